@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.bases import TIERS, BaseIndex, Kinship, combined_ns, relatives
+from hespas.estimators.learned.bases import RELATIVES, TIERS, BaseIndex, Kinship, combined_ns, relatives
 from hespas.estimators.learned.ensemble import features_of
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.serialization import (
@@ -431,7 +431,7 @@ def _times(
     logs, asymptote = _form_times(card, choices, at, some, device)
     table = {name: column[known] for name, column in columns.items()}
     is_seen = choices[0].kin is None
-    base = combined_ns(logs, features.base_ns[known], card.form_share if is_seen else 1.0)
+    base = _base_ns(card, logs, some, device, features.base_ns[known])
     if is_seen:
         middle, low, high = _said(model, table, some, device)
     else:
@@ -439,11 +439,25 @@ def _times(
     apart = distances(model.octaves, octaves_of(card.support, some)) - FREE_OCTAVES
     beyond = np.maximum(octaves_beyond(card.reach, some), np.maximum(apart, 0.0))
     kept = np.exp(-np.maximum(beyond - _KEPT_OCTAVES, 0.0) / _FADING_OCTAVES)
+    if not is_seen:  # the relatives' form alone
+        asymptote = (1 - card.form_share) * np.nan_to_num(logs - np.log(features.base_ns[known]))
     middle = asymptote + (middle - asymptote) * kept
     wider = widening(card, beyond)
     with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
         times[:, known] = base * np.exp(np.stack((middle, middle + low - wider, middle + high + wider)))
     return times
+
+
+def _base_ns(
+    card: Card, form_log_ns: FloatArray, ops: Operations, device: Device, sheet_ns: FloatArray
+) -> FloatArray:
+    """What trees correct; where a model was adapted, as those of the relatives do, moved by how their form
+    and the device's own differ.
+    """
+    if not card.adapts:
+        return combined_ns(form_log_ns, sheet_ns, card.form_share)
+    kin_log_ns, _ = BaseIndex(card.bases, card.forms).log_times(ops, device, [RELATIVES])
+    return combined_ns(kin_log_ns, sheet_ns, card.form_share) * np.exp(form_log_ns - kin_log_ns)
 
 
 def _form_times(

@@ -11,7 +11,7 @@ How many trees are grown is chosen on folds left out, from none (one factor for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators.forms import FORMS, Form, Values, form_time_ns, machine_of
-from hespas.estimators.learned.bases import Base, BaseIndex
+from hespas.estimators.learned.bases import RELATIVES, Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import Forest, features_of
 from hespas.estimators.learned.inference import Choice, Wanted, choose, code_columns
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
@@ -48,6 +48,8 @@ MOST_ROWS = 2000
 """With more, trees of the device's own rows know as much."""
 _FEWEST = 12
 _FEWEST_GROUPS = 5
+_COVERED = 0.9
+"""Share of the rows that one model of relatives must speak of, or the others would be lost."""
 _WIDTH = 0.5
 """How far parameters lie from those of relatives: ln units of one standard deviation."""
 _CALLS = 40
@@ -90,14 +92,17 @@ def is_adaptable(
 def _usable(
     part: Part, rows: Rows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
 ) -> tuple[Path, Mapping[_Labels, Choice], Rows] | None:
-    """The card that speaks of most rows, what it takes them for, and these rows; None: too few."""
+    """The card that speaks of the rows, what it takes them for, and the rows it knows; None: too few."""
     covered = _covered(rows.measured.ops, device, cards)
     if covered is None:
         return None
     path, choices = covered
-    rows = rows.take(np.sort(np.concatenate([mine for _, mine in choices.values()])))
+    known = np.sort(np.concatenate([mine for _, mine in choices.values()]))
+    if len(known) < max(_FEWEST, _COVERED * len(rows.ratio)):
+        return None
+    rows = rows.take(known)
     group, _ = folds_of(part, rows, seed, even=True)
-    if len(group) < _FEWEST or int(group.max()) + 1 < _FEWEST_GROUPS:
+    if int(group.max()) + 1 < _FEWEST_GROUPS:
         return None
     return path, {labels: choice for labels, (choice, _) in choices.items()}, rows
 
@@ -178,10 +183,11 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A form of one class with its parameters."""
+    """A form of one class with its parameters, and those of the relatives."""
 
     form: Form
     values: Values
+    expected: Values
 
 
 class _Fold(NamedTuple):
@@ -221,6 +227,7 @@ class _Kin:
         columns |= {name: each.astype(np.float32) for name, each in code_columns(self.codes, labels).items()}
         self.names = tuple(name for name, each in columns.items() if np.ptp(each) > 0)
         self._table = np.stack([columns[name] for name in self.names], axis=1).astype(np.float32)
+        self._sheet_ns = features.base_ns
         self._carried = np.zeros(len(measured))
         if card.transfer_columns:
             table = np.stack([columns[name] for name in card.transfer_columns], axis=1)
@@ -281,9 +288,8 @@ class _Kin:
             before,
             name=part.name,
             adapts=before.name,
-            form_share=1.0,
             forms={fit.form.name: before.forms[fit.form.name] for fit in fits.values()},
-            bases=tuple(self._base(labels, fit) for labels, fit in fits.items()),
+            bases=tuple(self._bases(fits)),
             columns=self.names,
             transfer_columns=before.transfer_columns if "transfer" in forests else (),
             codes=self.codes,
@@ -322,7 +328,7 @@ class _Kin:
                     most_calls=_CALLS,
                     firm_rows=inf,
                 ).values
-            found[labels] = _Fitted(form, values)
+            found[labels] = _Fitted(form, values, expected)
         return found
 
     def _expected(self, bases: Sequence[Base]) -> tuple[Form, dict[str, float]]:
@@ -334,13 +340,19 @@ class _Kin:
         return form, dict(zip(names, means, strict=True))
 
     def _over_form(self, fits: Mapping[_Labels, _Fitted]) -> FloatArray:
-        """Log of the measured times over those of the forms, shape ``(rows,)``."""
-        logs = np.log(self._measured.duration_ns)
+        """Log of the measured times over the bases of the relatives, moved by how their forms and these
+        differ; shape ``(rows,)``.
+        """
+        ratio = np.log(self._measured.duration_ns)
         for labels, rows in self._classes:
-            machine = machine_of(self._device, labels[0], labels[2])
-            fit = fits[labels]
-            logs[rows] -= np.log(form_time_ns(fit.form, fit.values, self._measured.ops.take(rows), machine))
-        return logs
+            machine, fit = machine_of(self._device, labels[0], labels[2]), fits[labels]
+            part = self._measured.ops.take(rows)
+            own, kin = (
+                np.log(form_time_ns(fit.form, values, part, machine)) for values in (fit.values, fit.expected)
+            )
+            base_ns = combined_ns(kin, self._sheet_ns[rows], self._of.card.form_share)
+            ratio[rows] -= np.log(base_ns) + own - kin
+        return ratio
 
     def _grown(self, ratio: FloatArray, seen: IntArray, step: Trees | None, seed: int) -> Forest:
         """Trees of what is left, or the middle of it."""
@@ -349,22 +361,23 @@ class _Kin:
             return constant(len(self.names), middle)
         return grow(self._table[seen], ratio[seen], step, seed=seed)
 
-    def _base(self, labels: _Labels, fit: _Fitted) -> Base:
-        names = self._of.card.forms[fit.form.name]
-        rows = dict(self._classes)[labels]
-        ops = self._measured.ops.take(rows)
-        machine = machine_of(self._device, labels[0], labels[2])
-        said = form_time_ns(fit.form, fit.values, ops, machine)
-        largest = np.argsort(said, kind="stable")[-max(_LARGEST_ROWS, int(_LARGEST_SHARE * len(rows))) :]
-        left = np.log(self._measured.duration_ns[rows[largest]] / said[largest])
-        kind, op, scheme, variant = labels
-        return Base(
-            hardware=self._device.name,
-            kind=kind,
-            op=op,
-            scheme=scheme,
-            variant=variant,
-            form=fit.form.name,
-            parameters=tuple(rounded(fit.values[name]) for name in names),
-            asymptote=rounded(float(np.median(left))),
-        )
+    def _bases(self, fits: Mapping[_Labels, _Fitted]) -> Iterator[Base]:
+        """Of each class the device's own form, and that of its relatives."""
+        ratio = self._over_form(fits)
+        for labels, rows in self._classes:
+            fit = fits[labels]
+            largest = rows[np.argsort(self._sheet_ns[rows], kind="stable")]
+            largest = largest[-max(_LARGEST_ROWS, int(_LARGEST_SHARE * len(rows))) :]
+            ends = rounded(float(np.median(ratio[largest])))
+            kind, op, scheme, variant = labels
+            for name, values in ((self._device.name, fit.values), (RELATIVES, fit.expected)):
+                yield Base(
+                    hardware=name,
+                    kind=kind,
+                    op=op,
+                    scheme=scheme,
+                    variant=variant,
+                    form=fit.form.name,
+                    parameters=tuple(rounded(values[each]) for each in self._of.card.forms[fit.form.name]),
+                    asymptote=ends,
+                )

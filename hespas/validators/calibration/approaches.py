@@ -58,6 +58,7 @@ __all__ = [
     "SystolicLines",
     "bare",
     "content_key",
+    "has_adaptable",
     "has_several",
     "known_variants",
     "merged",
@@ -410,11 +411,8 @@ class LearnedTrees:
         """Refuse tables of which no model can be fitted; tell which kinds get none."""
         library_version()
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
-        cards = cards_in(shipped_folder())
         faults = [
-            each.fault
-            for each in parts
-            if each.fault and not is_adaptable(each.part, each.rows, device, cards, seed=self.run.seed)
+            each.fault for each in parts if each.fault and not _is_adaptable(each, device, self.run.seed)
         ]
         if len(faults) == len(parts):
             kinds = ", ".join(FAMILIES)
@@ -465,9 +463,11 @@ class LearnedTrees:
 
     def _adapted(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel | None:
         """A shipped model of related devices adapted to few rows of one; None where none is."""
-        if len(own.rows.measured) > MOST_ROWS or len(devices) > 1:
+        if len(devices) > 1:
             return None
         [device] = devices.values()
+        if not _is_adaptable(own, device, self.run.seed):
+            return None
         return adapted(own.part, own.rows, device, cards_in(shipped_folder()), seed=self.run.seed)
 
     def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
@@ -480,3 +480,16 @@ class LearnedTrees:
         found = self._fit(rows, others.devices, "on other devices")
         known = {cell.variant for model in found.models for cell in model.card.cells}
         return [self.predict(known_variants(table.ops, known), device, found) for table in tables]
+
+
+def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> bool:
+    """Whether models of related devices can be adapted to some of the rows of a device."""
+    return any(
+        _is_adaptable(each, device, seed) for each in own_parts(tables, {device.name: device}, seed=seed)
+    )
+
+
+def _is_adaptable(own: OwnPart, device: Device, seed: int) -> bool:
+    cards = cards_in(shipped_folder())
+    few = len(own.rows.measured) <= MOST_ROWS
+    return few and is_adaptable(own.part, own.rows, device, cards, seed=seed)

@@ -35,6 +35,7 @@ from hespas.validators.calibration.approaches import (
     Progress,
     Run,
     SystolicLines,
+    has_adaptable,
     merged,
 )
 from hespas.validators.calibration.before import with_before
@@ -136,6 +137,9 @@ def calibrate(
         raise _nothing(tables, usable, device, split)
     for each in approaches:
         each.check(mine, device, found)
+    if "learned" not in estimators and has_adaptable(mine, device, seed):
+        text = "models of related devices can be adapted to these rows: fit the estimator `learned`, too"
+        found.info("calibrate.relatives", device.name, text)
     testing = _Tests(mine, _other_devices(usable, device), device, seed, approaches)
     chosen = testing.chosen(tests, found)
     founds = {each.name: _something(each, mine, device, memory) for each in approaches}

@@ -419,22 +419,24 @@ def _fit_transfer(part: Part, rows: Rows, bases: Bases, *, seed: int) -> _Transf
         fitted = _some(~test, _MOST_ROWS, seed)
         if not len(fitted):
             continue
-        forest = grow(table[fitted], rows.form_ratio[fitted], _TRANSFER, seed=seed, rising=up)
+        forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
         tested = _some(test, _MOST_ROWS_OF_DEVICE * len(out), seed)
-        tier, unseen = _unseen_ratio(rows.take(tested), bases, out, seen=devices_of(rows))
+        tier, unseen = _unseen_ratio(
+            rows.take(tested), bases, out, seen=devices_of(rows), share=form_share(part)
+        )
         rest = unseen - forest.predict(table[tested])
         errors.append(_error(out, siblings, rest))
         rests.setdefault(tier, []).append(rest)
     fitted = _some(np.ones(len(rows.ratio), np.bool_), 2 * _MOST_ROWS, seed)
-    forest = grow(table[fitted], rows.form_ratio[fitted], _TRANSFER, seed=seed, rising=up)
+    forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
     return _Transfer(forest, tuple(_widest(rests)), tuple(errors))
 
 
 def _unseen_ratio(
-    rows: Rows, bases: Bases, out: tuple[str, ...], *, seen: Sequence[SeenDevice]
+    rows: Rows, bases: Bases, out: tuple[str, ...], *, seen: Sequence[SeenDevice], share: float
 ) -> tuple[str, FloatArray]:
     """How near the nearest relatives of devices are where ``out`` is left out, and the log of measured times
-    over the bases that these give.
+    over the bases that these give, of which ``share`` is their form.
     """
     others = [each.name for each in seen if each.name not in out]
     ratio, tier = np.full(len(rows.ratio), np.nan), ""
@@ -445,7 +447,7 @@ def _unseen_ratio(
         tier = TIERS[-1] if kin is None else kin.tier
         names = others if kin is None else kin.names
         logs, _ = bases.index.log_times(rows.measured.ops.take(mine), device, names)
-        base = combined_ns(logs, rows.sheet_ns[mine], 1.0)
+        base = combined_ns(logs, rows.sheet_ns[mine], share)
         ratio[mine] = np.log(rows.measured.duration_ns[mine] / base)
     return tier, ratio
 

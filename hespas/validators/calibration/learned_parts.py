@@ -145,10 +145,9 @@ _VERSION = re.compile(r" v?\d[\w.]*")
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """``measured`` without rows that have no columns (a device without a file, an unknown peak). ``table`` of
-    shape (rows, ``names``); ``sheet_ns`` the data-sheet times; ``ratio`` is log(duration / base), and
-    ``form_ratio`` with the fitted form alone for a base, both of the data sheet before
-    :func:`~hespas.validators.calibration.learned_bases.with_bases`; ``devices`` by name; ``codes`` number
-    labels.
+    shape (rows, ``names``); ``sheet_ns`` the data-sheet times; ``ratio`` is log(duration / base), the
+    data sheet's before :func:`~hespas.validators.calibration.learned_bases.with_bases`; ``devices`` by name;
+    ``codes`` number labels.
     """
 
     measured: Measurements
@@ -156,7 +155,6 @@ class Rows:
     table: NDArray[np.float32]
     sheet_ns: FloatArray
     ratio: FloatArray
-    form_ratio: FloatArray
     devices: Mapping[str, Device]
     codes: Mapping[str, Mapping[str, float]]
 
@@ -174,7 +172,6 @@ class Rows:
             table=self.table[rows],
             sheet_ns=self.sheet_ns[rows],
             ratio=self.ratio[rows],
-            form_ratio=self.form_ratio[rows],
         )
 
     def columns(self, names: tuple[str, ...]) -> NDArray[np.float32]:
@@ -249,7 +246,6 @@ def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | N
         tuple(names[each] for each in varies),
         np.ascontiguousarray(table[:, varies]),
         base[kept],
-        ratio,
         ratio,
         devices,
         codes,

@@ -143,6 +143,15 @@ def test_a_calibration_on_few_rows_is_what_answers_then(tmp_path: Path) -> None:
     assert error_of(composite, unseen, device) < 0.1
 
 
+def test_who_fits_forms_alone_hears_of_the_relatives() -> None:
+    done = calibrate([slower(40, 2)], NEW, tests=(), fitted="2026-01-31")
+    assert done.diagnostics.counts()["calibrate.relatives"] == 1
+    both = calibrate(
+        [slower(40, 2)], NEW, estimators=("calibrated", "learned"), tests=(), fitted="2026-01-31"
+    )
+    assert "calibrate.relatives" not in both.diagnostics.counts()
+
+
 def test_who_errs_least_on_rows_left_out_answers_first() -> None:
     done = calibrate([slower(40, 2)], NEW, tests=(), fitted="2026-01-31")
     ops = products(5, 4)
