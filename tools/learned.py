@@ -1,7 +1,8 @@
 """Fits the learned models on measured tables: ``python -m tools.learned --tables DIR``.
 
 Only rows of split ``calib`` enter a fit; their errors on ``devval`` go into the cards. The same tables, seed
-and version of scikit-learn give the same bytes. ``--only NAME`` fits one model, ``--out`` writes elsewhere.
+and version of scikit-learn give the same bytes. ``--only NAME`` fits one model, ``--out`` writes elsewhere,
+``--scores`` fits nothing and only scores again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 from hespas.estimators.learned.inference import ModelsAtHand
-from hespas.estimators.learned.serialization import forget_models, save_model, shipped_folder
+from hespas.estimators.learned.serialization import load_model, save_model, shipped_folder
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned, with_errors
 from hespas.validators.calibration.learned_parts import PARTS, Part
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=shipped_folder())
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scores", action="store_true", help="score the models in the folder again")
     options = parser.parse_args()
     missing = 0
     for part in PARTS:
@@ -43,9 +45,10 @@ def main() -> int:
             missing += 1
             continue
         started = time.monotonic()
-        model = fit_learned(part, table, seed=options.seed)
-        save_model(model, options.out)
-        forget_models()
+        if options.scores:
+            model = load_model(options.out / f"{part.name}.json")
+        else:
+            model = fit_learned(part, table, seed=options.seed)
         save_model(with_errors(part, model, ModelsAtHand([model]), table), options.out)
         sys.stdout.write(
             f"{part.name}: {model.card.training.rows} rows, {time.monotonic() - started:.0f} s\n"

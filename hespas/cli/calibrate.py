@@ -305,6 +305,7 @@ def _show(done: Calibration) -> None:
             count_text(max(fit.error.n, 0)),
             *map(percent, (fit.error.mape, fit.error.median_ape, fit.error.p90_ape)),
             signed(fit.error.bias),
+            percent(fit.error.before_mape),
         )
         for fit in done.fits
     ]
@@ -316,11 +317,12 @@ def _show(done: Calibration) -> None:
             count_text(row.n),
             *map(_percent, (row.mape, row.median_ape, row.p90_ape)),
             "" if row.bias is None else signed(row.bias),
+            _percent(row.before_mape),
         )
         for model in done.models
         for row in model.card.errors
     ]
-    titles = ("fit", "form", "samples", "unseen", "MAPE", "median", "P90", "bias")
+    titles = ("fit", "form", "samples", "unseen", "MAPE", "median", "P90", "bias", "before")
     emit(table_text(titles, rows, left=(0, 1)))
 
 

@@ -8,8 +8,9 @@ asked of the graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import cast
 
@@ -33,11 +34,11 @@ from hespas.files.streams import read_toml
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
-from hespas.hardware import Device
+from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.library import fits_of_user
 from hespas.operations import KINDS, Operations
 
-__all__ = ["DEFAULT_ORDER", "Composite", "Order", "read_order", "split_order"]
+__all__ = ["DEFAULT_ORDER", "KINDS_BY_MODELS", "Composite", "Order", "read_order", "split_order"]
 
 # Which estimators are asked of which kind of operation, and in what order.
 
@@ -121,20 +122,20 @@ def _list(value: object, path: str, where: str) -> tuple[str, ...]:
 DEFAULT_ORDER = "collectives+calibrated+roofline"
 """What is asked where nobody says: fits before data sheets."""
 
+KINDS_BY_MODELS = (
+    "matmul",
+    "convolution",
+    "attention.context",
+    "attention.encoder",
+    "attention.generation",
+    "moe",
+    "quantize",
+)
+"""Kinds that the shipped learned models are asked about before fits."""
+
 _DEFAULT = Order(
     default=split_order(DEFAULT_ORDER),
-    kinds=dict.fromkeys(
-        (
-            "matmul",
-            "convolution",
-            "attention.context",
-            "attention.encoder",
-            "attention.generation",
-            "moe",
-            "quantize",
-        ),
-        ("learned", "calibrated", "roofline"),
-    ),
+    kinds=dict.fromkeys(KINDS_BY_MODELS, ("learned", "calibrated", "roofline")),
 )
 """Of these the learned models know more on held-out shapes (docs/accuracy.md), of products and attention in
 recorded programs too; of what else streams its data they know the sizes of their tables only.
@@ -146,8 +147,8 @@ _MEASURED_KINDS = ("vector", "normalization", "pooling", "gather")
 than half as much as the fitted forms: docs/accuracy.md), where an operation names its library.
 """
 
-_OWN_MODELS = "learned:shipped=false"
-"""The learned models that a user's own device file names, without those of the package."""
+_OWN_MODELS, _SHIPPED_MODELS = "learned:shipped=false", "learned:own=false"
+"""The learned models that a user's own device file names, and those of the package."""
 
 _OF_GRAPHS = frozenset({"roofline"})
 """Models that see more in a graph than in its operations one by one."""
@@ -219,6 +220,8 @@ class _Panel:
     of_kind: Mapping[str, tuple[str, ...]]
     of_library: Mapping[str, tuple[str, ...]]
     """Another order for some kinds, of operations that name the library that runs them."""
+    of_format: Mapping[tuple[str, str], tuple[str, ...]]
+    """Another order for some kinds in some number formats."""
     by_default: bool = False
     """Nobody stated an order: what models say of products is taken as programs run them."""
 
@@ -234,11 +237,18 @@ class _Panel:
 
         In turn n each kind asks the n-th of its order; kinds that ask the same share a question.
         """
-        kinds = ops.kind.names
-        orders = [self.of_kind[kind] for kind in kinds]
-        orders += [self.of_library.get(kind, self.of_kind[kind]) for kind in kinds]
+        kinds, schemes = ops.kind.names, ops.scheme.names
+        orders = [
+            self.of_format.get((kind, scheme), of_any.get(kind, self.of_kind[kind]))
+            for of_any in (self.of_kind, self.of_library)
+            for kind in kinds
+            for scheme in schemes
+        ]
         named = np.array([bool(name) for name in ops.variant.names], np.bool_)
-        row = ops.kind.row + len(kinds) * named[ops.variant.row] if len(ops) else ops.kind.row
+        row = np.zeros(0, np.int64)
+        if len(ops):
+            row = ops.kind.row + len(kinds) * named[ops.variant.row].astype(np.int64)
+            row = row * len(schemes) + ops.scheme.row
         steps: list[tuple[bool, BoolArray, int]] = []
         for turn in range(max((len(order) for order in orders), default=0)):
             for who, spelling in enumerate(self.spellings):
@@ -371,8 +381,11 @@ class Composite:
         plan, spellings, models = self._plan, self._plan.spellings(), self._models
         orders = {kind: plan.of(kind) for kind in KINDS}
         of_library: dict[str, tuple[str, ...]] = {}
+        of_format: dict[tuple[str, str], tuple[str, ...]] = {}
         if plan is _DEFAULT:
-            fitted = {fit.kind for fit in fits_of_user(device) if fit.form != PRODUCTS}
+            fits = [fit for fit in fits_of_user(device) if fit.form != PRODUCTS]
+            fitted = {fit.kind for fit in fits if fit.kind not in KINDS_BY_MODELS or fit.scheme == ANY}
+            of_format = {(fit.kind, fit.scheme): plan.default for fit in fits if fit.kind not in fitted}
             orders |= {kind: plan.default for kind in KINDS if kind in fitted}
             of_library = {kind: _MEASURED for kind in _MEASURED_KINDS if kind not in fitted}
             learned = {cell.kind for _, card in cards_at(device.learned_models) for cell in card.cells}
@@ -380,16 +393,54 @@ class Composite:
             first = [kind for kind in KINDS if kind in learned and "learned" not in orders[kind]]
             of_library = {kind: order for kind, order in of_library.items() if kind not in first}
             orders |= {kind: (_OWN_MODELS, *orders[kind]) for kind in first}
-            if first:
-                spellings = (*spellings, _OWN_MODELS)
-                models = (*models, for_job(load_estimator(_OWN_MODELS), self.num_ranks))
+            of_format |= _by_errors(fits, device, plan)
+            new = {each for order in (*orders.values(), *of_format.values()) for each in order}
+            for each in sorted(new - set(spellings)):
+                spellings = (*spellings, each)
+                models = (*models, for_job(load_estimator(each), self.num_ranks))
         return _Panel(
             spellings=spellings,
             models=models,
             of_kind=orders,
             of_library=of_library,
+            of_format=of_format,
             by_default=plan is _DEFAULT,
         )
+
+
+def _by_errors(
+    fits: Sequence[Fit], device: Device, plan: Order
+) -> Iterator[tuple[tuple[str, str], tuple[str, ...]]]:
+    """Of kinds and number formats that a user's own device file speaks of: who errs least on rows left out
+    comes first, as its fits and cards say it, of what they brought and of what answered before.
+    """
+    errors: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+
+    def heard(kind: str, scheme: str, who: str, error: float | None, weight: float) -> None:
+        if error is not None and not isnan(error):
+            errors.setdefault((kind, scheme), {}).setdefault(who, []).append((error, weight))
+
+    for fit in fits:
+        if fit.kind in KINDS_BY_MODELS and fit.scheme != ANY:
+            heard(fit.kind, fit.scheme, "calibrated", fit.error.mape, fit.samples)
+            heard(fit.kind, fit.scheme, _SHIPPED_MODELS, fit.error.before_mape, fit.samples)
+    for _, card in cards_at(device.learned_models):
+        rows = {row.kind: row for row in card.errors}
+        for cell in card.cells:
+            if cell.kind in KINDS_BY_MODELS and (row := rows.get(cell.kind)) is not None:
+                count = cell.rows.get(device.name, 0)
+                heard(cell.kind, cell.scheme, _OWN_MODELS, row.mape, count)
+                heard(cell.kind, cell.scheme, _SHIPPED_MODELS, row.before_mape, count)
+    for key, told in errors.items():
+        if len(told) > 1:
+            mean = {who: _mean(each) for who, each in told.items()}
+            order = sorted(told, key=mean.__getitem__)
+            yield key, tuple(dict.fromkeys((*order, *plan.of(key[0]))))
+
+
+def _mean(errors: Sequence[tuple[float, float]]) -> float:
+    """Of errors with weights."""
+    return sum(error * weight for error, weight in errors) / max(sum(weight for _, weight in errors), 1.0)
 
 
 def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:

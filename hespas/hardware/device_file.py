@@ -356,11 +356,10 @@ def fit_row(fit: Fit, quoted: Callable[[str], str]) -> str:
     pairs = ((each.name, each.value, each.std_error) for each in fit.parameters)
     parts.append(f"parameters = {_pairs(pairs, quoted)}")
     parts.append(f"support = {_pairs(((each.name, each.low, each.high) for each in fit.support), quoted)}")
-    error = fit.error
-    parts.append(
-        f"error = {{ n = {error.n}, mape = {error.mape!r}, median_ape = {error.median_ape!r}, "
-        f"p90_ape = {error.p90_ape!r}, bias = {error.bias!r} }}"
-    )
+    errors = structs.asdict(fit.error)
+    if isnan(fit.error.before_mape):
+        del errors["before_mape"]
+    parts.append(f"error = {{ {', '.join(f'{name} = {value!r}' for name, value in errors.items())} }}")
     bands = ", ".join(f"[{band.up_to_ns!r}, {band.low!r}, {band.high!r}]" for band in fit.bands)
     parts.append(f"bands = [{bands}]")
     parts += [f"{name} = {quoted(getattr(fit, name))}" for name in ("table", "provenance", "fitted")]

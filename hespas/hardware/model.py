@@ -300,13 +300,16 @@ class FitParameter:
 
 
 class FitError(Row, frozen=True, kw_only=True):
-    """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes that the fit did not see."""
+    """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes that the fit did not see.
+    ``before_mape`` is that of what answered for the device before it was fitted.
+    """
 
     n: CountOrUnknown
     mape: NotNegativeOrNan
     median_ape: NotNegativeOrNan
     p90_ape: NotNegativeOrNan
     bias: float
+    before_mape: NotNegativeOrNan = nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

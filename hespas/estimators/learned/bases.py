@@ -21,12 +21,24 @@ from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device
 from hespas.operations import Operations, timed_with_events
 
-__all__ = ["TIERS", "Base", "BaseIndex", "Kinship", "SeenDevice", "Tier", "combined_ns", "relatives"]
+__all__ = [
+    "RELATIVES",
+    "TIERS",
+    "Base",
+    "BaseIndex",
+    "Kinship",
+    "SeenDevice",
+    "Tier",
+    "combined_ns",
+    "relatives",
+]
 
 Tier = Literal["family", "vendor", "kind"]
 TIERS: tuple[Tier, ...] = ("family", "vendor", "kind")
 """How near the nearest measured devices are, the nearest first."""
 
+RELATIVES = "*"
+"""Stands for the relatives of a device together, where a model was adapted to it."""
 _START_NS = 3e3
 """What a launch takes at most that no host times."""
 

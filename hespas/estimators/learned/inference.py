@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.bases import TIERS, BaseIndex, Kinship, combined_ns, relatives
+from hespas.estimators.learned.bases import RELATIVES, TIERS, BaseIndex, Kinship, combined_ns, relatives
 from hespas.estimators.learned.ensemble import features_of
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.serialization import (
@@ -43,8 +43,11 @@ from hespas.operations import Labels, Operations, timed_with_events
 
 __all__ = [
     "FREE_OCTAVES",
+    "Choice",
     "Learned",
     "ModelsAtHand",
+    "Wanted",
+    "choose",
     "code_columns",
     "distances",
     "octaves_beyond",
@@ -57,13 +60,15 @@ __all__ = [
 class Learned:
     """The models that the device's file names, and those that come with the package: of one operation and
     number format the first of the device's own speaks. Fields are options:
-    ``models``: a folder of models that alone is asked; ``shipped``: whether those of the package are asked;
+    ``models``: a folder of models that alone is asked; ``shipped``, ``own``: whether those of the package and
+    those that the device's file names are asked;
     ``num_ranks``: size of collectives over all ranks where the graph does not say.
     """
 
     models: str = ""
     num_ranks: int = -1
     shipped: bool = True
+    own: bool = True
 
     @property
     def name(self) -> str:
@@ -101,7 +106,7 @@ class Learned:
         only stands in for it.
         """
         folder = Path(self.models) if self.models else shipped_folder()
-        own = () if self.models else cards_at(device.learned_models)
+        own = cards_at(device.learned_models) if self.own and not self.models else ()
         others = cards_in(folder) if self.models or self.shipped else ()
         if not own and not others:
             where = f"in {folder}" if self.models or self.shipped else f"named by the file of {device.name}"
@@ -192,11 +197,11 @@ class _Library:
 
         Raises ``FormatError`` where a card names a column, a family or a label that there is not.
         """
-        parts: dict[tuple[Path, bool], list[tuple[_Choice, IntArray]]] = {}
+        parts: dict[tuple[Path, bool], list[tuple[Choice, IntArray]]] = {}
         answer = _Answer.none(len(ops))
         for labels, rows in ops.classes():
-            wanted = _Wanted(*labels)
-            choice = _choose(self.cards, wanted, device, ranked=self.ranked)
+            wanted = Wanted(*labels)
+            choice = choose(self.cards, wanted, device, ranked=self.ranked)
             if isinstance(choice, str):
                 answer.reasons[choice] += len(rows)
                 continue
@@ -237,7 +242,7 @@ class ModelsAtHand:
 
 
 def _tell_stand_in(
-    wanted: _Wanted, choice: _Choice, device: Device, count: int, diagnostics: Diagnostics | None
+    wanted: Wanted, choice: Choice, device: Device, count: int, diagnostics: Diagnostics | None
 ) -> None:
     """Say where another number format, operation or device stands in."""
     if diagnostics is None:
@@ -275,7 +280,7 @@ _BINARY = frozenset({"sub", "max", "min", "and", "or", "compare", "eq", "ne", "l
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
     """What is asked of: names of the operation's labels."""
 
     kind: str
@@ -285,7 +290,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """``cell`` of the model whose card is at ``path``; ``kin`` stand in where the fit had no rows of the
     device. ``as_timed`` where the variant was asked for: another host's launches are then part of it.
     """
@@ -302,9 +307,9 @@ class _Choice:
         return self.kin is None
 
 
-def _choose(
-    cards: Sequence[tuple[Path, Card]], wanted: _Wanted, device: Device, *, ranked: int = 0
-) -> _Choice | str:
+def choose(
+    cards: Sequence[tuple[Path, Card]], wanted: Wanted, device: Device, *, ranked: int = 0
+) -> Choice | str:
     """The choice, or why there is none.
 
     An operation's own number format on this device comes first, then one of the same width and rate, then
@@ -312,7 +317,7 @@ def _choose(
     relatives first. Of models that are alike in this, the first ``ranked`` speak in their order, before all
     others. Without a variant the one with most rows is taken.
     """
-    found: list[tuple[tuple[int, ...], _Choice]] = []
+    found: list[tuple[tuple[int, ...], Choice]] = []
     reason = f"no model of {wanted.kind} in {wanted.scheme or 'an unknown number format'}"
     for place, (path, card) in enumerate(cards):
         for cell in card.cells:
@@ -329,13 +334,13 @@ def _choose(
             unseen = () if kin is None else (int(timed_with_events(cell.variant)), TIERS.index(kin.tier))
             rows = cell.rows.get(device.name, 0) or sum(cell.rows.values())
             order = (int(kin is not None), *(unseen or (0, 0)), *rank, min(place, ranked), -rows)
-            found.append((order, _Choice(path, card, cell, kin, bool(wanted.variant))))
+            found.append((order, Choice(path, card, cell, kin, bool(wanted.variant))))
     if not found:
         return reason
     return min(found, key=lambda each: (each[0], each[1].cell.variant))[1]
 
 
-def _rank(cell: Cell, wanted: _Wanted) -> tuple[int, int] | None:
+def _rank(cell: Cell, wanted: Wanted) -> tuple[int, int] | None:
     """How far a cell is from what is wanted (operation, then scheme); None where it is something else."""
     if cell.kind != wanted.kind:
         return None
@@ -382,7 +387,7 @@ _SURELY_BELOW = 0.7
 
 def _apply(
     model: LearnedModel,
-    choices: Sequence[tuple[_Choice, IntArray]],
+    choices: Sequence[tuple[Choice, IntArray]],
     ops: Operations,
     device: Device,
     answer: _Answer,
@@ -408,7 +413,7 @@ def _apply(
 
 
 def _times(
-    model: LearnedModel, choices: Sequence[_Choice], cell: IntArray, ops: Operations, device: Device
+    model: LearnedModel, choices: Sequence[Choice], cell: IntArray, ops: Operations, device: Device
 ) -> FloatArray:
     """Time and interval of operations under the labels of the cells that cover them, shape ``(3, ops)``."""
     card = model.card
@@ -417,7 +422,7 @@ def _times(
     columns = dict(zip(features.names, features.columns.T, strict=True))
     columns |= {name: each.astype(np.float32) for name, each in code_columns(card.codes, labels).items()}
     known = np.ones(len(ops), np.bool_)
-    for name in card.columns:
+    for name in (*card.columns, *(card.transfer_columns if card.adapts else ())):
         known &= np.isfinite(columns[name])
     times = np.full((3, len(ops)), np.nan)
     if not known.any():
@@ -426,14 +431,16 @@ def _times(
     logs, asymptote = _form_times(card, choices, at, some, device)
     table = {name: column[known] for name, column in columns.items()}
     is_seen = choices[0].kin is None
-    base = combined_ns(logs, features.base_ns[known], card.form_share if is_seen else 1.0)
+    base = _base_ns(card, logs, some, device, features.base_ns[known])
     if is_seen:
-        middle, low, high = _said(model, _columns(table, card.columns), some, device)
+        middle, low, high = _said(model, table, some, device)
     else:
         middle, low, high = _said_of_unseen(model, table, [choice.kin for choice in choices], at)
     apart = distances(model.octaves, octaves_of(card.support, some)) - FREE_OCTAVES
     beyond = np.maximum(octaves_beyond(card.reach, some), np.maximum(apart, 0.0))
     kept = np.exp(-np.maximum(beyond - _KEPT_OCTAVES, 0.0) / _FADING_OCTAVES)
+    if not is_seen:  # the relatives' form alone
+        asymptote = (1 - card.form_share) * np.nan_to_num(logs - np.log(features.base_ns[known]))
     middle = asymptote + (middle - asymptote) * kept
     wider = widening(card, beyond)
     with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
@@ -441,8 +448,20 @@ def _times(
     return times
 
 
+def _base_ns(
+    card: Card, form_log_ns: FloatArray, ops: Operations, device: Device, sheet_ns: FloatArray
+) -> FloatArray:
+    """What trees correct; where a model was adapted, as those of the relatives do, moved by how their form
+    and the device's own differ.
+    """
+    if not card.adapts:
+        return combined_ns(form_log_ns, sheet_ns, card.form_share)
+    kin_log_ns, _ = BaseIndex(card.bases, card.forms).log_times(ops, device, [RELATIVES])
+    return combined_ns(kin_log_ns, sheet_ns, card.form_share) * np.exp(form_log_ns - kin_log_ns)
+
+
 def _form_times(
-    card: Card, choices: Sequence[_Choice], cell: IntArray, ops: Operations, device: Device
+    card: Card, choices: Sequence[Choice], cell: IntArray, ops: Operations, device: Device
 ) -> tuple[FloatArray, FloatArray]:
     """Log of the form's time [ns] of each operation, NaN where there is none; and asymptotes (0: no form)."""
     index = BaseIndex(card.bases, card.forms)
@@ -461,13 +480,16 @@ def _columns(table: Mapping[str, NDArray[np.float32]], names: Sequence[str]) -> 
 
 
 def _said(
-    model: LearnedModel, table: NDArray[np.float32], ops: Operations, device: Device
+    model: LearnedModel, table: Mapping[str, NDArray[np.float32]], ops: Operations, device: Device
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Log time over the base, and how far its interval reaches below (negative) and above."""
-    middle = model.forests["main"].predict(table)
-    below, above = _margins(model.card, ops, device)
-    low = np.minimum(model.forests["low"].predict(table) - below, 0.0)
-    high = np.maximum(model.forests["high"].predict(table) + above, 0.0)
+    card, columns = model.card, _columns(table, model.card.columns)
+    middle = model.forests["main"].predict(columns)
+    if card.adapts and card.transfer_columns:
+        middle = middle + model.forests["transfer"].predict(_columns(table, card.transfer_columns))
+    below, above = _margins(card, ops, device)
+    low = np.minimum(model.forests["low"].predict(columns) - below, 0.0)
+    high = np.maximum(model.forests["high"].predict(columns) + above, 0.0)
     return middle, low, high
 
 

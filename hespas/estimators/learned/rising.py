@@ -123,7 +123,8 @@ def raised(
     with np.errstate(invalid="ignore"):
         is_jump = wanted > _MOST_RAISED * times_ns[0][of]
         np.fmax.at(least, of, np.where(is_jump & measured, np.nan, wanted))
-        return times_ns * (least / times_ns[0])
+        found: FloatArray = times_ns * (least / times_ns[0])
+    return found
 
 
 def _halvings(family: str) -> Iterator[dict[str, int]]:

@@ -154,6 +154,7 @@ class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Error on shape groups that the fit has not seen: ``devval``, or in a user's own models (there ``op``,
     ``scheme`` and ``variant`` are ``*``) the folds of the fit in turn. Fractions; None: refused, or untested.
+    ``before_mape`` is of what answered for the device before.
     """
 
     hardware: str
@@ -168,6 +169,7 @@ class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p90_ape: float | None
     bias: float | None
     interval_coverage: float | None
+    before_mape: float | None = None
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,7 +200,8 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``codes`` number the variants, schemes and operations in the order of their mean time over the base.
     ``support`` names the dimensions whose octaves are stored, ``reach`` the least and most of each. Trees
     correct ``bases`` (:mod:`~hespas.estimators.learned.bases`), whose parameters ``forms`` name, and of which
-    ``form_share`` enters.
+    ``form_share`` enters. Where the model ``adapts`` one of other devices (by its name), its ``main`` trees
+    correct what that one's ``transfer`` trees leave.
     """
 
     schema: str
@@ -222,6 +225,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     selection: tuple[Candidate, ...]
     left_out: tuple[LeftOutError, ...] = ()
     errors: tuple[ErrorRow, ...] = ()
+    adapts: str = ""
 
 
 def _decode_card(data: bytes, path: str) -> Card:

@@ -19,7 +19,13 @@ from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.learned.ensemble import FAMILIES
 from hespas.estimators.learned.inference import ModelsAtHand
-from hespas.estimators.learned.serialization import LearnedModel, model_bytes, read_model
+from hespas.estimators.learned.serialization import (
+    LearnedModel,
+    cards_in,
+    model_bytes,
+    read_model,
+    shipped_folder,
+)
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import basis_of
 from hespas.files.output import placed_at_once, write_atomically
@@ -31,6 +37,7 @@ from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations
 from hespas.validators.accuracy.cases import Prediction
 from hespas.validators.accuracy.tables import prediction_of_rows
+from hespas.validators.calibration.adapted import MOST_ROWS, adapted, is_adaptable
 from hespas.validators.calibration.collectives import fit_collectives
 from hespas.validators.calibration.fit_device import Progress, fit_device
 from hespas.validators.calibration.learned import fit_rows
@@ -51,6 +58,7 @@ __all__ = [
     "SystolicLines",
     "bare",
     "content_key",
+    "has_adaptable",
     "has_several",
     "known_variants",
     "merged",
@@ -403,7 +411,9 @@ class LearnedTrees:
         """Refuse tables of which no model can be fitted; tell which kinds get none."""
         library_version()
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
-        faults = [each.fault for each in parts if each.fault]
+        faults = [
+            each.fault for each in parts if each.fault and not _is_adaptable(each, device, self.run.seed)
+        ]
         if len(faults) == len(parts):
             kinds = ", ".join(FAMILIES)
             reasons = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
@@ -428,26 +438,37 @@ class LearnedTrees:
         return self._fit(tables, {device.name: device}, purpose)
 
     def _fit(self, tables: Sequence[Measurements], devices: Mapping[str, Device], purpose: str) -> Found:
-        parts = [each for each in own_parts(tables, devices, seed=self.run.seed) if not each.fault]
+        parts = list(own_parts(tables, devices, seed=self.run.seed))
         told = self.run.told(purpose)
-        models: list[LearnedModel] = []
+        models: list[LearnedModel | None] = []
         for number, each in enumerate(parts):
             told(number, len(parts), each.part.name)
             models.append(self._model(each, devices))
-        return Found(models=tuple(models))
+        return Found(models=tuple(model for model in models if model is not None))
 
-    def _model(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel:
-        """From memory where an interrupted run has made it."""
+    def _model(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel | None:
+        """From memory where an interrupted run has made it; None where rows are too few."""
         memory, seed = self.run.memory, self.run.seed
         what = f"{library_version()} {own.part!r}"
         key = content_key([own.rows.measured], map(bare, devices.values()), seed, what)
         kept = memory.recall_model(key) if memory else None
         if kept is not None:
             return kept
-        model = fit_rows(own.part, own.rows, seed=seed, own=True)
-        if memory:
+        model = self._adapted(own, devices)
+        if model is None and not own.fault:
+            model = fit_rows(own.part, own.rows, seed=seed, own=True)
+        if memory and model is not None:
             memory.keep_model(key, model)
         return model
+
+    def _adapted(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel | None:
+        """A shipped model of related devices adapted to few rows of one; None where none is."""
+        if len(devices) > 1:
+            return None
+        [device] = devices.values()
+        if not _is_adaptable(own, device, self.run.seed):
+            return None
+        return adapted(own.part, own.rows, device, cards_in(shipped_folder()), seed=self.run.seed)
 
     def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """What the models say, without any others."""
@@ -459,3 +480,16 @@ class LearnedTrees:
         found = self._fit(rows, others.devices, "on other devices")
         known = {cell.variant for model in found.models for cell in model.card.cells}
         return [self.predict(known_variants(table.ops, known), device, found) for table in tables]
+
+
+def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> bool:
+    """Whether models of related devices can be adapted to some of the rows of a device."""
+    return any(
+        _is_adaptable(each, device, seed) for each in own_parts(tables, {device.name: device}, seed=seed)
+    )
+
+
+def _is_adaptable(own: OwnPart, device: Device, seed: int) -> bool:
+    cards = cards_in(shipped_folder())
+    few = len(own.rows.measured) <= MOST_ROWS
+    return few and is_adaptable(own.part, own.rows, device, cards, seed=seed)

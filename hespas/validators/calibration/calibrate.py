@@ -35,8 +35,10 @@ from hespas.validators.calibration.approaches import (
     Progress,
     Run,
     SystolicLines,
+    has_adaptable,
     merged,
 )
+from hespas.validators.calibration.before import with_before
 from hespas.validators.calibration.fit_device import FITTED_SPLITS, is_possible, may_be_fitted
 from hespas.validators.calibration.held_out import (
     TESTS,
@@ -135,9 +137,13 @@ def calibrate(
         raise _nothing(tables, usable, device, split)
     for each in approaches:
         each.check(mine, device, found)
+    if "learned" not in estimators and has_adaptable(mine, device, seed):
+        text = "models of related devices can be adapted to these rows: fit the estimator `learned`, too"
+        found.info("calibrate.relatives", device.name, text)
     testing = _Tests(mine, _other_devices(usable, device), device, seed, approaches)
     chosen = testing.chosen(tests, found)
     founds = {each.name: _something(each, mine, device, memory) for each in approaches}
+    founds = with_before(founds, mine, device, seed)
     held_out = tuple(compared(by, testing.tested(by), device, inputs, tuple(founds)) for by in chosen)
     _tell_silent(held_out, device, found)
     models = tuple(model for each in founds.values() for model in each.models)
@@ -377,6 +383,7 @@ class _Fit(msgspec.Struct, frozen=True, kw_only=True):
     median_ape: Figure
     p90_ape: Figure
     bias: Figure
+    before_mape: Annotated[Figure, Meta(description="of what answered for the device before")]
     table: str
     provenance: str
 
@@ -388,6 +395,7 @@ class _KindErrors(msgspec.Struct, frozen=True, kw_only=True):
     median_ape: Figure
     p90_ape: Figure
     bias: Figure
+    before_mape: Annotated[Figure, Meta(description="of what answered for the device before")]
 
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,8 +403,8 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
     schemes: list[str]
     samples: _Positive
     shape_groups: Annotated[_Positive, Meta(description="layers or sizes that are left out together")]
-    trees: _Positive
-    leaves: _Positive
+    trees: Count
+    leaves: Count
     loss: str
     library: str
     tables: tuple[str, ...]
@@ -474,6 +482,7 @@ def _fit(fit: Fit) -> _Fit:
         median_ape=fit.error.median_ape,
         p90_ape=fit.error.p90_ape,
         bias=fit.error.bias,
+        before_mape=fit.error.before_mape,
         table=fit.table,
         provenance=fit.provenance,
     )
@@ -500,6 +509,7 @@ def _model(model: LearnedModel) -> _Model:
                 median_ape=_known(row.median_ape),
                 p90_ape=_known(row.p90_ape),
                 bias=_known(row.bias),
+                before_mape=_known(row.before_mape),
             )
             for row in card.errors
         ],

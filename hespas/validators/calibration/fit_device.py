@@ -172,9 +172,11 @@ def solve(
     prior: Prior,
     fixed: Mapping[str, float],
     most_calls: int,
+    firm_rows: float = _FIRM_ROWS,
 ) -> Solution:
     """The best parameters from one start, for the ``columns`` of operations and their times [ns]. ``fixed``
-    overrides parameters that do not vary; ``prior`` says where others are expected.
+    overrides parameters that do not vary; ``prior`` says where others are expected, again with every
+    ``firm_rows`` rows.
     """
     from scipy.optimize import least_squares
 
@@ -183,7 +185,7 @@ def solve(
     low, high = (np.log([getattr(each, side) for each in varying]) for side in ("low", "high"))
     priors = [prior.get(each.name, (each.start, each.width)) for each in varying]
     centre = np.log([expected for expected, _ in priors])
-    firmness = np.sqrt(max(1.0, len(duration_ns) / _FIRM_ROWS))
+    firmness = np.sqrt(max(1.0, len(duration_ns) / firm_rows))
     weight = firmness * NOISE / np.array([width for _, width in priors])
     measured = np.log(duration_ns)
 

@@ -55,7 +55,20 @@ from hespas.validators.calibration.learned_parts import (
     transferable,
 )
 
-__all__ = ["FEWEST_MARGINS", "fit_learned", "fit_rows", "folds_of", "scored", "with_errors"]
+__all__ = [
+    "FEWEST_MARGINS",
+    "cells_of",
+    "devices_of",
+    "errors_of_folds",
+    "fit_learned",
+    "fit_rows",
+    "folds_of",
+    "reach_of",
+    "scored",
+    "support_of",
+    "wholly_widened",
+    "with_errors",
+]
 
 _FOLDS = 5
 _FEW_ROWS = 40_000
@@ -111,8 +124,8 @@ def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> Learned
     if own:
         split = " ".join(name for name in rows.measured.split.used() if name)
         training = with_fields(card.training, split=split)
-        card = with_fields(card, training=training, errors=_errors_of_folds(rows.measured, chosen.rest))
-    return LearnedModel(card, forests, _support_of(part.support, rows.measured.ops))
+        card = with_fields(card, training=training, errors=errors_of_folds(rows.measured, chosen.rest))
+    return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
 
 
 def folds_of(part: Part, rows: Rows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
@@ -230,7 +243,14 @@ class _Left:
         )
 
 
-def _cells(measured: Measurements) -> tuple[Cell, ...]:
+def wholly_widened(rest: FloatArray, group: IntArray) -> Interval:
+    """The interval of all operations where no quantile is grown: ``rest`` is what rows kept from a fit leave
+    [log time], ``group`` what of them errs alike.
+    """
+    return _Left(below=-rest, above=rest, group=group).widened(("*", "*", "*"), np.arange(len(rest)))
+
+
+def cells_of(measured: Measurements) -> tuple[Cell, ...]:
     """The labels that the fit has seen, with the rows of each device."""
     ops = measured.ops
     found: dict[tuple[str, ...], dict[str, int]] = {}
@@ -242,7 +262,8 @@ def _cells(measured: Measurements) -> tuple[Cell, ...]:
     )
 
 
-def _devices(rows: Rows) -> tuple[SeenDevice, ...]:
+def devices_of(rows: Rows) -> tuple[SeenDevice, ...]:
+    """The devices of some rows, by name."""
     return tuple(
         SeenDevice(
             name=name,
@@ -296,9 +317,9 @@ def _card(
         transfer_columns=() if transfer.forest is None else transferable(part, rows.names),
         codes={name: dict(numbers) for name, numbers in rows.codes.items()},
         support=part.support,
-        reach=_reach(part.support, rows.measured.ops),
-        cells=_cells(rows.measured),
-        devices=_devices(rows),
+        reach=reach_of(part.support, rows.measured.ops),
+        cells=cells_of(rows.measured),
+        devices=devices_of(rows),
         intervals=tuple(intervals),
         unseen=transfer.unseen,
         region=None,
@@ -335,7 +356,7 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
     return tuple(found)
 
 
-def _errors_of_folds(measured: Measurements, rest: FloatArray) -> tuple[ErrorRow, ...]:
+def errors_of_folds(measured: Measurements, rest: FloatArray) -> tuple[ErrorRow, ...]:
     """One row per kind and device: errors on rows kept from a fit, which left ``rest`` of log time (NaN: kept
     from none).
     """
@@ -398,22 +419,24 @@ def _fit_transfer(part: Part, rows: Rows, bases: Bases, *, seed: int) -> _Transf
         fitted = _some(~test, _MOST_ROWS, seed)
         if not len(fitted):
             continue
-        forest = grow(table[fitted], rows.form_ratio[fitted], _TRANSFER, seed=seed, rising=up)
+        forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
         tested = _some(test, _MOST_ROWS_OF_DEVICE * len(out), seed)
-        tier, unseen = _unseen_ratio(rows.take(tested), bases, out, seen=_devices(rows))
+        tier, unseen = _unseen_ratio(
+            rows.take(tested), bases, out, seen=devices_of(rows), share=form_share(part)
+        )
         rest = unseen - forest.predict(table[tested])
         errors.append(_error(out, siblings, rest))
         rests.setdefault(tier, []).append(rest)
     fitted = _some(np.ones(len(rows.ratio), np.bool_), 2 * _MOST_ROWS, seed)
-    forest = grow(table[fitted], rows.form_ratio[fitted], _TRANSFER, seed=seed, rising=up)
+    forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
     return _Transfer(forest, tuple(_widest(rests)), tuple(errors))
 
 
 def _unseen_ratio(
-    rows: Rows, bases: Bases, out: tuple[str, ...], *, seen: Sequence[SeenDevice]
+    rows: Rows, bases: Bases, out: tuple[str, ...], *, seen: Sequence[SeenDevice], share: float
 ) -> tuple[str, FloatArray]:
     """How near the nearest relatives of devices are where ``out`` is left out, and the log of measured times
-    over the bases that these give.
+    over the bases that these give, of which ``share`` is their form.
     """
     others = [each.name for each in seen if each.name not in out]
     ratio, tier = np.full(len(rows.ratio), np.nan), ""
@@ -424,7 +447,7 @@ def _unseen_ratio(
         tier = TIERS[-1] if kin is None else kin.tier
         names = others if kin is None else kin.names
         logs, _ = bases.index.log_times(rows.measured.ops.take(mine), device, names)
-        base = combined_ns(logs, rows.sheet_ns[mine], 1.0)
+        base = combined_ns(logs, rows.sheet_ns[mine], share)
         ratio[mine] = np.log(rows.measured.duration_ns[mine] / base)
     return tier, ratio
 
@@ -479,7 +502,7 @@ def _region(part: Part, plain: Rows, chosen: _Held, *, seed: int) -> Region | No
         logs, _ = bases.index.log_times(ops, device, [name])
         base = combined_ns(logs, outside.sheet_ns[mine], form_share(part))
         rest[mine] = np.log(outside.measured.duration_ns[mine] / base) - forest.predict(outside.table[mine])
-        octaves[mine] = octaves_beyond(_reach(part.support, inside.measured.ops.take(near)), ops)
+        octaves[mine] = octaves_beyond(reach_of(part.support, inside.measured.ops.take(near)), ops)
     known = ~np.isnan(rest)
     return _region_of(rest[known], octaves[known], chosen.rest[~np.isnan(chosen.rest)])
 
@@ -510,7 +533,7 @@ def _region_of(rest: FloatArray, octaves: FloatArray, inside: FloatArray) -> Reg
     )
 
 
-def _reach(dims: Sequence[str], ops: Operations) -> dict[str, tuple[float, float]]:
+def reach_of(dims: Sequence[str], ops: Operations) -> dict[str, tuple[float, float]]:
     """The least and most of each size that any operation has."""
     found = {name: size[~np.isnan(size)] for name in dims if len(size := ops.dim(name))}
     return {name: (float(size.min()), float(size.max())) for name, size in found.items() if len(size)}
@@ -548,7 +571,7 @@ def _error(out: tuple[str, ...], siblings: bool, rest: FloatArray) -> LeftOutErr
     )
 
 
-def _support_of(dims: Sequence[str], ops: Operations) -> NDArray[np.int8]:
+def support_of(dims: Sequence[str], ops: Operations) -> NDArray[np.int8]:
     """The distinct octaves that operations lie in; shape (cells, dims).
 
     Raises ``UnsupportedError`` where they are more than a stored model may have.

@@ -119,11 +119,8 @@ def with_bases(part: Part, rows: Rows, *, seed: int) -> tuple[Rows, Bases]:
         logs[mine], _ = bases.index.log_times(rows.measured.ops.take(mine), device, [name])
         for at, times in _held_out(rows.take(mine), bases, name, seed=seed):
             logs[mine[at]] = np.log(times)
-    both, alone = (
-        np.log(rows.measured.duration_ns / combined_ns(logs, rows.sheet_ns, share))
-        for share in (form_share(part), 1.0)
-    )
-    based = replace(rows, ratio=both, form_ratio=alone)
+    base_ns = combined_ns(logs, rows.sheet_ns, form_share(part))
+    based = replace(rows, ratio=np.log(rows.measured.duration_ns / base_ns))
     return based, replace(bases, bases=tuple(_ended(base, based) for base in bases.bases))
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "Loss",
     "Part",
     "Rows",
+    "constant",
     "family_name",
     "grow",
     "library_version",
@@ -144,10 +145,9 @@ _VERSION = re.compile(r" v?\d[\w.]*")
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """``measured`` without rows that have no columns (a device without a file, an unknown peak). ``table`` of
-    shape (rows, ``names``); ``sheet_ns`` the data-sheet times; ``ratio`` is log(duration / base), and
-    ``form_ratio`` with the fitted form alone for a base, both of the data sheet before
-    :func:`~hespas.validators.calibration.learned_bases.with_bases`; ``devices`` by name; ``codes`` number
-    labels.
+    shape (rows, ``names``); ``sheet_ns`` the data-sheet times; ``ratio`` is log(duration / base), the
+    data sheet's before :func:`~hespas.validators.calibration.learned_bases.with_bases`; ``devices`` by name;
+    ``codes`` number labels.
     """
 
     measured: Measurements
@@ -155,7 +155,6 @@ class Rows:
     table: NDArray[np.float32]
     sheet_ns: FloatArray
     ratio: FloatArray
-    form_ratio: FloatArray
     devices: Mapping[str, Device]
     codes: Mapping[str, Mapping[str, float]]
 
@@ -173,7 +172,6 @@ class Rows:
             table=self.table[rows],
             sheet_ns=self.sheet_ns[rows],
             ratio=self.ratio[rows],
-            form_ratio=self.form_ratio[rows],
         )
 
     def columns(self, names: tuple[str, ...]) -> NDArray[np.float32]:
@@ -248,7 +246,6 @@ def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | N
         tuple(names[each] for each in varies),
         np.ascontiguousarray(table[:, varies]),
         base[kept],
-        ratio,
         ratio,
         devices,
         codes,
@@ -365,6 +362,24 @@ def _forest(grown: _Grown, columns: int) -> Forest:
         edge_offsets=_offsets([len(each) for each in edges]),
         scale=scale,
         baseline=baseline,
+    )
+
+
+def constant(columns: int, value: float) -> Forest:
+    """No trees: ``value`` whatever the ``columns`` hold."""
+    none, byte = np.empty(0, np.uint8), np.zeros(1, np.int32)
+    return Forest(
+        column=none,
+        split=none,
+        first=none,
+        last=none,
+        node_offsets=byte,
+        leaf=np.empty(0, np.int16),
+        leaf_offsets=byte,
+        edges=np.empty(0, np.float32),
+        edge_offsets=np.zeros(columns + 1, np.int32),
+        scale=1.0,
+        baseline=value,
     )
 
 

@@ -1,0 +1,170 @@
+"""Models of related devices adapted to few rows of a new one, and who answers afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace as with_fields
+
+from hespas.estimators import load_estimator
+from hespas.estimators.learned import Learned
+from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.serialization import (
+    LearnedModel,
+    cards_in,
+    read_model,
+    save_model,
+    shipped_folder,
+)
+from hespas.estimators.registry import OperationModel, Prediction
+from hespas.hardware import Device, load_device
+from hespas.measurements import Measurements
+from hespas.operations import Labels, Operations, build
+from hespas.validators.calibration import calibrate, write_calibration
+from hespas.validators.calibration.adapted import adapted, is_adaptable
+from hespas.validators.calibration.learned_parts import PARTS, rows_for
+
+pytest.importorskip("sklearn")
+
+PART = next(part for part in PARTS if part.name == "gemm-bf16")
+NEW = replace(load_device("H100-SXM"), name="H150", aliases=(), fits_of="")
+"""A device of a known family that nobody has measured."""
+
+
+def products(count: int, seed: int, *, variant: str = "") -> Operations:
+    m, n, k = np.exp2(np.random.default_rng(seed).integers(5, 13, (3, count)).astype(np.float64))
+    return build.matmuls(
+        Labels.constant("bf16", count),
+        batch=np.ones(count),
+        m=m,
+        n=n,
+        k=k,
+        variant=Labels.constant(variant, count),
+    )
+
+
+def slower(count: int, seed: int, *, variant: str = "mine 1.0", device: Device = NEW) -> Measurements:
+    """What relatives make of the device, a third slower, and 3 % of noise."""
+    ops = products(count, seed, variant=variant)
+    before = Learned().predict(replace(ops, variant=Labels.constant("", count)), NEW).duration_ns
+    noise = np.exp(np.random.default_rng(seed + 1).normal(0, 0.03, count))
+    return Measurements(
+        name="few.csv",
+        provenance="made here",
+        ops=ops,
+        duration_ns=1.33 * before * noise,
+        spread_ns=np.full(count, np.nan),
+        hardware=Labels.constant(device.name, count),
+        split=Labels.constant("", count),
+    )
+
+
+def model_of(table: Measurements, device: Device = NEW, seed: int = 0) -> LearnedModel | None:
+    rows = rows_for(PART, table, {device.name: device})
+    return adapted(PART, rows, device, cards_in(shipped_folder()), seed=seed)
+
+
+def error_of(model: OperationModel, table: Measurements, device: Device = NEW) -> float:
+    return float(np.abs(model.predict(table.ops, device).duration_ns / table.duration_ns - 1).mean())
+
+
+def who(answer: Prediction) -> set[str]:
+    """Who says anything."""
+    return {answer.models[number] for number in set(map(int, answer.estimator))}
+
+
+@pytest.mark.parametrize("count", [20, 120])
+def test_a_few_rows_move_what_relatives_say(count: int) -> None:
+    model = model_of(slower(count, 1))
+    assert model is not None
+    unseen = slower(300, 7)
+    nameless = replace(unseen, ops=replace(unseen.ops, variant=Labels.constant("", 300)))
+    assert error_of(Learned(), nameless) > 0.2
+    assert error_of(ModelsAtHand([model]), unseen) < 0.07
+    [row] = model.card.errors
+    assert row.mape is not None
+    assert row.mape < 0.1
+    said = ModelsAtHand([model]).predict(unseen.ops, NEW)
+    within = (said.low_ns <= unseen.duration_ns) & (unseen.duration_ns <= said.high_ns)
+    assert within.mean() >= 0.8
+    assert (model.card.adapts, model.card.devices[0].name) == ("gemm-bf16", "H150")
+
+
+def test_the_card_is_read_again_and_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    one, two = (model_of(slower(60, 3), seed=5) for _ in range(2))
+    assert one is not None
+    assert two is not None
+    for model, name in ((one, "one"), (two, "two")):
+        save_model(model, tmp_path / name)
+    for end in ("json", "npz"):
+        assert (tmp_path / f"one/gemm-bf16.{end}").read_bytes() == (
+            tmp_path / f"two/gemm-bf16.{end}"
+        ).read_bytes()
+    again = read_model(tmp_path / "one/gemm-bf16.json")
+    ops = products(50, 9, variant="mine 1.0")
+    said = [ModelsAtHand([each]).predict(ops, NEW).duration_ns for each in (one, again)]
+    assert said[0].tolist() == said[1].tolist()
+
+
+def test_nothing_is_adapted_to_too_few_rows_or_to_what_nothing_is_like() -> None:
+    assert model_of(slower(11, 1)) is None
+    same = slower(40, 1)
+    one_size = replace(same, ops=same.ops.take(np.zeros(40, np.int64)))
+    assert model_of(one_size) is None
+    known = load_device("H100-SXM")
+    assert model_of(slower(40, 1, device=known), known) is None, "it was in the fit itself"
+    cpu = replace(NEW, kind="cpu")
+    rows = rows_for(PART, slower(40, 1, device=cpu), {cpu.name: cpu})
+    assert not is_adaptable(PART, rows, cpu, cards_in(shipped_folder()), seed=0)
+
+
+def test_a_calibration_on_few_rows_is_what_answers_then(tmp_path: Path) -> None:
+    done = calibrate(
+        [slower(40, 2)], NEW, estimators=("calibrated", "learned"), tests=(), fitted="2026-01-31"
+    )
+    [model] = done.models
+    [row] = model.card.errors
+    assert row.mape is not None
+    assert row.mape < 0.1
+    assert row.before_mape == pytest.approx(0.25, abs=0.02)
+    fit = next(fit for fit in done.fits if fit.kind == "matmul")
+    assert fit.error.before_mape == pytest.approx(row.before_mape)
+    device = load_device(write_calibration(done, tmp_path / "h150.toml"))
+    unseen = slower(200, 8, variant="")
+    composite = load_estimator("composite:order=learned+calibrated+roofline")
+    assert isinstance(composite, OperationModel)
+    said = load_estimator("composite")
+    assert isinstance(said, OperationModel)
+    answer = said.predict(unseen.ops, device)
+    assert who(answer) == {"learned:shipped=false"}
+    assert error_of(composite, unseen, device) < 0.1
+
+
+def test_who_fits_forms_alone_hears_of_the_relatives() -> None:
+    done = calibrate([slower(40, 2)], NEW, tests=(), fitted="2026-01-31")
+    assert done.diagnostics.counts()["calibrate.relatives"] == 1
+    both = calibrate(
+        [slower(40, 2)], NEW, estimators=("calibrated", "learned"), tests=(), fitted="2026-01-31"
+    )
+    assert "calibrate.relatives" not in both.diagnostics.counts()
+
+
+def test_who_errs_least_on_rows_left_out_answers_first() -> None:
+    done = calibrate([slower(40, 2)], NEW, tests=(), fitted="2026-01-31")
+    ops = products(5, 4)
+    model = load_estimator("composite")
+    assert isinstance(model, OperationModel)
+    told: list[set[str]] = []
+    for before in (0.9, 1e-4, np.nan):
+        fits = tuple(
+            replace(fit, error=with_fields(fit.error, before_mape=before)) for fit in done.device.own_fits
+        )
+        answer = model.predict(ops, replace(done.device, own_fits=fits))
+        told.append(who(answer))
+    assert told == [{"calibrated"}, {"learned:own=false"}, {"calibrated"}]
+    other = replace(ops, scheme=Labels.constant("fp8_block", 5))
+    answer = model.predict(other, done.device)
+    assert who(answer) == {"learned"}, "a fit of one number format speaks of no other"
