@@ -311,7 +311,7 @@ def _show(done: Calibration) -> None:
     ]
     rows += [
         (
-            f"learned {row.kind} ({model.card.name})",
+            f"learned {row.kind} {row.scheme} ({model.card.name})",
             f"{model.card.training.trees} trees",
             count_text(model.card.training.rows),
             count_text(row.n),

@@ -255,7 +255,7 @@ class _Panel:
                 asks = np.array([order[turn : turn + 1] == (spelling,) for order in orders], np.bool_)
                 rows = asks[row] if len(asks) else np.zeros(len(ops), np.bool_)
                 if rows.any():
-                    last = all(turn + 1 == len(order) for order, ask in zip(orders, asks, strict=True) if ask)
+                    last = all(turn + 1 == len(orders[each]) for each in np.unique(row[rows]).tolist())
                     steps.append((last, rows, who))
         return steps
 
@@ -385,7 +385,6 @@ class Composite:
         if plan is _DEFAULT:
             fits = [fit for fit in fits_of_user(device) if fit.form != PRODUCTS]
             fitted = {fit.kind for fit in fits if fit.kind not in KINDS_BY_MODELS or fit.scheme == ANY}
-            of_format = {(fit.kind, fit.scheme): plan.default for fit in fits if fit.kind not in fitted}
             orders |= {kind: plan.default for kind in KINDS if kind in fitted}
             of_library = {kind: _MEASURED for kind in _MEASURED_KINDS if kind not in fitted}
             learned = {cell.kind for _, card in cards_at(device.learned_models) for cell in card.cells}
@@ -393,7 +392,7 @@ class Composite:
             first = [kind for kind in KINDS if kind in learned and "learned" not in orders[kind]]
             of_library = {kind: order for kind, order in of_library.items() if kind not in first}
             orders |= {kind: (_OWN_MODELS, *orders[kind]) for kind in first}
-            of_format |= _by_errors(fits, device, plan)
+            of_format = {key: order for key, order in _by_errors(fits, device, plan) if key[0] not in fitted}
             new = {each for order in (*orders.values(), *of_format.values()) for each in order}
             for each in sorted(new - set(spellings)):
                 spellings = (*spellings, each)
@@ -408,39 +407,59 @@ class Composite:
         )
 
 
+@dataclass(slots=True)
+class _Told:
+    """What a user's device file and its cards say of one kind in one number format: who errs by how much on
+    rows left out, each with a weight, and who may answer.
+    """
+
+    errors: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, list[tuple[float, float]]])
+    own: list[str] = field(default_factory=list[str])
+
+    def hear(self, who: str, error: float | None, rows: float) -> None:
+        """An error of an estimator on so many rows, if it is known."""
+        if error is not None and not isnan(error) and rows > 0:
+            self.errors.setdefault(who, []).append((error, rows))
+
+    def order(self) -> list[str]:
+        """Own answers of unknown error, then all by their errors. What was fitted to few rows comes first
+        where it is better by more than so few can mislead.
+        """
+        mean: dict[str, float] = {}
+        for who, told in self.errors.items():
+            rows = sum(count for _, count in told)
+            error = sum(each * count for each, count in told) / rows
+            mean[who] = error if who == _SHIPPED_MODELS else error / max(1 - rows**-0.5, 1e-9)
+        unknown = [who for who in self.own if who not in mean]
+        return [*unknown, *sorted(mean, key=mean.__getitem__)]
+
+
 def _by_errors(
     fits: Sequence[Fit], device: Device, plan: Order
 ) -> Iterator[tuple[tuple[str, str], tuple[str, ...]]]:
     """Of kinds and number formats that a user's own device file speaks of: who errs least on rows left out
-    comes first, as its fits and cards say it, of what they brought and of what answered before.
+    comes first, as its fits and cards say it, of what they brought and of the package's models before.
     """
-    errors: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
-
-    def heard(kind: str, scheme: str, who: str, error: float | None, weight: float) -> None:
-        if error is not None and not isnan(error):
-            errors.setdefault((kind, scheme), {}).setdefault(who, []).append((error, weight))
-
+    found: dict[tuple[str, str], _Told] = {}
+    for _, card in cards_at(device.learned_models):
+        for cell in card.cells:
+            if cell.kind not in KINDS_BY_MODELS:
+                continue
+            told = found.setdefault((cell.kind, cell.scheme), _Told())
+            told.own = [_OWN_MODELS]
+            for row in card.errors:
+                same = (row.kind, row.hardware) == (cell.kind, device.name)
+                if same and row.scheme in (cell.scheme, ANY):
+                    told.hear(_OWN_MODELS, row.mape, row.n)
+                    told.hear(_SHIPPED_MODELS, row.before_mape, row.n)
     for fit in fits:
         if fit.kind in KINDS_BY_MODELS and fit.scheme != ANY:
-            heard(fit.kind, fit.scheme, "calibrated", fit.error.mape, fit.samples)
-            heard(fit.kind, fit.scheme, _SHIPPED_MODELS, fit.error.before_mape, fit.samples)
-    for _, card in cards_at(device.learned_models):
-        rows = {row.kind: row for row in card.errors}
-        for cell in card.cells:
-            if cell.kind in KINDS_BY_MODELS and (row := rows.get(cell.kind)) is not None:
-                count = cell.rows.get(device.name, 0)
-                heard(cell.kind, cell.scheme, _OWN_MODELS, row.mape, count)
-                heard(cell.kind, cell.scheme, _SHIPPED_MODELS, row.before_mape, count)
-    for key, told in errors.items():
-        if len(told) > 1:
-            mean = {who: _mean(each) for who, each in told.items()}
-            order = sorted(told, key=mean.__getitem__)
-            yield key, tuple(dict.fromkeys((*order, *plan.of(key[0]))))
-
-
-def _mean(errors: Sequence[tuple[float, float]]) -> float:
-    """Of errors with weights."""
-    return sum(error * weight for error, weight in errors) / max(sum(weight for _, weight in errors), 1.0)
+            told = found.setdefault((fit.kind, fit.scheme), _Told())
+            told.own = [*(each for each in told.own if each != "calibrated"), "calibrated"]
+            told.hear("calibrated", fit.error.mape, fit.samples)
+            told.hear(_SHIPPED_MODELS, fit.error.before_mape, fit.samples)
+    for key, told in found.items():
+        yield key, tuple(dict.fromkeys((*told.order(), *plan.of(key[0]))))
 
 
 def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:

@@ -262,11 +262,12 @@ def _slices(array: NDArray[np.float64], parts: int) -> Iterator[NDArray[np.float
 
 
 def _machine(threads: int) -> _Machine:
+    cores = threads or len(_usable_cores())
     return _Machine(
         model=_cpu_model(),
-        cores=threads or len(_usable_cores()),
+        cores=cores,
         l2_bytes=_l2_bytes(),
-        l3_bytes=_l3_bytes(),
+        l3_bytes=_l3_bytes(cores),
         memory_bytes=_memory_bytes(),
         library=f"NumPy {np.__version__} with {_blas()}",
     )
@@ -293,10 +294,10 @@ def _l2_bytes() -> int:
     return next(iter(_caches("cpu0", "2").values()), 0) or _DEFAULT_L2_BYTES
 
 
-def _l3_bytes() -> int:
-    """All L3 caches of the usable cores, each once however many of them share it; 0 where none is told."""
+def _l3_bytes(cores: int) -> int:
+    """All L3 caches of so many usable cores, each once however many share it; 0 where none is told."""
     found: dict[str, int] = {}
-    for number in _usable_cores():
+    for number in _usable_cores()[:cores]:
         found |= _caches(f"cpu{number}", "3")
     return sum(found.values())
 

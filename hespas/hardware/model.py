@@ -301,7 +301,7 @@ class FitParameter:
 
 class FitError(Row, frozen=True, kw_only=True):
     """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes that the fit did not see.
-    ``before_mape`` is that of what answered for the device before it was fitted.
+    ``before_mape`` is that of the package's learned models, before the device was fitted.
     """
 
     n: CountOrUnknown

@@ -440,7 +440,7 @@ def _times(
     beyond = np.maximum(octaves_beyond(card.reach, some), np.maximum(apart, 0.0))
     kept = np.exp(-np.maximum(beyond - _KEPT_OCTAVES, 0.0) / _FADING_OCTAVES)
     if not is_seen:  # the relatives' form alone
-        asymptote = (1 - card.form_share) * np.nan_to_num(logs - np.log(features.base_ns[known]))
+        asymptote = np.nan_to_num(logs - np.log(base))
     middle = asymptote + (middle - asymptote) * kept
     wider = widening(card, beyond)
     with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end

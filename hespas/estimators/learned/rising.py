@@ -23,7 +23,7 @@ _MOST_HALVINGS = 4
 _MAY_FALL = 0.96
 """The share of a half's time that an operation takes at least."""
 _MOST_RAISED = 1.2
-"""Times are raised by no more."""
+"""Times of measured devices are raised by no more."""
 _LENGTHS = ("q_len", "kv_len")
 _DIMS: Mapping[str, tuple[str, ...]] = {
     "product": ("batch", "m", "n", "k"),

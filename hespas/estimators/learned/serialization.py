@@ -152,9 +152,9 @@ class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Error on shape groups that the fit has not seen: ``devval``, or in a user's own models (there ``op``,
-    ``scheme`` and ``variant`` are ``*``) the folds of the fit in turn. Fractions; None: refused, or untested.
-    ``before_mape`` is of what answered for the device before.
+    """Error on shape groups that the fit has not seen: ``devval``, or in a user's own models (there ``op``
+    and ``variant`` are ``*``) the folds of the fit in turn. Fractions; None: refused, or untested.
+    ``before_mape`` is of the package's learned models, before these.
     """
 
     hardware: str

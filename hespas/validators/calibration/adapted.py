@@ -11,8 +11,9 @@ How many trees are grown is chosen on folds left out, from none (one factor for 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -42,14 +43,12 @@ from hespas.validators.calibration.learned import (
 from hespas.validators.calibration.learned_parts import Form as Trees
 from hespas.validators.calibration.learned_parts import Part, Rows, constant, grow, library_version
 
-__all__ = ["MOST_ROWS", "adapted", "is_adaptable"]
+__all__ = ["MOST_ROWS", "Adaptable", "adaptable", "adapted"]
 
 MOST_ROWS = 2000
 """With more, trees of the device's own rows know as much."""
 _FEWEST = 12
 _FEWEST_GROUPS = 5
-_COVERED = 0.9
-"""Share of the rows that one model of relatives must speak of, or the others would be lost."""
 _WIDTH = 0.5
 """How far parameters lie from those of relatives: ln units of one standard deviation."""
 _CALLS = 40
@@ -67,12 +66,12 @@ def adapted(
     """The model of a part's ``rows``, all of ``device``, by the model of related devices that covers most of
     them; None where none does, or rows or sizes are too few. O(rows x folds x trees).
     """
-    found = _usable(part, rows, device, cards, seed=seed)
+    found = adaptable(part, rows, device, cards, seed=seed)
     if found is None:
         return None
-    path, choices, rows = found
+    part, rows = found.part, found.rows
     group, fold = folds_of(part, rows, seed, even=True)
-    kin = _Kin(load_model(path), choices, device, rows.measured)
+    kin = _Kin(load_model(found.path), found.choices, device, rows.measured)
     folds = kin.folds(fold // 2)
     carries = not _simplest([kin.rest(folds, None, carries=each, seed=seed) for each in (True, False)])
     steps = _steps(len(group))
@@ -82,29 +81,37 @@ def adapted(
     return kin.model(part, rows, chosen, seed)
 
 
-def is_adaptable(
-    part: Part, rows: Rows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
-) -> bool:
-    """Whether :func:`adapted` gives a model."""
-    return _usable(part, rows, device, cards, seed=seed) is not None
+@dataclass(frozen=True, slots=True, eq=False)
+class Adaptable:
+    """Rows of a ``part`` (without its layers, where these are too few) that the card at ``path`` speaks of,
+    and what it takes their classes for; of ``unknown`` others it says nothing.
+    """
+
+    part: Part
+    rows: Rows
+    path: Path
+    choices: Mapping[_Labels, Choice]
+    unknown: int
 
 
-def _usable(
+def adaptable(
     part: Part, rows: Rows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
-) -> tuple[Path, Mapping[_Labels, Choice], Rows] | None:
-    """The card that speaks of the rows, what it takes them for, and the rows it knows; None: too few."""
+) -> Adaptable | None:
+    """What :func:`adapted` would adapt, and to which rows; None: nothing, or to too few rows or sizes."""
     covered = _covered(rows.measured.ops, device, cards)
     if covered is None:
         return None
     path, choices = covered
     known = np.sort(np.concatenate([mine for _, mine in choices.values()]))
-    if len(known) < max(_FEWEST, _COVERED * len(rows.ratio)):
+    if len(known) < _FEWEST:
         return None
-    rows = rows.take(known)
-    group, _ = folds_of(part, rows, seed, even=True)
-    if int(group.max()) + 1 < _FEWEST_GROUPS:
-        return None
-    return path, {labels: choice for labels, (choice, _) in choices.items()}, rows
+    some = rows.take(known)
+    for each in (part, replace(part, layer=())):
+        group, _ = folds_of(each, some, seed, even=True)
+        if int(group.max()) + 1 >= _FEWEST_GROUPS:
+            taken = {labels: choice for labels, (choice, _) in choices.items()}
+            return Adaptable(each, some, path, taken, len(rows.ratio) - len(known))
+    return None
 
 
 def _simplest(rests: Sequence[FloatArray]) -> int:
@@ -332,12 +339,19 @@ class _Kin:
         return found
 
     def _expected(self, bases: Sequence[Base]) -> tuple[Form, dict[str, float]]:
-        """The form of the first of some bases, and the geometric means of its parameters over all of it."""
+        """The form of the first of some bases, and the geometric means of its parameters over all of it; of
+        one that is a choice, what most have chosen.
+        """
         form = FORMS[bases[0].form]
         names = self._of.card.forms[form.name]
-        logs = np.log([base.parameters for base in bases if base.form == form.name]).mean(axis=0)
-        means: list[float] = np.exp(logs).tolist()
-        return form, dict(zip(names, means, strict=True))
+        stated = np.array([base.parameters for base in bases if base.form == form.name])
+        means: list[float] = np.exp(np.log(stated).mean(axis=0)).tolist()
+        expected = dict(zip(names, means, strict=True))
+        for each in form.parameters:
+            if not each.varies:
+                [(most, _)] = Counter(stated[:, names.index(each.name)].tolist()).most_common(1)
+                expected[each.name] = most
+        return form, expected
 
     def _over_form(self, fits: Mapping[_Labels, _Fitted]) -> FloatArray:
         """Log of the measured times over the bases of the relatives, moved by how their forms and these

@@ -37,7 +37,7 @@ from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations
 from hespas.validators.accuracy.cases import Prediction
 from hespas.validators.accuracy.tables import prediction_of_rows
-from hespas.validators.calibration.adapted import MOST_ROWS, adapted, is_adaptable
+from hespas.validators.calibration.adapted import MOST_ROWS, Adaptable, adaptable, adapted
 from hespas.validators.calibration.collectives import fit_collectives
 from hespas.validators.calibration.fit_device import Progress, fit_device
 from hespas.validators.calibration.learned import fit_rows
@@ -411,9 +411,11 @@ class LearnedTrees:
         """Refuse tables of which no model can be fitted; tell which kinds get none."""
         library_version()
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
-        faults = [
-            each.fault for each in parts if each.fault and not _is_adaptable(each, device, self.run.seed)
-        ]
+        few = [_adaptable(each, device, self.run.seed) for each in parts]
+        faults = [each.fault for each, some in zip(parts, few, strict=True) if each.fault and some is None]
+        for each, some in zip(parts, few, strict=True):
+            text = f"{each.part.name}: rows that no model of related devices speaks of enter no model"
+            found.warning("calibrate.unrelated-rows", device.name, text, count=some.unknown if some else 0)
         if len(faults) == len(parts):
             kinds = ", ".join(FAMILIES)
             reasons = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
@@ -450,25 +452,24 @@ class LearnedTrees:
         """From memory where an interrupted run has made it; None where rows are too few."""
         memory, seed = self.run.memory, self.run.seed
         what = f"{library_version()} {own.part!r}"
+        few = None
+        if len(devices) == 1:
+            [device] = devices.values()
+            few = _adaptable(own, device, seed)
+        if few is not None:
+            what += f" adapted {hashlib.sha256(few.path.read_bytes()).hexdigest()}"
         key = content_key([own.rows.measured], map(bare, devices.values()), seed, what)
         kept = memory.recall_model(key) if memory else None
         if kept is not None:
             return kept
-        model = self._adapted(own, devices)
-        if model is None and not own.fault:
+        model = None
+        if few is not None:
+            model = adapted(own.part, own.rows, device, cards_in(shipped_folder()), seed=seed)
+        elif not own.fault:
             model = fit_rows(own.part, own.rows, seed=seed, own=True)
         if memory and model is not None:
             memory.keep_model(key, model)
         return model
-
-    def _adapted(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel | None:
-        """A shipped model of related devices adapted to few rows of one; None where none is."""
-        if len(devices) > 1:
-            return None
-        [device] = devices.values()
-        if not _is_adaptable(own, device, self.run.seed):
-            return None
-        return adapted(own.part, own.rows, device, cards_in(shipped_folder()), seed=self.run.seed)
 
     def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """What the models say, without any others."""
@@ -484,12 +485,13 @@ class LearnedTrees:
 
 def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> bool:
     """Whether models of related devices can be adapted to some of the rows of a device."""
-    return any(
-        _is_adaptable(each, device, seed) for each in own_parts(tables, {device.name: device}, seed=seed)
-    )
+    parts = own_parts(tables, {device.name: device}, seed=seed)
+    return any(_adaptable(each, device, seed) is not None for each in parts)
 
 
-def _is_adaptable(own: OwnPart, device: Device, seed: int) -> bool:
-    cards = cards_in(shipped_folder())
-    few = len(own.rows.measured) <= MOST_ROWS
-    return few and is_adaptable(own.part, own.rows, device, cards, seed=seed)
+def _adaptable(own: OwnPart, device: Device, seed: int) -> Adaptable | None:
+    """What of a part models of related devices can be adapted to: all of it, unless nothing else can be."""
+    if len(own.rows.measured) > MOST_ROWS:
+        return None
+    some = adaptable(own.part, own.rows, device, cards_in(shipped_folder()), seed=seed)
+    return None if some is None or (some.unknown and not own.fault) else some

@@ -383,19 +383,20 @@ class _Fit(msgspec.Struct, frozen=True, kw_only=True):
     median_ape: Figure
     p90_ape: Figure
     bias: Figure
-    before_mape: Annotated[Figure, Meta(description="of what answered for the device before")]
+    before_mape: Annotated[Figure, Meta(description="of the package's learned models before")]
     table: str
     provenance: str
 
 
 class _KindErrors(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
+    scheme: str
     n: Count
     mape: Figure
     median_ape: Figure
     p90_ape: Figure
     bias: Figure
-    before_mape: Annotated[Figure, Meta(description="of what answered for the device before")]
+    before_mape: Annotated[Figure, Meta(description="of the package's learned models before")]
 
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -504,6 +505,7 @@ def _model(model: LearnedModel) -> _Model:
         errors=[
             _KindErrors(
                 kind=row.kind,
+                scheme=row.scheme,
                 n=row.n,
                 mape=_known(row.mape),
                 median_ape=_known(row.median_ape),

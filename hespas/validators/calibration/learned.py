@@ -357,14 +357,15 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
 
 
 def errors_of_folds(measured: Measurements, rest: FloatArray) -> tuple[ErrorRow, ...]:
-    """One row per kind and device: errors on rows kept from a fit, which left ``rest`` of log time (NaN: kept
-    from none).
+    """One row per device, kind and number format: errors on rows kept from a fit, which left ``rest`` of log
+    time (NaN: kept from none).
     """
     found: list[ErrorRow] = []
-    for (name, kind), rows in sorted(rows_by_label(measured.hardware, measured.ops.kind)):
+    ops = measured.ops
+    for (name, kind, scheme), rows in sorted(rows_by_label(measured.hardware, ops.kind, ops.scheme)):
         kept = rest[rows][~np.isnan(rest[rows])]
         if len(kept):
-            found.append(_error_row(name, (kind, "*", "*", "*"), np.expm1(-kept), len(kept)))
+            found.append(_error_row(name, (kind, "*", scheme, "*"), np.expm1(-kept), len(kept)))
     return tuple(found)
 
 

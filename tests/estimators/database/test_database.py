@@ -116,7 +116,6 @@ def test_what_was_measured_stays_and_what_lies_between_is_within_the_roof() -> N
         Database(measurements=measured(ops.take(np.array([0, 1, 3])), 0.5 * roof[[0, 1, 3]])), ops
     )
     np.testing.assert_allclose(said[[0, 1, 3]], 0.5 * roof[[0, 1, 3]])
-    assert np.isnan(said[2]) or said[2] >= roof[2]
     between = products(np.array([3072.0]), np.array([4096.0]), np.array([4096.0]))
     around = products(np.array([2048.0, 4096.0]), np.full(2, 4096.0), np.full(2, 4096.0))
     time, _, _ = ask(Database(measurements=measured(around, 0.5 * roof_ns(around, H100))), between)

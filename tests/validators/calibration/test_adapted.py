@@ -24,7 +24,7 @@ from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import calibrate, write_calibration
-from hespas.validators.calibration.adapted import adapted, is_adaptable
+from hespas.validators.calibration.adapted import adaptable, adapted
 from hespas.validators.calibration.learned_parts import PARTS, rows_for
 
 pytest.importorskip("sklearn")
@@ -72,7 +72,8 @@ def error_of(model: OperationModel, table: Measurements, device: Device = NEW) -
 
 
 def who(answer: Prediction) -> set[str]:
-    """Who says anything."""
+    """Who says what; everything is answered."""
+    assert np.isfinite(answer.duration_ns).all()
     return {answer.models[number] for number in set(map(int, answer.estimator))}
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_adapted_to_too_few_rows_or_to_what_nothing_is_like() -> None
     assert model_of(slower(40, 1, device=known), known) is None, "it was in the fit itself"
     cpu = replace(NEW, kind="cpu")
     rows = rows_for(PART, slower(40, 1, device=cpu), {cpu.name: cpu})
-    assert not is_adaptable(PART, rows, cpu, cards_in(shipped_folder()), seed=0)
+    assert adaptable(PART, rows, cpu, cards_in(shipped_folder()), seed=0) is None
 
 
 def test_a_calibration_on_few_rows_is_what_answers_then(tmp_path: Path) -> None:
@@ -141,6 +142,12 @@ def test_a_calibration_on_few_rows_is_what_answers_then(tmp_path: Path) -> None:
     answer = said.predict(unseen.ops, device)
     assert who(answer) == {"learned:shipped=false"}
     assert error_of(composite, unseen, device) < 0.1
+    again = calibrate(
+        [slower(40, 2)], device, estimators=("calibrated", "learned"), tests=(), fitted="2026-02-01"
+    )
+    assert again.models[0].card.errors[0].before_mape == row.before_mape, (
+        "the package's models stay the measure"
+    )
 
 
 def test_who_fits_forms_alone_hears_of_the_relatives() -> None:
