@@ -53,7 +53,7 @@ def test_lines_and_models_are_written_shown_and_asked(table: Path, tmp_path: Pat
     assert done.exit_code == 0, done.output
     for name in ("roofline", "calibrated", "systolic", "learned"):
         assert re.search(rf"^TPU-v4 +{name} +vector f32 +\d+ ", done.stdout, re.MULTILINE), name
-    assert re.search(r"^learned vector \(vector\) +\d+ trees +80 +80 +", done.stdout, re.MULTILINE)
+    assert re.search(r"^learned vector f32 \(vector\) +\d+ trees +80 +80 +", done.stdout, re.MULTILINE)
     assert re.search(r"\d+ fits and 1 learned model in .*mine\.learned of TPU-v4 from 88 rows", done.stdout)
     assert "no learned model of matmul bf16: 8 rows" in " ".join(done.stderr.split())
     document = json.loads((tmp_path / "c.json").read_text())
