@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import cast
 
@@ -407,6 +407,11 @@ class Composite:
         )
 
 
+_OFF = 0.5
+"""Times that are far too short err by less than 100 %, however wrong: no measure of who is near."""
+_MOST_OF = 0.8
+
+
 @dataclass(slots=True)
 class _Told:
     """What a user's device file and its cards say of one kind in one number format: who errs by how much on
@@ -423,15 +428,21 @@ class _Told:
 
     def order(self) -> list[str]:
         """Own answers of unknown error, then all by their errors. What was fitted to few rows comes first
-        where it is better by more than so few can mislead.
+        where it is better by more than so few can mislead; fits of a part of the rows come after a model of
+        all, and models of the package that are off by more than :data:`_OFF` after both.
         """
         mean: dict[str, float] = {}
+        rows = {who: sum(count for _, count in told) for who, told in self.errors.items()}
         for who, told in self.errors.items():
-            rows = sum(count for _, count in told)
-            error = sum(each * count for each, count in told) / rows
-            mean[who] = error if who == _SHIPPED_MODELS else error / max(1 - rows**-0.5, 1e-9)
+            error = sum(each * count for each, count in told) / rows[who]
+            if who == _SHIPPED_MODELS:
+                mean[who] = error if error <= _OFF else inf
+            else:
+                mean[who] = error / max(1 - rows[who] ** -0.5, 1e-9)
+        if rows.get("calibrated", inf) < _MOST_OF * rows.get(_OWN_MODELS, 0.0):
+            mean["calibrated"] = max(mean["calibrated"], mean[_OWN_MODELS])
         unknown = [who for who in self.own if who not in mean]
-        return [*unknown, *sorted(mean, key=mean.__getitem__)]
+        return [*unknown, *sorted(mean, key=lambda who: (mean[who], who == "calibrated"))]
 
 
 def _by_errors(

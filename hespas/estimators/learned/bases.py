@@ -23,6 +23,7 @@ from hespas.operations import Operations, timed_with_events
 
 __all__ = [
     "RELATIVES",
+    "START_NS",
     "TIERS",
     "Base",
     "BaseIndex",
@@ -39,7 +40,7 @@ TIERS: tuple[Tier, ...] = ("family", "vendor", "kind")
 
 RELATIVES = "*"
 """Stands for the relatives of a device together, where a model was adapted to it."""
-_START_NS = 3e3
+START_NS = 3e3
 """What a launch takes at most that no host times."""
 
 
@@ -135,7 +136,7 @@ class BaseIndex:
         if not as_timed and timed_with_events(base.variant):
             for name in ("t0_ns", "group_t0_ns"):
                 if name in values:
-                    values[name] = min(values[name], _START_NS)
+                    values[name] = min(values[name], START_NS)
         return values
 
 

@@ -20,7 +20,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.bases import RELATIVES, TIERS, BaseIndex, Kinship, combined_ns, relatives
+from hespas.estimators.learned.bases import (
+    RELATIVES,
+    START_NS,
+    TIERS,
+    BaseIndex,
+    Kinship,
+    combined_ns,
+    relatives,
+)
 from hespas.estimators.learned.ensemble import features_of
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.serialization import (
@@ -382,7 +390,10 @@ def code_columns(
 
 
 _SURELY_BELOW = 0.7
-"""Where the form alone has a half take less than this share, no trees make it take longer than the whole."""
+_SURELY_BELOW_UNSEEN = 0.5
+"""Where the form alone has a half take less than this share, no trees make it take longer than the whole: on
+a device of the fit, on others.
+"""
 
 
 def _apply(
@@ -398,11 +409,12 @@ def _apply(
     asked = _as_fitted(ops.take(rows), [choice.cell for choice, _ in choices], cell)
     chosen = [choice for choice, _ in choices]
     times = _times(model, chosen, cell, asked, device)
+    share = _SURELY_BELOW if chosen[0].is_seen else _SURELY_BELOW_UNSEEN
 
     def of_halves(halves: Operations, of: IntArray, at_most: FloatArray) -> FloatArray:
         logs, _ = _form_times(model.card, chosen, cell[of], halves, device)
         with np.errstate(invalid="ignore", over="ignore"):
-            may = np.flatnonzero(~(np.exp(logs) < _SURELY_BELOW * at_most))
+            may = np.flatnonzero(~(np.exp(logs) < share * at_most))
         found = np.full(len(of), np.nan)
         found[may] = _times(model, chosen, cell[of[may]], halves.take(may), device)[0]
         return found
@@ -429,9 +441,10 @@ def _times(
         return times
     some, at = ops.take(np.flatnonzero(known)), cell[known]
     logs, asymptote = _form_times(card, choices, at, some, device)
+    sheet_ns = _without_launches(card, choices, at, features.base_ns[known])
     table = {name: column[known] for name, column in columns.items()}
     is_seen = choices[0].kin is None
-    base = _base_ns(card, logs, some, device, features.base_ns[known])
+    base = _base_ns(card, logs, some, device, sheet_ns)
     if is_seen:
         middle, low, high = _said(model, table, some, device)
     else:
@@ -446,6 +459,20 @@ def _times(
     with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
         times[:, known] = base * np.exp(np.stack((middle, middle + low - wider, middle + high + wider)))
     return times
+
+
+def _without_launches(
+    card: Card, choices: Sequence[Choice], cell: IntArray, sheet_ns: FloatArray
+) -> FloatArray:
+    """Data-sheet times with no more of a start than a launch that no host times, where the fit's launches are
+    those of another host and the variant was not asked for.
+    """
+    hosts = [
+        choice.kin is not None and not choice.as_timed and timed_with_events(choice.cell.variant)
+        for choice in choices
+    ]
+    over_ns = max(card.overhead_ns - START_NS, 0.0)
+    return sheet_ns - np.where(np.array(hosts)[cell], over_ns, 0.0)
 
 
 def _base_ns(

@@ -24,7 +24,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from hespas.estimators.forms import FORMS
-from hespas.estimators.learned.bases import TIERS, Base, SeenDevice
+from hespas.estimators.learned.bases import RELATIVES, TIERS, Base, SeenDevice
 from hespas.estimators.learned.ensemble import Forest
 from hespas.files.streams import limits, read_document
 from hespas.graph.errors import FormatError, InvariantError, clipped
@@ -72,7 +72,7 @@ _MOST_COLUMNS = 255
 _MOST_LOG = 50.0
 """e^50 times the data sheet's time is no time."""
 _MOST_CODE = 1_000_000
-_MOST_PARAMETER = 1e12
+_LEAST_PARAMETER, _MOST_PARAMETER = 1e-12, 1e12
 _MOST_NS = 3.6e12
 
 
@@ -293,6 +293,7 @@ def _faults(card: Card) -> Iterator[tuple[str, str]]:
         yield "$.codes", f"tables called {', '.join(sorted(_CODED))}"
     yield from _faults_of_rows(card)
     yield from _faults_of_bases(card)
+    yield from _faults_of_adapted(card)
     yield from _faults_beyond(card)
 
 
@@ -307,10 +308,21 @@ def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
     for place, base in enumerate(card.bases):
         if base.form not in card.forms or len(base.parameters) != len(card.forms[base.form]):
             yield f"$.bases[{place}]", "a form that $.forms names, with as many parameters"
-        elif not all(0 < each <= _MOST_PARAMETER for each in base.parameters):
-            yield f"$.bases[{place}].parameters", "positive numbers"
+        elif not all(_LEAST_PARAMETER <= each <= _MOST_PARAMETER for each in base.parameters):
+            expected = f"numbers from {_LEAST_PARAMETER:g} to {_MOST_PARAMETER:g}"
+            yield f"$.bases[{place}].parameters", expected
         elif not abs(base.asymptote) <= _MOST_LOG:
             yield f"$.bases[{place}].asymptote", f"within {_MOST_LOG:g} of 0, in the logarithm of time"
+
+
+def _faults_of_adapted(card: Card) -> Iterator[tuple[str, str]]:
+    """The same of a model that adapts another: of each class a form of the device and of its relatives."""
+    stated = {(each.hardware, each.kind, each.op, each.scheme, each.variant) for each in card.bases}
+    for place, cell in enumerate(card.cells if card.adapts else ()):
+        labels = (cell.kind, cell.op, cell.scheme, cell.variant)
+        for name in (*cell.rows, RELATIVES):
+            if (name, *labels) not in stated:
+                yield "$.bases", f"a form of '{name}' for $.cells[{place}]"
 
 
 def _faults_beyond(card: Card) -> Iterator[tuple[str, str]]:
@@ -331,6 +343,9 @@ def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
     for key, codes in card.codes.items():
         if not all(abs(code) <= _MOST_CODE for code in codes.values()):
             yield f"$.codes.{key}", f"numbers up to {_MOST_CODE:,}"
+    for place, row in enumerate(card.errors):
+        if not all(each is None or 0 <= each < inf for each in (row.mape, row.before_mape)) or row.n < 0:
+            yield f"$.errors[{place}]", "errors and a count that are 0 or more"
     for place, cell in enumerate(card.cells):
         if any(rows < 0 for rows in cell.rows.values()):
             yield f"$.cells[{place}].rows", "counts that are 0 or more"
@@ -499,8 +514,9 @@ def save_model(model: LearnedModel, folder: Path) -> None:
 def model_bytes(model: LearnedModel) -> tuple[bytes, bytes]:
     """What is written of a model: card and trees."""
     arrays: dict[str, NDArray[np.generic]] = {"octaves": model.octaves}
-    for name, forest in model.forests.items():
-        for field in fields(forest):
+    for name in FORESTS:
+        forest = model.forests.get(name)
+        for field in () if forest is None else fields(forest):
             arrays[f"{name}.{field.name}"] = np.asarray(getattr(forest, field.name))
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]

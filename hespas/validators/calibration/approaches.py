@@ -422,8 +422,11 @@ class LearnedTrees:
             raise UsageError(
                 f"`estimator=learned`: {reasons}", hint="measure more sizes, or fit `estimator=calibrated`"
             )
-        for fault in faults:
-            found.warning("calibrate.too-few-rows", device.name, f"no learned model of {fault}")
+        text = f"no learned model of {'; '.join(faults)}"
+        found.warning("calibrate.too-few-rows", device.name, text, count=len(faults))
+        others = sum(map(len, tables)) - sum(len(each.rows.ratio) for each in parts)
+        text = "rows of other kinds, unknown number formats, sizes or peaks enter no learned model"
+        found.warning("calibrate.not-learned", device.name, text, count=others)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
         """Trees carry over to another device where two families at least taught them what differs."""

@@ -39,7 +39,7 @@ from hespas.validators.calibration.approaches import (
     merged,
 )
 from hespas.validators.calibration.before import with_before
-from hespas.validators.calibration.fit_device import FITTED_SPLITS, is_possible, may_be_fitted
+from hespas.validators.calibration.fit_device import FITTED_SPLITS, is_possible, may_be_fitted, rows_to_fit
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOut,
@@ -131,10 +131,9 @@ def calibrate(
     run = Run(seed=seed, date=_date(fitted), memory=memory, progress=progress)
     approaches = _approaches(estimators, run)
     usable = [_usable(table, split) for table in tables]
-    mine = [table.take(rows_on(table, device)) for table in usable]
-    mine = [replace(each, hardware=Labels.constant(device.name, len(each))) for each in mine if len(each)]
-    if not mine:
-        raise _nothing(tables, usable, device, split)
+    mine = _mine(tables, usable, device, split)
+    for path in device.learned_models:  # a damaged one is told before anything is fitted
+        load_model(Path(path))
     for each in approaches:
         each.check(mine, device, found)
     if "learned" not in estimators and has_adaptable(mine, device, seed):
@@ -249,6 +248,23 @@ def _usable(table: Measurements, split: str) -> Measurements:
         )
     part = table.take(rows_of_split(table, split))
     return replace(part, split=Labels.constant("", len(part)))
+
+
+def _mine(
+    tables: Sequence[Measurements], usable: Sequence[Measurements], device: Device, split: str
+) -> list[Measurements]:
+    """The rows on the device that may be fitted on. Raises ``UsageError`` where none is."""
+    mine = [table.take(rows_on(table, device)) for table in usable]
+    mine = [replace(each, hardware=Labels.constant(device.name, len(each))) for each in mine if len(each)]
+    if not mine:
+        raise _nothing(tables, usable, device, split)
+    possible = [some for each in mine if len(some := rows_to_fit(each, device))]
+    if not possible:
+        raise UsageError(
+            f"every row is faster than {device.name} can be by its data sheet",
+            hint="check the unit of the times and the device",
+        )
+    return possible
 
 
 def _nothing(
