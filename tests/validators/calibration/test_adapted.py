@@ -19,9 +19,11 @@ from hespas.estimators.learned.serialization import (
     save_model,
     shipped_folder,
 )
+from hespas.estimators.rates import roof_ns
 from hespas.estimators.registry import OperationModel, Prediction
+from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
-from hespas.measurements import Measurements
+from hespas.measurements import Measurements, joined
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import calibrate, write_calibration
 from hespas.validators.calibration.adapted import adaptable, adapted
@@ -110,6 +112,43 @@ def test_the_card_is_read_again_and_the_same_rows_give_the_same_bytes(tmp_path: 
     assert said[0].tolist() == said[1].tolist()
 
 
+def test_rows_that_no_relative_was_measured_at_are_told() -> None:
+    vectors = build.elementwise(
+        "vector",
+        Labels.constant("f32", 30),
+        op=Labels.of(["add"] * 25 + ["frobnicate"] * 5),
+        rows=np.exp2(np.arange(30.0) % 10 + 6),
+        columns=np.exp2(np.arange(30.0) % 7 + 6),
+        passes=np.full(30, 3.0),
+        flops_per_element=np.ones(30),
+        variant=Labels.constant("mine 1.0", 30),
+    )
+    table = replace(slower(30, 1), ops=vectors, duration_ns=5000.0 + 3 * roof_ns(vectors, NEW))
+    done = calibrate([table], NEW, estimators=("learned",), tests=(), fitted="2026-01-31")
+    counts = done.diagnostics.counts()
+    assert (done.models[0].card.training.rows, counts["calibrate.unrelated-rows"]) == (25, 5)
+    both = joined(
+        [slower(40, 2), replace(table, ops=replace(vectors, scheme=Labels.constant("foo", 30)))], "both"
+    )
+    done = calibrate([both], NEW, estimators=("learned",), tests=(), fitted="2026-01-31")
+    assert done.diagnostics.counts()["calibrate.not-learned"] == 30
+
+
+def test_times_that_nothing_can_reach_are_refused() -> None:
+    impossible = replace(slower(40, 2), duration_ns=np.full(40, 1e-3))
+    with pytest.raises(UsageError, match="every row is faster than H150 can be"):
+        calibrate([impossible], NEW, tests=(), fitted="2026-01-31")
+
+
+def test_a_sweep_of_few_layers_is_adapted_too() -> None:
+    table = slower(48, 2)
+    m, side = np.arange(1.0, 49.0) * 64, np.full(48, 4096.0)
+    ops = build.matmuls(table.ops.scheme, batch=np.ones(48), m=m, n=side, k=side, variant=table.ops.variant)
+    model = model_of(replace(table, ops=ops, duration_ns=5000 + 1.5 * roof_ns(ops, NEW)))
+    assert model is not None
+    assert model.card.training.shape_groups == 48
+
+
 def test_nothing_is_adapted_to_too_few_rows_or_to_what_nothing_is_like() -> None:
     assert model_of(slower(11, 1)) is None
     same = slower(40, 1)
@@ -142,6 +181,8 @@ def test_a_calibration_on_few_rows_is_what_answers_then(tmp_path: Path) -> None:
     answer = said.predict(unseen.ops, device)
     assert who(answer) == {"learned:shipped=false"}
     assert error_of(composite, unseen, device) < 0.1
+    part = tuple(replace(fit, samples=5, error=with_fields(fit.error, mape=1e-4)) for fit in device.own_fits)
+    assert who(said.predict(unseen.ops, replace(device, own_fits=part))) == {"learned:shipped=false"}
     again = calibrate(
         [slower(40, 2)], device, estimators=("calibrated", "learned"), tests=(), fitted="2026-02-01"
     )
@@ -164,14 +205,19 @@ def test_who_errs_least_on_rows_left_out_answers_first() -> None:
     ops = products(5, 4)
     model = load_estimator("composite")
     assert isinstance(model, OperationModel)
-    told: list[set[str]] = []
-    for before in (0.9, 1e-4, np.nan):
+
+    def answers(before: float, **error: float) -> set[str]:
         fits = tuple(
-            replace(fit, error=with_fields(fit.error, before_mape=before)) for fit in done.device.own_fits
+            replace(fit, error=with_fields(fit.error, before_mape=before, **error))
+            for fit in done.device.own_fits
         )
-        answer = model.predict(ops, replace(done.device, own_fits=fits))
-        told.append(who(answer))
-    assert told == [{"calibrated"}, {"learned:own=false"}, {"calibrated"}]
+        return who(model.predict(ops, replace(done.device, own_fits=fits)))
+
+    assert answers(0.9) == {"calibrated"}
+    assert answers(1e-4) == {"learned:own=false"}
+    assert answers(np.nan) == {"calibrated"}
+    assert answers(0.1, mape=0.09) == {"learned:own=false"}, "on 40 rows nothing is better by so little"
+    assert answers(0.98, mape=1.2) == {"calibrated"}, "far too short is never more than 100 % off"
     other = replace(ops, scheme=Labels.constant("fp8_block", 5))
     answer = model.predict(other, done.device)
     assert who(answer) == {"learned"}, "a fit of one number format speaks of no other"
