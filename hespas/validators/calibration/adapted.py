@@ -349,8 +349,8 @@ class _Kin:
         expected = dict(zip(names, means, strict=True))
         for each in form.parameters:
             if not each.varies:
-                [(most, _)] = Counter(stated[:, names.index(each.name)].tolist()).most_common(1)
-                expected[each.name] = most
+                chosen: list[float] = stated[:, names.index(each.name)].tolist()
+                expected[each.name] = Counter(chosen).most_common(1)[0][0]
         return form, expected
 
     def _over_form(self, fits: Mapping[_Labels, _Fitted]) -> FloatArray:

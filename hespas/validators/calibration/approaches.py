@@ -455,10 +455,8 @@ class LearnedTrees:
         """From memory where an interrupted run has made it; None where rows are too few."""
         memory, seed = self.run.memory, self.run.seed
         what = f"{library_version()} {own.part!r}"
-        few = None
-        if len(devices) == 1:
-            [device] = devices.values()
-            few = _adaptable(own, device, seed)
+        device = next(iter(devices.values()))
+        few = _adaptable(own, device, seed) if len(devices) == 1 else None
         if few is not None:
             what += f" adapted {hashlib.sha256(few.path.read_bytes()).hexdigest()}"
         key = content_key([own.rows.measured], map(bare, devices.values()), seed, what)
