@@ -82,6 +82,7 @@ class _Summary(msgspec.Struct, frozen=True):
     p90_ape: float | None
     bias: float | None
     interval_coverage: float | None
+    sum_error: float | None
 
 
 class _Noise(msgspec.Struct, frozen=True):
@@ -102,6 +103,11 @@ def _section(done: Accuracy, name: str, provenance: str, level: str) -> Section:
     shown = shown or {"all"}
     noise = {row.hardware: row.mape for row in report.noise if row.n}
     found: dict[tuple[str, str], dict[str, _Summary]] = {}
+    sums = {
+        (row.hardware, row.op_class, row.estimator): row.sum_error
+        for row in report.summary
+        if (row.level, row.size) == ("instance", "all")
+    }
     for row in report.summary:
         if row.level == level and row.size == "all" and row.op_class in shown:
             found.setdefault((row.hardware, row.op_class), {})[row.estimator] = row
@@ -112,7 +118,7 @@ def _section(done: Accuracy, name: str, provenance: str, level: str) -> Section:
             of=max(row.of for row in by_estimator.values()),
             noise=_rounded(noise.get(hardware)),
             errors={
-                estimator: _errors(row)
+                estimator: _errors(row, sums.get((hardware, op_class, estimator)))
                 for estimator, row in by_estimator.items()
                 if estimator in (*done.estimators, _NAIVE) and row.n
             },
@@ -122,7 +128,7 @@ def _section(done: Accuracy, name: str, provenance: str, level: str) -> Section:
     return Section(name=name, provenance=provenance, rows=rows)
 
 
-def _errors(row: _Summary) -> Errors:
+def _errors(row: _Summary, sum_error: float | None) -> Errors:
     return Errors(
         n=row.n,
         mape=_rounded(row.mape),
@@ -130,6 +136,7 @@ def _errors(row: _Summary) -> Errors:
         p90_ape=_rounded(row.p90_ape),
         bias=_rounded(row.bias),
         interval_coverage=_rounded(row.interval_coverage),
+        sum_error=_rounded(sum_error),
     )
 
 

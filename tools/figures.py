@@ -12,7 +12,9 @@ FIGURES = Path(__file__).parents[1] / "docs" / "accuracy.json"
 
 
 class Errors(msgspec.Struct, frozen=True):
-    """Errors of one estimator on the ``n`` cases it covers; None is unknown."""
+    """Errors of one estimator on the ``n`` cases it covers; None is unknown. ``sum_error`` is that of the sum
+    of a program's times, each as often as it ran.
+    """
 
     n: int
     mape: float | None
@@ -20,6 +22,7 @@ class Errors(msgspec.Struct, frozen=True):
     p90_ape: float | None
     bias: float | None
     interval_coverage: float | None
+    sum_error: float | None = None
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
-from tools.figures import Section
+from tools.figures import Errors, Section
 
 __all__ = ["goals_section", "growth_section", "left_out_section", "shipped_cards"]
 
@@ -166,10 +166,11 @@ or families to leave out say nothing there. Some rows of `moe-aiter` are faster 
 | --- | --- | --- | --- | --- |
 """
 _PROGRAMS = """
-And of programs: the composite on recorded programs, whose model entered no fit on any device.
+And of programs: the composite on recorded programs, whose model entered no fit on any device. *end to end*
+is the error of the sum of a program's times, each as often as it ran (mean of its size over the programs).
 
-| device | programs | MAPE (mean) | worst |
-| --- | --- | --- | --- |
+| device | programs | MAPE (mean) | worst | end to end |
+| --- | --- | --- | --- | --- |
 """
 
 
@@ -178,17 +179,21 @@ def growth_section(profiles: Sequence[Section], cards: Iterable[Card]) -> str:
     lines = [line for card in cards if (line := _growth(card))]
     if not lines:
         return ""
-    by_device: dict[str, list[float]] = {}
+    by_device: dict[str, list[Errors]] = {}
     for section in profiles:
         for row in section.rows:
             errors = row.errors.get(_ON_OTHERS)
             if errors is not None and errors.mape is not None:
-                by_device.setdefault(row.hardware, []).append(errors.mape)
-    programs = [
-        f"| {name} | {len(found)} | {fmean(found):.1%} | {max(found):.1%} |\n"
-        for name, found in sorted(by_device.items())
-    ]
+                by_device.setdefault(row.hardware, []).append(errors)
+    programs = [_of_programs(name, found) for name, found in sorted(by_device.items())]
     return "".join((_GROWTH, *lines, *((_PROGRAMS, *programs) if programs else ())))
+
+
+def _of_programs(device: str, found: Sequence[Errors]) -> str:
+    errors = [each.mape for each in found if each.mape is not None]
+    sums = [abs(each.sum_error) for each in found if each.sum_error is not None]
+    whole = f"{fmean(sums):.1%}" if sums else "-"
+    return f"| {device} | {len(found)} | {fmean(errors):.1%} | {max(errors):.1%} | {whole} |\n"
 
 
 def _growth(card: Card) -> str:

@@ -130,6 +130,22 @@ def test_goals_of_profiles_are_those_of_their_devices() -> None:
     assert "| 28.0% | 25.0% |  |" in goals_section([], [section("MI300X")], [])
 
 
+def test_growth_tells_of_programs_end_to_end() -> None:
+    def section(sum_error: float, mape: float) -> Section:
+        errors = Errors(
+            n=9, mape=mape, median_ape=0.1, p90_ape=1, bias=0, interval_coverage=None, sum_error=sum_error
+        )
+        return Section(
+            "x.gz",
+            "recorded",
+            [Row("H100-SXM", "all", 9, None, {"calibrated on the other profiles": errors})],
+        )
+
+    cards = {card.name: card for card in shipped_cards()}
+    text = growth_section([section(-0.2, 0.1), section(0.1, 0.3)], [cards["gemm-bf16"]])
+    assert "| H100-SXM | 2 | 20.0% | 30.0% | 15.0% |" in text
+
+
 def test_growth_has_a_line_for_each_model_that_was_tested_beyond_its_fit() -> None:
     cards = {card.name: card for card in shipped_cards()}
     card = cards["gemm-bf16"]
