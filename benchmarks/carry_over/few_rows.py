@@ -8,8 +8,7 @@ other families alone), then some of its own are drawn at random, and its ``devva
     zero      the model of the others
     form      the fitted form of its own rows (``calibrate --estimator calibrated``)
     adapted   the model of the others adapted to them (``calibrate --estimator learned``)
-    chosen    whichever of these errs least on rows left out, as the composite chooses: what was fitted here
-              where it is better by more than so few rows can mislead
+    chosen    whichever of these errs least on rows left out, as the composite chooses
 
 A line tells the MAPE of each, and what of the rows lies in the adapted model's 90 % intervals.
 """
@@ -104,14 +103,14 @@ def _curve(others: _Others, table: Measurements, device: Device, seed: int) -> I
         some = calib.take(np.sort(order[:count]))
         own = adapted(part, rows_for(part, some, {device.name: device}), device, cards, seed=0)
         form, form_cv = _of_form(some, scored, device)
-        ways = [(_error(_said(model, some, device), some), zero), (form_cv / (1 - count**-0.5), form)]
+        ways = [(_error(_said(model, some, device), some), zero), (form_cv, form)]
         errors = [_error(zero, scored), _error(form, scored), np.nan]
         coverage = np.nan
         if own is not None:
             said = ModelsAtHand([own]).predict(scored.ops, device)
             errors[2] = _error(said.duration_ns, scored)
             told = [np.nan if row.mape is None else row.mape for row in own.card.errors]
-            ways.append((float(np.mean(told)) / (1 - count**-0.5), said.duration_ns))
+            ways.append((float(np.mean(told)), said.duration_ns))
             within = (said.low_ns <= scored.duration_ns) & (scored.duration_ns <= said.high_ns)
             coverage = float(within.mean())
         _, best = min(ways, key=lambda each: np.nan_to_num(each[0], nan=np.inf))

@@ -427,18 +427,14 @@ class _Told:
             self.errors.setdefault(who, []).append((error, rows))
 
     def order(self) -> list[str]:
-        """Own answers of unknown error, then all by their errors. What was fitted to few rows comes first
-        where it is better by more than so few can mislead; fits of a part of the rows come after a model of
-        all, and models of the package that are off by more than :data:`_OFF` after both.
+        """Own answers of unknown error, then all by their errors; fits of a part of the rows come after a
+        model of all, and models of the package that are off by more than :data:`_OFF` after both.
         """
         mean: dict[str, float] = {}
         rows = {who: sum(count for _, count in told) for who, told in self.errors.items()}
         for who, told in self.errors.items():
             error = sum(each * count for each, count in told) / rows[who]
-            if who == _SHIPPED_MODELS:
-                mean[who] = error if error <= _OFF else inf
-            else:
-                mean[who] = error / max(1 - rows[who] ** -0.5, 1e-9)
+            mean[who] = inf if who == _SHIPPED_MODELS and error > _OFF else error
         if rows.get("calibrated", inf) < _MOST_OF * rows.get(_OWN_MODELS, 0.0):
             mean["calibrated"] = max(mean["calibrated"], mean[_OWN_MODELS])
         unknown = [who for who in self.own if who not in mean]
