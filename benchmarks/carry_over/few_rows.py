@@ -6,9 +6,9 @@ Each device of a table is taken for new: models are fitted on the others' ``cali
 other families alone), then some of its own are drawn at random, and its ``devval`` rows are predicted by
 
     zero      the model of the others
-    form      the fitted form of its own rows (``calibrate --estimator calibrated``)
+    form      the form fitted to its own rows alone, nothing known beforehand
     adapted   the model of the others adapted to them (``calibrate --estimator learned``)
-    chosen    whichever of these errs least on rows left out, as the composite chooses
+    chosen    whichever of these errs least on rows left out
 
 A line tells the MAPE of each, and what of the rows lies in the adapted model's 90 % intervals.
 """

@@ -410,6 +410,9 @@ class Composite:
 _OFF = 0.5
 """Times that are far too short err by less than 100 %, however wrong: no measure of who is near."""
 _MOST_OF = 0.8
+"""Share of a model's rows that fits must be of, too, for their errors to be compared: those of one library
+among several say nothing of the others.
+"""
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
     time = base(sizes, fitted physics, data sheet) x exp(sum of trees(log sizes, log ratios, descriptors))
 
 Beyond the sizes of the fit the trees' part goes over into what they add to the largest operations, so that
-the base alone decides how time grows. On a device that was not in the fit the base is the form with the
-parameters of its nearest relatives, and trees correct it that never see what a device is called. The interval
+the base alone decides how time grows. On a device that was not in the fit the form has the parameters of its
+nearest relatives, and trees correct it that never see what a device is called; a model adapted to a few rows
+of it starts from those. The interval
 holds 90 % of outcomes: fitted quantiles, widened until that was so on rows left out of the fit, and wider
 with every octave beyond its sizes. No time is below the device's roof.
 """

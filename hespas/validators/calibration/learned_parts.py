@@ -367,15 +367,15 @@ def _forest(grown: _Grown, columns: int) -> Forest:
 
 def constant(columns: int, value: float) -> Forest:
     """No trees: ``value`` whatever the ``columns`` hold."""
-    none, byte = np.empty(0, np.uint8), np.zeros(1, np.int32)
+    none, no_tree = np.empty(0, np.uint8), np.zeros(1, np.int32)
     return Forest(
         column=none,
         split=none,
         first=none,
         last=none,
-        node_offsets=byte,
+        node_offsets=no_tree,
         leaf=np.empty(0, np.int16),
-        leaf_offsets=byte,
+        leaf_offsets=no_tree,
         edges=np.empty(0, np.float32),
         edge_offsets=np.zeros(columns + 1, np.int32),
         scale=1.0,
