@@ -30,7 +30,7 @@ from hespas.estimators.learned.serialization import LearnedModel, cards_in, save
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, device_names, named_device
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.adapted import adapted
+from hespas.validators.calibration.adapted import adaptable, adapted
 from hespas.validators.calibration.approaches import known_variants
 from hespas.validators.calibration.fit_device import classes_of, fit_class
 from hespas.validators.calibration.learned import fit_rows
@@ -101,12 +101,13 @@ def _curve(others: _Others, table: Measurements, device: Device, seed: int) -> I
         if count > len(calib):
             return
         some = calib.take(np.sort(order[:count]))
-        own = adapted(part, rows_for(part, some, {device.name: device}), device, cards, seed=0)
+        found = adaptable(part, rows_for(part, some, {device.name: device}), device, cards, seed=0)
         form, form_cv = _of_form(some, scored, device)
         ways = [(_error(_said(model, some, device), some), zero), (form_cv, form)]
         errors = [_error(zero, scored), _error(form, scored), np.nan]
         coverage = np.nan
-        if own is not None:
+        if found is not None:
+            own = adapted(found, device, seed=0)
             said = ModelsAtHand([own]).predict(scored.ops, device)
             errors[2] = _error(said.duration_ns, scored)
             told = [np.nan if row.mape is None else row.mape for row in own.card.errors]

@@ -60,15 +60,8 @@ _NONE = Trees(trees=0, leaves=0, learning_rate=0.0, least_rows=0)
 _Labels = tuple[str, str, str, str]
 
 
-def adapted(
-    part: Part, rows: Rows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
-) -> LearnedModel | None:
-    """The model of a part's ``rows``, all of ``device``, by the model of related devices that covers most of
-    them; None where none does, or rows or sizes are too few. O(rows x folds x trees).
-    """
-    found = adaptable(part, rows, device, cards, seed=seed)
-    if found is None:
-        return None
+def adapted(found: Adaptable, device: Device, *, seed: int) -> LearnedModel:
+    """The model of related devices adapted to rows of ``device``. O(rows x folds x trees)."""
     part, rows = found.part, found.rows
     group, fold = folds_of(part, rows, seed, even=True)
     kin = _Kin(load_model(found.path), found.choices, device, rows.measured)
@@ -97,7 +90,9 @@ class Adaptable:
 def adaptable(
     part: Part, rows: Rows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
 ) -> Adaptable | None:
-    """What :func:`adapted` would adapt, and to which rows; None: nothing, or to too few rows or sizes."""
+    """The model of related devices that covers most of a part's ``rows``, all of ``device``, and which rows
+    these are; None where none does, or rows or sizes are too few.
+    """
     covered = _covered(rows.measured.ops, device, cards)
     if covered is None:
         return None

@@ -465,7 +465,7 @@ class LearnedTrees:
             return kept
         model = None
         if few is not None:
-            model = adapted(own.part, own.rows, device, cards_in(shipped_folder()), seed=seed)
+            model = adapted(few, device, seed=seed)
         elif not own.fault:
             model = fit_rows(own.part, own.rows, seed=seed, own=True)
         if memory and model is not None:

@@ -66,7 +66,8 @@ def slower(count: int, seed: int, *, variant: str = "mine 1.0", device: Device =
 
 def model_of(table: Measurements, device: Device = NEW, seed: int = 0) -> LearnedModel | None:
     rows = rows_for(PART, table, {device.name: device})
-    return adapted(PART, rows, device, cards_in(shipped_folder()), seed=seed)
+    found = adaptable(PART, rows, device, cards_in(shipped_folder()), seed=seed)
+    return None if found is None else adapted(found, device, seed=seed)
 
 
 def error_of(model: OperationModel, table: Measurements, device: Device = NEW) -> float:
