@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
@@ -29,12 +28,10 @@ from hespas.graph.errors import FormatError, HespasError, UsageError
 from hespas.hardware import Device, find, load_device, write_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
-from hespas.validators.calibration.approaches import merged
-from hespas.validators.calibration.kernels import common_kernels
-from hespas.validators.calibration.recordings import fit_recordings
+from hespas.validators.calibration.intervals import with_fits
 from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
 from tools.goals import goals_section, growth_section, left_out_section, shipped_cards
-from tools.kernels import Trace, kernel_tables, model_of, recorded_traces
+from tools.kernels import Trace, fits_without, kernel_tables, model_of, recorded_traces
 
 __all__ = ["DOCS", "accuracy_pages", "main"]
 
@@ -43,6 +40,7 @@ _PAGE, _FOLDER = "accuracy.md", "accuracy"
 _ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic", "composite")
 _NAIVE = "overhead+two-efficiencies"
 _ON_OTHERS = "calibrated on the other profiles"
+_ON_OTHER_DEVICES = "calibrated on other devices' profiles"
 _NO_LIMITS = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
 _TABLES = (".parquet", ".csv", ".csv.gz")
 _INTRODUCTION = """# Accuracy
@@ -56,9 +54,11 @@ the baseline overhead+two-efficiencies: one launch time and one efficiency per c
 not compared. *noise* is the error of the best constant per shape, where shapes were measured again: nothing
 can be better.
 *calibrated on the other profiles* is the composite after `hespas-validate calibrate --measured` on the
-profiles of the same device but those of the model it is compared with. Nothing else that is fitted on
-profiles has seen that model then, on whatever device (`python -m benchmarks.carry_over.traces`). What ships
-has seen them all: its own figures on them say how well it fits, not how it carries over.
+profiles of the same device but those of the model it is compared with, *on other devices' profiles* where it
+has no others. Nothing else that is fitted on profiles has seen that model then, on whatever device
+(`python -m benchmarks.carry_over.traces`). What ships has seen them all: its own figures on them say how well
+it fits, not how it carries over. *naive* of a profile has seen four fifths of its own shapes; that command
+shows one that is fitted on other profiles, too.
 
 Every device and class of each table stands on its own page: follow the tables' names below, or see the
 [profiles](accuracy/profiles.md) and the [devices left out](accuracy/devices-left-out.md) of learned models.
@@ -167,11 +167,10 @@ def _of_profiles(folder: Path, tables: Path | None, estimators: Sequence[str]) -
     recorded = recorded_traces(folder)
     measured = [] if tables is None else kernel_tables(tables)
     for name, (profile, hardware) in profiles.items():
-        others = [each for other, (each, device) in profiles.items() if device == hardware and other != name]
         try:
             done = accuracy([profile], [hardware], estimators, inputs=[name])
             section = _section(done, name, f"recorded on {profile.devices[0]}", "shape")
-            yield _with_others(section, (name, profile), recorded, hardware, measured) if others else section
+            yield _with_others(section, (name, profile), recorded, hardware, measured)
         except HespasError as error:
             sys.stderr.write(f"{name}: left out: {error.message[:200]}\n")
 
@@ -203,13 +202,9 @@ def _with_others(
     """
     name, profile = compared
     device, model = load_device(hardware), model_of(name)
-    others = [(each, table) for each, table in recorded if each.model != model]
-    everywhere = [*((table, load_device(each.hardware)) for each, table in others), *measured]
-    common = common_kernels(everywhere, device.vendor)
-    fits = fit_recordings(
-        [table for each, table in others if each.hardware == hardware], device, common=common
-    )
-    fitted = replace(device, own_fits=merged(fits, device.fits), fits_of="")
+    others = [(table, load_device(each.hardware)) for each, table in recorded if each.model != model]
+    label = _ON_OTHERS if any(other.name == hardware for _, other in others) else _ON_OTHER_DEVICES
+    fitted = with_fits(device, fits_without(others, measured, device))
     with TemporaryDirectory() as folder:
         path = Path(folder, "fitted.toml")
         write_device(fitted, path)
@@ -217,7 +212,7 @@ def _with_others(
     more = {row.op_class: row.errors for row in _section(done, name, "", "shape").rows}
     rows = [
         msgspec.structs.replace(
-            row, errors=row.errors | {_ON_OTHERS: more[row.op_class]["composite"]}
+            row, errors=row.errors | {label: more[row.op_class]["composite"]}
         ) if "composite" in more.get(row.op_class, {}) else row
         for row in section.rows
     ]  # fmt: skip

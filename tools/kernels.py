@@ -23,15 +23,29 @@ from hespas.graph import Profile
 from hespas.graph.errors import HespasError
 from hespas.hardware import Device, Fit, find, load_device, named_device
 from hespas.hardware.device_file import fits_to_toml
-from hespas.hardware.library import KERNELS_FOLDER
+from hespas.hardware.library import KERNELS_FOLDER, fits_at
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
 from hespas.validators.calibration.fit_device import may_be_fitted
-from hespas.validators.calibration.kernels import common_kernels, kernel_fits
+from hespas.validators.calibration.intervals import Unseen, unseen, with_intervals
+from hespas.validators.calibration.kernels import classes_of_fits, common_kernels, kernel_fits
+from hespas.validators.calibration.products import common_products, products_fit
 from hespas.validators.calibration.recordings import fit_recordings
 
-__all__ = ["VENDORS", "Trace", "kernel_tables", "main", "model_of", "recorded_traces", "write_device_fits"]
+__all__ = [
+    "VENDORS",
+    "Trace",
+    "fits_without",
+    "is_recorded",
+    "kernel_tables",
+    "main",
+    "model_of",
+    "recorded_traces",
+    "recordings_left_out",
+    "vendor_fits",
+    "write_device_fits",
+]
 
 _Recorded = tuple[Measurements, Device]
 
@@ -109,21 +123,75 @@ def recorded_traces(folder: Path) -> list[tuple[Trace, Measurements]]:
     return found
 
 
+def vendor_fits(
+    traces: Sequence[_Recorded], measured: Sequence[_Recorded], vendor: str, date: str = ""
+) -> tuple[Fit, ...]:
+    """What a vendor's recorded devices have in common: kernels, and products as programs run them."""
+    common = common_kernels([*traces, *measured], vendor)
+    table = joined([table for table, _ in traces], "recordings") if traces else None
+    products = products_fit(common_products(traces, vendor), fitted=date)
+    return (*kernel_fits(common, table, fitted=date), products)
+
+
+def fits_without(
+    traces: Sequence[_Recorded], measured: Sequence[_Recorded], device: Device, date: str = ""
+) -> tuple[Fit, ...]:
+    """What is fitted for a device on recordings, of which some may be left out: by its own, or else by those
+    of its vendor's others. Intervals are of what is left out of these recordings in turn: nothing here has
+    seen any other.
+    """
+    known = is_recorded(traces, device)
+    told = recordings_left_out(traces, measured, devices=not known)
+    return with_intervals(_fits(traces, measured, device, date), told, device if known else None)
+
+
+def is_recorded(traces: Sequence[_Recorded], device: Device) -> bool:
+    """Whether any of the recordings is of that device."""
+    return any(other.name == device.name for _, other in traces)
+
+
+def _fits(
+    traces: Sequence[_Recorded], measured: Sequence[_Recorded], device: Device, date: str = ""
+) -> tuple[Fit, ...]:
+    """The same with intervals of shapes or recordings whose vendor's fits have seen them."""
+    mine = [table for table, other in traces if other.name == device.name]
+    common = fits_at(vendor_fits(traces, measured, device.vendor, date), device)
+    if not mine:
+        return common
+    fits = fit_recordings(mine, device, common=classes_of_fits(common), fitted=date)
+    # What ships of the device has seen what is left out here.
+    forms = {fit.form for fit in fits}
+    return (*fits, *(fit for fit in common if fit.form == PRODUCTS and fit.form not in forms))
+
+
+def recordings_left_out(
+    traces: Sequence[_Recorded], measured: Sequence[_Recorded], *, devices: bool
+) -> list[Unseen]:
+    """Each recording as fits say it that have seen nothing of its model on any device and, with ``devices``,
+    nothing of its device; without, those whose device has recordings of other models.
+    """
+    found: list[Unseen] = []
+    for table, device in traces:
+        others = [each for each in traces if model_of(each[0].name) != model_of(table.name)]
+        if devices:
+            others = [each for each in others if each[1].name != device.name]
+        if others and is_recorded(others, device) != devices:
+            found.append(unseen(table, device, _fits(others, measured, device)))
+    return found
+
+
 def write_device_fits(traces: Sequence[_Recorded], measured: Sequence[_Recorded], date: str) -> None:
     """A file for each recorded device of :data:`VENDORS`: its kernels and products as its recordings have
     them.
     """
     devices = {device.name: device for _, device in traces}
+    models, others = (recordings_left_out(traces, measured, devices=each) for each in (False, True))
     for vendor in VENDORS:
-        common = common_kernels([*traces, *measured], vendor)
-        told = _write(
-            vendor, kernel_fits(common, joined([table for table, _ in traces], "recordings"), fitted=date)
-        )
-        sys.stdout.write(told)
+        common = with_intervals(vendor_fits(traces, measured, vendor, date), others)
+        sys.stdout.write(_write(vendor, common))
         for device in devices.values():
             if device.vendor == vendor:
-                mine = [table for table, other in traces if other.name == device.name]
-                fits = fit_recordings(mine, device, common=common, fitted=date)
+                fits = with_intervals(_fits(traces, measured, device, date), models, device)
                 shipped = [fit for fit in fits if fit.form in (KERNELS.name, PRODUCTS)]
                 sys.stdout.write(_write(device.name, shipped))
 

@@ -1,8 +1,12 @@
 """One traced model left out: ``python -m benchmarks.carry_over.traces PROFILES [--tables DIR]``.
 
 Each recording of a folder is predicted from the recordings of other models on its device: everything that is
-fitted on recordings is fitted again without any recording of that model, on whatever device. A model is what
-a file is called behind its first ``_``: ``h100_timesformer_inf.json.gz`` and
+fitted on recordings is fitted again without any recording of that model, on whatever device. Where its device
+has no other, from those of its vendor's others. One figure of device files is of recordings, too, and stays:
+the shortest kernel (1st percentile), which the roofline sees as the composite does. Intervals are of what is
+left out of those recordings in turn, so that the one predicted has no say in its own.
+
+A model is what a file is called behind its first ``_``: ``h100_timesformer_inf.json.gz`` and
 ``mi300x_timesformer_inf.json.gz`` hold the same.
 """
 
@@ -10,36 +14,58 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray
-from hespas.hardware import Device, Fit, load_device, write_device
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import Device, load_device, write_device
 from hespas.validators.accuracy import accuracy
+from hespas.validators.accuracy.baselines import FittingRows
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.statistics import ShapeGroups, errors_of
-from hespas.validators.calibration.approaches import merged
-from hespas.validators.calibration.kernels import common_kernels, kernel_fits
-from hespas.validators.calibration.recordings import fit_recordings
-from tools.kernels import Trace, kernel_tables, recorded_traces
+from hespas.validators.calibration.intervals import with_fits
+from tools.kernels import Trace, fits_without, is_recorded, kernel_tables, recorded_traces
 
-__all__ = ["BASELINE", "FITTED", "ROOFLINE", "UNRECORDED", "Row", "left_out", "main", "summary"]
+__all__ = [
+    "BASELINE",
+    "BASELINE_OF_OTHERS",
+    "FITTED",
+    "ROOFLINE",
+    "UNRECORDED",
+    "Row",
+    "left_out",
+    "main",
+    "summary",
+]
 
-ROOFLINE, BASELINE = "roofline", "overhead+two-efficiencies"
+ROOFLINE, BASELINE, DATASHEET = "roofline", "overhead+two-efficiencies", "datasheet-roofline"
+BASELINE_OF_OTHERS = "overhead+two-efficiencies, of other models"
+"""The naive model has two faces: fitted on four fifths of the very shapes of the trace (what reports show
+where a device has one source), and on what the composite sees: recordings of other models on the device, of
+its vendor's other devices where there are none.
+"""
 UNRECORDED, FITTED = "composite, device unrecorded", "composite"
 """By recordings of other models: on other devices alone, and on the device, too (as its calibration
 ships).
 """
 
+_BOUNDED = (UNRECORDED, FITTED)
+"""What states intervals: as wide as recordings of devices or of models ask for that were left out of those
+that the trace is predicted from.
+"""
+
+_SHOWN = (ROOFLINE, BASELINE, BASELINE_OF_OTHERS, UNRECORDED, FITTED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One distinct shape of a trace: median time, what each estimator says and between what (NaN:
-    nothing).
+    """One distinct shape of a trace: median time, what each estimator says and, of :data:`UNRECORDED` and
+    :data:`FITTED`, between what (NaN: nothing).
     """
 
     trace: str
@@ -47,7 +73,7 @@ class Row:
     shape: str
     measured_ns: float
     predicted_ns: Mapping[str, float]
-    interval_ns: tuple[float, float]
+    interval_ns: Mapping[str, tuple[float, float]]
 
     def error(self, estimator: str) -> float:
         """(predicted - measured) / measured."""
@@ -60,35 +86,91 @@ def left_out(folder: Path, tables: Path | None = None) -> Iterator[Row]:
     """
     traces = recorded_traces(folder)
     measured = [] if tables is None else kernel_tables(tables)
+    plain = {trace.name: _cases(trace, load_device(trace.hardware), (ROOFLINE,)) for trace, _ in traces}
     for trace, _ in traces:
         others = [(each, table) for each, table in traces if each.model != trace.model]
-        mine = [table for each, table in others if each.hardware == trace.hardware]
-        if not mine:
-            continue
         device = load_device(trace.hardware)
         recorded = [(table, load_device(each.hardware)) for each, table in others]
         elsewhere = [each for each in recorded if each[1].name != device.name]
-        common = common_kernels([*recorded, *measured], device.vendor)
-        unrecorded = kernel_fits(common_kernels([*elsewhere, *measured], device.vendor))
-        fits = fit_recordings(mine, device, common=common)
-        yield from _rows(trace, _with(device, unrecorded), _with(device, fits))
+        unrecorded = with_fits(device, fits_without(elsewhere, measured, device))
+        fitted = unrecorded
+        if is_recorded(recorded, device):
+            fitted = with_fits(device, fits_without(recorded, measured, device))
+        told = _told(trace, [each for each, _ in others])
+        naive = _Naive.of(plain[trace.name], [each for other in told for each in plain[other.name]])
+        yield from _rows(trace, unrecorded, fitted, naive)
 
 
-def _with(device: Device, fits: Sequence[Fit]) -> Device:
-    return replace(device, own_fits=merged(fits, device.fits), fits_of="")
+def _told(trace: Trace, others: Sequence[Trace]) -> list[Trace]:
+    """Whose times a naive model is fitted on: those of the device, else of its vendor's, else all."""
+    vendor = load_device(trace.hardware).vendor
+    return (
+        [each for each in others if each.hardware == trace.hardware]
+        or [each for each in others if load_device(each.hardware).vendor == vendor]
+        or list(others)
+    )
 
 
-def _rows(trace: Trace, shipped: Device, fitted: Device) -> Iterator[Row]:
-    before = _cases(trace, shipped, (ROOFLINE, FITTED))
-    for plain, calibrated in zip(before, _cases(trace, fitted, (FITTED,)), strict=True):
-        yield from _rows_of_program(trace, plain, calibrated)
+@dataclass(frozen=True, slots=True)
+class _Naive:
+    """The naive model of each program of a trace, case by case [ns], by other recordings."""
+
+    duration_ns: Sequence[FloatArray]
+
+    @classmethod
+    def of(cls, mine: Sequence[Cases], others: Sequence[Cases]) -> _Naive:
+        """Fitted to ``others``, asked of ``mine``. Equal shapes of other models are known, as they are to
+        the composite.
+        """
+        cases = [*mine, *others]
+        classes, shapes = _Numbers(), _Numbers()
+        rows = FittingRows(
+            naive_ns=np.concatenate([_said(each, DATASHEET) for each in cases]),
+            measured_ns=np.concatenate([each.measured_ns for each in cases]),
+            op_class=np.concatenate([classes.of(each.classes)[each.op_class] for each in cases]).astype(
+                np.int32
+            ),
+            shape=np.concatenate([shapes.of(each.shapes)[each.shape] for each in cases]),
+            group=np.arange(sum(map(len, cases))),
+        )
+        count = sum(map(len, mine))
+        inside = np.arange(len(rows.shape)) < count
+        found = np.full((2, len(rows.shape)), np.nan)
+        rows.predict(~inside, inside, found)
+        bounds = np.cumsum([0, *map(len, mine)]).tolist()
+        return cls([found[1, low:high] for low, high in pairwise(bounds)])
 
 
-def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases) -> Iterator[Row]:
-    said = {name: _of_shapes(plain, name)[0] for name in (ROOFLINE, BASELINE)}
-    said[UNRECORDED] = _of_shapes(plain, FITTED)[0]
-    said[FITTED], low, high = _of_shapes(calibrated, FITTED)
+class _Numbers:
+    """Numbers of names that several lists share."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, int] = {}
+
+    def of(self, names: Iterable[str]) -> IntArray:
+        """The number of each name."""
+        return np.array([self.by_name.setdefault(name, len(self.by_name)) for name in names], np.int64)
+
+
+def _said(cases: Cases, estimator: str) -> FloatArray:
+    [said] = [each.duration_ns for each in cases.predictions if each.estimator == estimator]
+    return said
+
+
+def _rows(trace: Trace, unrecorded: Device, fitted: Device, naive: _Naive) -> Iterator[Row]:
+    before = _cases(trace, unrecorded, (ROOFLINE, FITTED))
+    after = _cases(trace, fitted, (FITTED,))
+    for plain, calibrated, naive_ns in zip(before, after, naive.duration_ns, strict=True):
+        yield from _rows_of_program(trace, plain, calibrated, naive_ns)
+
+
+def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases, naive_ns: FloatArray) -> Iterator[Row]:
     groups = ShapeGroups.of(plain.shape)
+    said = {name: _of_shapes(plain, name)[0] for name in (ROOFLINE, BASELINE)}
+    said[BASELINE_OF_OTHERS] = groups.medians(naive_ns)
+    bounds: dict[str, list[FloatArray]] = {}
+    for name, cases in ((UNRECORDED, plain), (FITTED, calibrated)):
+        said[name], *bounds[name] = _of_shapes(cases, FITTED)
     measured = groups.medians(plain.measured_ns)
     first = groups.firsts()
     for place, number in enumerate(groups.distinct.tolist()):
@@ -98,7 +180,9 @@ def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases) -> Iterator[
             shape=plain.shapes[number],
             measured_ns=float(measured[place]),
             predicted_ns={name: float(column[place]) for name, column in said.items()},
-            interval_ns=(float(low[place]), float(high[place])),
+            interval_ns={
+                name: (float(low[place]), float(high[place])) for name, (low, high) in bounds.items()
+            },
         )
 
 
@@ -136,15 +220,15 @@ def summary(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
                 for row in part
                 if np.isfinite([row.predicted_ns[FITTED], row.predicted_ns[ROOFLINE]]).all()
             ]
-            for estimator in (ROOFLINE, BASELINE, UNRECORDED, FITTED) if known else ():
+            for estimator in _SHOWN if known else ():
                 yield trace, op_class, estimator, *_figures(known, estimator, len(part))
 
 
 def _figures(rows: Sequence[Row], estimator: str, count: int) -> tuple[str, ...]:
     predicted = np.array([row.predicted_ns[estimator] for row in rows])
     measured = np.array([row.measured_ns for row in rows])
-    low, high = np.array([row.interval_ns for row in rows]).T
-    bounds = (low, high) if estimator == FITTED else None
+    low, high = np.array([row.interval_ns.get(estimator, (np.nan, np.nan)) for row in rows]).T
+    bounds = (low, high) if estimator in _BOUNDED else None
     found = errors_of(predicted, measured, np.arange(len(rows)), bounds)
     shares = (found.mape, found.median_ape, found.p90_ape)
     return (
@@ -166,11 +250,12 @@ def _worst(rows: Sequence[Row], count: int) -> Iterator[str]:
 def _write(rows: Sequence[Row], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        names = (ROOFLINE, BASELINE, UNRECORDED, FITTED)
-        writer.writerow(("trace", "op_class", "shape", "measured_ns", *names, "low_ns", "high_ns"))
+        sides = (f"{name}, {side} ns" for name in _BOUNDED for side in ("low", "high"))
+        writer.writerow(("trace", "op_class", "shape", "measured_ns", *_SHOWN, *sides))
         for row in rows:
-            times = (row.predicted_ns[name] for name in names)
-            writer.writerow((row.trace, row.op_class, row.shape, row.measured_ns, *times, *row.interval_ns))
+            times = (row.predicted_ns[name] for name in _SHOWN)
+            bounds = (bound for name in _BOUNDED for bound in row.interval_ns[name])
+            writer.writerow((row.trace, row.op_class, row.shape, row.measured_ns, *times, *bounds))
 
 
 def main() -> None:

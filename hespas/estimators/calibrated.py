@@ -1,25 +1,27 @@
 """The calibrated roofline: fitted forms of a device, chosen class by class.
 
 A prediction has an interval that held 90 % of the measurements of shapes outside the fit; it widens where an
-operation is larger or smaller than what was fitted on.
+operation is larger or smaller than what was fitted on. TPUs without fits take those of the one that was
+measured, with an interval as of any device that nobody measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import isnan
 
 import numpy as np
 
 from hespas.estimators.forms import CHIP_WIDE_KINDS, PREFILL, form_time_ns, machine_of
 from hespas.estimators.kernels import EVERY_FORM, KERNELS, PRODUCTS
-from hespas.estimators.rates import rate_flops_per_s, within_roof
+from hespas.estimators.rates import peak_times, rate_flops_per_s, within_roof
 from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
-from hespas.hardware import ANY, Device, Fit, FitParameter
-from hespas.hardware.library import common_fits, fits_of_user
+from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
+from hespas.hardware.library import common_fits, distance_of_kernels, fits_of_user
 from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
 
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]
@@ -53,7 +55,7 @@ class Calibrated:
         columns = np.full((3, len(ops)), np.nan)
         for labels, rows in ops.classes():
             kind, op, scheme, variant = labels
-            choice = index.choose(kind, op, scheme, variant)
+            choice = index.choose(kind, op, scheme, variant) or self._carried_over(device, labels)
             where = f"{device.name} {' '.join(label for label in labels if label)}"
             if choice is None or (not self.chip_wide and choice.assumed[0] == "calibrated.chip-wide"):
                 found.warning("calibrated.not-covered", where, "no fit covers it", count=len(rows))
@@ -64,6 +66,34 @@ class Calibrated:
             columns[:, rows] = _said_by_choice(choice, ops.take(rows), index, (where, found))
         columns[1:, np.isnan(columns[0])] = np.nan
         return Prediction.of(self.name, *within_roof(columns, ops, device))
+
+    def _carried_over(self, device: Device, labels: tuple[str, str, str, str]) -> _Choice | None:
+        """The measured TPU's fits of a class, as shares of another TPU's data sheet."""
+        if device.kind != "tpu" or device.name == _MEASURED_TPU:
+            return None
+        found = replace(FitIndex.of(load_device(_MEASURED_TPU)), device=device).choose(*labels)
+        if found is None or (not self.chip_wide and found.assumed[0] == "calibrated.chip-wide"):
+            return None
+        text = (
+            f"nothing was measured on it: shares of {_MEASURED_TPU} stand in, intervals of a factor of three"
+        )
+        return replace(found, assumed=(_CARRIED, text))
+
+
+_MEASURED_TPU = "TPU-v4"
+"""The TPU whose fits others take that have none of their own."""
+_CARRIED = "calibrated.carried"
+_OF_ANOTHER = 1.0
+"""The interval of a device that nobody measured [log time]: what learned models assume of one, too."""
+
+
+def _as_of_another(said: FloatArray, ops: Operations, device: Device) -> FloatArray:
+    """Intervals of another device's shares: they hold what this one's data sheet promises, too."""
+    peaks = peak_times(ops, device)
+    sheet = device.launch_overhead_ns + np.fmax(peaks.arithmetic_ns, peaks.memory_ns)
+    time, low, high = said
+    low = reduce(np.fmin, (low, time * np.exp(-_OF_ANOTHER), sheet))
+    return np.stack((time, np.fmin(low, time), np.fmax(high, time * np.exp(_OF_ANOTHER))))
 
 
 def _said_by_choice(
@@ -83,6 +113,8 @@ def _said_by_choice(
             said[:, rows] = _without_quantizing(choice.fits[number], part, index, tell)
         else:
             said[:, rows] = _time_and_interval(choice.fits[number], part, index.device, choice.scheme)
+        if choice.assumed[0] == _CARRIED:
+            said[:, rows] = _as_of_another(said[:, rows], part, index.device)
         if index.is_timed_with_events(choice.fits[number]) and not part.variant[0]:
             _tell_of_events(choice.fits[number], said[0, rows], tell)
     outside = int((beyond.min(axis=0) > _AS_FITTED).sum())
@@ -248,7 +280,7 @@ class FitIndex:
         names = (op, ANY) if op != ANY else (ANY,)
         for name in () if variant or not scheme else names:
             if common := self.common.get((kind, name)):
-                return _Choice(fits=(common,), scheme=scheme)
+                return _Choice(fits=(common,), scheme=scheme, assumed=self._distance())
         for name in names:
             recorded = () if variant or not scheme else self.by_class.get((kind, name, ANY), ())
             if recorded and recorded[0].form == KERNELS.name:
@@ -258,6 +290,10 @@ class FitIndex:
             if recorded:
                 return _Choice(fits=recorded, scheme=scheme)
         return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
+
+    def _distance(self) -> tuple[str, str]:
+        text = distance_of_kernels(self.device)
+        return ("calibrated.unseen-device", text) if text else ("", "")
 
     def is_timed_with_events(self, fit: Fit) -> bool:
         """Whether a fit holds launches by a host: the chip's does where those of all its kernels do."""

@@ -154,6 +154,7 @@ _OF_GRAPHS = frozenset({"roofline"})
 """Models that see more in a graph than in its operations one by one."""
 _ASSUMED = frozenset(
     {
+        "calibrated.carried",
         "calibrated.event-times",
         "calibrated.includes-quantizing",
         "collectives.carried",
@@ -207,7 +208,7 @@ class _Answer:
             part = ops.take(rows)
             said = predict_with(model, part, device, heard)
             if in_programs:
-                said = as_programs_run(said, part, device)
+                said = as_programs_run(said, part, device, heard)
             self.take(rows, np.stack((said.duration_ns, said.low_ns, said.high_ns)), who, _MODEL)
 
 
@@ -255,7 +256,8 @@ class _Panel:
                 asks = np.array([order[turn : turn + 1] == (spelling,) for order in orders], np.bool_)
                 rows = asks[row] if len(asks) else np.zeros(len(ops), np.bool_)
                 if rows.any():
-                    last = all(turn + 1 == len(orders[each]) for each in np.unique(row[rows]).tolist())
+                    asked: list[int] = np.unique(row[rows]).tolist()
+                    last = all(turn + 1 == len(orders[each]) for each in asked)
                     steps.append((last, rows, who))
         return steps
 

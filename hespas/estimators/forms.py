@@ -5,19 +5,27 @@ Times are in ns, rates in FLOP/ns and bytes/ns. Forms see operations of one sche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, reduce
+from collections.abc import Mapping
+from functools import cache
 from itertools import product
-from math import isnan
 from types import MappingProxyType
 
 import numpy as np
 
-from hespas.estimators.rates import rate_flops_per_s
+from hespas.estimators.array_form import ARRAYS
+from hespas.estimators.form_parts import (
+    Columns,
+    Form,
+    Machine,
+    Parameter,
+    Values,
+    hit_share,
+    machine_of,
+    soft_max,
+)
 from hespas.graph.columns import FloatArray
-from hespas.hardware import Device
-from hespas.operations import KINDS, MATRIX_KINDS, STRIDED, Operations, find_scheme
+from hespas.operations import KINDS, STRIDED, Operations
+from hespas.operations.tiles import padding_of
 
 __all__ = [
     "CHIP_WIDE_KINDS",
@@ -31,126 +39,11 @@ __all__ = [
     "Parameter",
     "Values",
     "form_time_ns",
+    "forms_for",
     "hit_share",
     "machine_of",
     "soft_max",
 ]
-
-_CACHE_RATE = 3.5
-"""Bandwidth of a cache over that of the memory behind it, where a device's file does not state it: the middle
-of those that do.
-"""
-_VECTOR_BYTES = 16.0
-"""What a GPU's widest load takes."""
-
-Columns = Mapping[str, FloatArray]
-"""What a form needs of operations: arrays whose last axis is ``(ops,)``, or constants."""
-
-Values = Mapping[str, float]
-"""Parameters by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale), and how
-    closely it is expected there (``width``, in ln units).
-
-    ``varies`` is false for what is set by the data's nature and never moved. ``absent`` is what fits mean
-    that were made before the parameter was known (NaN: all know it). Shares of a peak are at most 1.
-    """
-
-    name: str
-    start: float
-    low: float
-    high: float
-    varies: bool = True
-    absent: float = np.nan
-    width: float = 1.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The rates of a device for one scheme; NaN where the device file does not say.
-
-    ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over that of the main memory, bytes
-    per element are those of the scheme. ``vector_elements`` is what loads and matrix units take at once:
-    shorter or unaligned rows waste a part of it. ``quantizes``: kernels of their own turn the activations
-    into the format of the product. ``lane_flops_per_ns`` is the rate of the vector units in f32, whatever the
-    scheme: what addresses and conversions run at.
-    """
-
-    flops_per_ns: float
-    bytes_per_ns: float
-    units: float
-    cache_bytes: float
-    cache_rate: float
-    activation_bytes: float
-    weight_bytes: float
-    output_bytes: float
-    vector_elements: float
-    quantizes: bool
-    lane_flops_per_ns: float = np.nan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """A function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
-    parameters. ``dims`` are the dimensions that bound its support. ``choices`` are values of parameters that
-    do not vary, of which a fit takes the best.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    dims: tuple[str, ...]
-    columns: Callable[[Operations, Machine], Columns]
-    time_ns: Callable[[Values, Columns], FloatArray]
-    choices: tuple[Values, ...] = ({},)
-
-
-def machine_of(device: Device, kind: str, scheme: str) -> Machine:
-    """The rates that operations of a kind and scheme meet."""
-    rate = rate_flops_per_s(device, scheme, matrix=kind in MATRIX_KINDS)
-    found = find_scheme(scheme)
-    caches = [memory for memory in device.memories if memory.level != "main" and memory.capacity_bytes > 0]
-    cache = max(caches, key=lambda memory: memory.capacity_bytes, default=None)
-    cache_rate = (
-        np.nan if cache is None else cache.bandwidth_bytes_per_s / device.main_memory.bandwidth_bytes_per_s
-    )
-    bits = (np.nan,) * 3
-    if found is not None:
-        bits = (found.activation_bits, found.weight_bits, found.output_bits)
-    return Machine(
-        flops_per_ns=rate / 1e9,
-        bytes_per_ns=device.main_memory.bandwidth_bytes_per_s / 1e9,
-        units=float(device.units) if device.units > 0 else np.nan,
-        cache_bytes=0.0 if cache is None else float(cache.capacity_bytes),
-        cache_rate=_CACHE_RATE if isnan(cache_rate) else cache_rate,
-        activation_bytes=bits[0] / 8,
-        weight_bytes=bits[1] / 8,
-        output_bytes=bits[2] / 8,
-        vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
-        quantizes=found is not None and found.quantizes,
-        lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
-    )
-
-
-def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
-    """At least the longest of the times, at most their sum: the part that does not overlap.
-
-    The norm of order ``1 + sharpness``: 0 adds them up, infinity takes the longest.
-    """
-    order = 1 + sharpness
-    scale = np.maximum(reduce(np.maximum, times), 1e-300)
-    total = sum(((each / scale) ** order for each in times), np.zeros_like(scale))
-    return scale * total ** (1 / order)
-
-
-def hit_share(working_set: FloatArray, cache_bytes: float, steepness: float) -> FloatArray:
-    """The share of a working set that a cache of that size still holds when it is read again."""
-    if not cache_bytes > 0:
-        return np.zeros_like(working_set)
-    return 1 / (1 + np.minimum(working_set / cache_bytes, 1e6) ** steepness)
-
 
 # Attention kernels: units work through (head, query block) or (head, key split) pieces, wave after wave.
 
@@ -397,12 +290,13 @@ _STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, absent=1.8)
 
 
 def _rates(ops: Operations, machine: Machine) -> Columns:
-    flops = ops.flops + 8.0 * np.nan_to_num(ops.transcendentals)
+    more = padding_of(ops) if machine.tiles else 1.0
+    flops = (ops.flops + 8.0 * np.nan_to_num(ops.transcendentals)) * more
     with np.errstate(invalid="ignore"):
         arithmetic = np.where(flops == 0, 0.0, flops / machine.flops_per_ns)
     return {
         "arithmetic_ns": arithmetic,
-        "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
+        "memory_ns": ops.bytes_moved * more / machine.bytes_per_ns,
         "strided": np.nan_to_num(ops.dim(STRIDED)),
         "bytes": ops.bytes_moved,
         "rows": ops.dim("rows"),
@@ -590,7 +484,7 @@ _PRODUCTS = Form(
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(
-    {form.name: form for form in (_ROOFLINE, _STREAMS, _PRODUCTS, PREFILL, DECODE, _EXPERTS)}
+    {form.name: form for form in (_ROOFLINE, _STREAMS, _PRODUCTS, ARRAYS, PREFILL, DECODE, _EXPERTS)}
 )
 """The forms of operations as libraries run them, by name."""
 
@@ -606,6 +500,15 @@ FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
     }
 )
 """Kind -> the forms that a fit chooses from by its error on held-out shapes."""
+
+
+def forms_for(kind: str, machine: Machine) -> tuple[Form, ...]:
+    """The forms that a fit of a kind chooses from on a machine. Products on systolic arrays take passes over
+    them and no waves of tiles: within the sizes of a fit both err alike, beyond them the waves err by more.
+    """
+    forms = FORMS_OF_KIND.get(kind, ())
+    return (ARRAYS,) if _PRODUCTS in forms and machine.array is not None else forms
+
 
 CHIP_WIDE_KINDS = frozenset(
     {"matmul", "convolution", "vector", "reduction", "normalization", "pooling", "gather", "move"}

@@ -25,9 +25,10 @@ import numpy as np
 from hespas.estimators.forms import FORMS, Columns, Form, Machine, Parameter, Values, machine_of, soft_max
 from hespas.estimators.rates import within_roof
 from hespas.estimators.registry import Prediction, with_bands
+from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, Fit
-from hespas.hardware.library import common_fits, fits_of_user
+from hespas.hardware.library import common_fits, distance_of_kernels, fits_of_user
 from hespas.operations import STRIDED, Labels, Operations
 
 __all__ = [
@@ -63,6 +64,10 @@ _WALK_START_NS = 1000.0
 """What the first addresses take that are worked out one by one."""
 _REDUCTION_START_NS = 2000.0
 """What bringing together the parts of a reduction takes."""
+_SCANS = ("cumsum", "cumprod", "asynchronous_complete_cumsum")
+"""Running sums: one of a whole tensor is cut into parts for all units (``scan_dim`` of ScanUtils.cuh asks
+CUB), others walk a row in one.
+"""
 _COPIED = ("local_scalar_dense",)
 """Operations that copy without a kernel, and their share of a kernel's start."""
 _COPY_START = 0.5
@@ -74,7 +79,8 @@ def _columns(ops: Operations, machine: Machine) -> Columns:
     by_row = share > 0
     length = columns / _GROUP
     shared = np.where(length < 1, length, length**_LENGTH)
-    row_bytes = columns * machine.activation_bytes
+    parts = np.where(_are(ops.op, _SCANS) & (rows == 1), float(machine.units), 1.0)
+    row_bytes = columns * machine.activation_bytes / parts
     unit_bytes_per_ns = machine.bytes_per_ns / machine.units
     walks = _walks(ops, columns, machine.vector_elements)
     start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(
@@ -176,15 +182,21 @@ def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragge
     return values["start_ns"] + values["scale"] * (benchmark_ns + values["ragged"] * loads)
 
 
-def as_programs_run(said: Prediction, ops: Operations, device: Device) -> Prediction:
+def as_programs_run(
+    said: Prediction, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
+) -> Prediction:
     """What is said of products that name no library, as programs on the device run them, where its own
-    recordings or those of its vendor's devices tell; all else as it is.
+    recordings or those of its vendor's devices tell; all else as it is. ``diagnostics`` is told how far the
+    latter stand.
     """
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(said.duration_ns[rows])]
-    fit = _fit(device) if len(rows) else None
-    if fit is None:
+    mine, others = (_products_of(fits) for fits in (fits_of_user(device), common_fits(device)))
+    fit = mine or others
+    if fit is None or not len(rows):
         return said
+    if diagnostics is not None and mine is None and (text := distance_of_kernels(device)):
+        diagnostics.info("composite.unseen-device", f"{device.name} {PRODUCT_KIND}", text, count=len(rows))
     part = ops.take(rows)
     values = {each.name: each.value for each in fit.parameters}
     before_ns = said.duration_ns[rows]
@@ -197,9 +209,5 @@ def as_programs_run(said: Prediction, ops: Operations, device: Device) -> Predic
     return replace(said, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2])
 
 
-def _fit(device: Device) -> Fit | None:
-    for fits in (fits_of_user(device), common_fits(device)):
-        for fit in fits:
-            if fit.form == PRODUCTS:
-                return fit
-    return None
+def _products_of(fits: Sequence[Fit]) -> Fit | None:
+    return next((fit for fit in fits if fit.form == PRODUCTS), None)

@@ -19,6 +19,7 @@ from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
+from hespas.graph.passes import is_recorded_wait
 from hespas.graph.plugins import PluginTable
 from hespas.hardware import Device, Fit
 from hespas.operations import Operations, between_ranks, operations_of
@@ -200,7 +201,8 @@ def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Ope
     """The operations of a graph, and how many ranks of its collectives and messages share a node of it.
     O(nodes).
     """
-    ops, table, messages = operations_of(graph, num_ranks=num_ranks), graph.collectives, graph.p2p
+    ops = operations_of(graph, num_ranks=num_ranks, tiled=device.kind == "tpu")
+    table, messages = graph.collectives, graph.p2p
     if not len(table) and not len(messages):
         return ops
     per_node = np.full(len(ops), np.nan)
@@ -243,14 +245,25 @@ def estimate_by_operation(
 def estimate_with(
     model: Estimator, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None
 ) -> Estimate:
-    """What ``model`` says of each node of ``graph``.
+    """What ``model`` says of each node of ``graph``. Recorded waits keep their time, whoever is asked.
 
     Raises ``UnsupportedError`` where a model of another package gives a negative or infinite time.
     """
     said = model.estimate(graph, device, diagnostics)
     if (row := _impossible(model, said.duration_ns)) >= 0:
         raise _impossible_time(model, said.duration_ns[row], f"node {graph.id[row]} ({graph.op_name(row)})")
-    return said
+    return _with_recorded_waits(said, graph)
+
+
+def _with_recorded_waits(said: Estimate, graph: OpGraph) -> Estimate:
+    """The estimate with the time of the host and of delays as it was recorded, which nobody estimates."""
+    waits = is_recorded_wait(graph)
+    if not waits.any():
+        return said
+    columns = (said.duration_ns, said.low_ns, said.high_ns)
+    duration, low, high = (np.where(waits, graph.duration_ns, each) for each in columns)
+    estimator, bound = (np.where(waits, -1, each).astype(np.int8) for each in (said.estimator, said.bound))
+    return replace(said, duration_ns=duration, low_ns=low, high_ns=high, estimator=estimator, bound=bound)
 
 
 def predict_with(

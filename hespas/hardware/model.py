@@ -380,6 +380,7 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *(*_ROOFLINE, "step_ns", "unit_load", "tile_edge", "fill", "split_ns", "wave_tail"),
             *("activations_cached", "cache_reach", "cache_edge", "ragged_k", "ragged_n", "weight_copies"),
         ),
+        "arrays": ("t0_ns", "compute", "memory", "store", "pipeline_ns"),
         "prefill": (
             *("t0_ns", "compute", "overlap", "score", "block_start_ns", "wave_tail", "chain"),
             *("query_passes", "key_passes", "fused", "token_ns", "cache_gain", "cache_reach"),

@@ -7,21 +7,20 @@ float16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from hespas.graph.columns import FloatArray
 from hespas.measurements.columns import Columns
-from hespas.measurements.tidy import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
+from hespas.measurements.tidy import Dialect, Made, made_of, relabelled, scheme_of, usual_flops, usual_passes
 from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes
+from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = ["AICONFIGURATOR", "RESEARCH"]
 
 _NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
-_HEAVY: Mapping[str, float] = {"layer_norm": 8.0, "rms_norm": 4.0, "softmax": 12.0, "gelu": 12.0, "tanh": 8.0}
-"""FLOPs per element where one operation is many; they decide nothing on a device that is memory bound."""
 
 
 def _row(
@@ -36,7 +35,6 @@ def _vectors(
 ) -> Operations:
     """Vector operations; norms are told from elementwise ones by name."""
     names = tuple(canonical_op(name) for name in op.names)
-    flops = np.array([_HEAVY.get(name, 1.0) for name in names])[op.row]
     made = build.elementwise(
         "vector",
         scheme,
@@ -44,7 +42,7 @@ def _vectors(
         rows=rows,
         columns=width,
         passes=usual_passes(Labels(op.row, names)),
-        flops_per_element=flops,
+        flops_per_element=usual_flops(Labels(op.row, names)),
         variant=variant,
     )
     kinds = [_vector_kind(name) for name in names]
@@ -174,6 +172,8 @@ def _tpu_vectors(columns: Columns) -> Made:
     elements = columns.numbers("elements")
     variant = Labels.choice(("xla op", *(f"xla op {count}-D" for count in range(1, 9))), np.minimum(rank, 8))
     ops = _vectors(op, rows=elements / width, width=width, scheme=scheme_of(columns), variant=variant)
+    tiled = np.array([padding_of_shape(shape) if shape else np.nan for shape in extents])[shapes.row]
+    ops = replace(ops, dims={**ops.dims, TILED: tiled})
     return made_of(ops, columns.numbers("op_us_mean"), kept=~np.isnan(width))
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "scheme_of",
     "size_faults",
     "tidy_operations",
+    "usual_flops",
     "usual_passes",
 ]
 
@@ -144,6 +145,22 @@ def scheme_of(columns: Columns, name: str = "dtype") -> Labels:
 def usual_passes(op: Labels) -> FloatArray:
     """How often operations read and write their elements: operands and result, by canonical names."""
     return np.array([3.0 if name in _BINARY else 2.0 for name in op.names])[op.row]
+
+
+_HEAVY: Mapping[str, float] = {
+    "layer_norm": 8.0,
+    "batch_norm": 8.0,
+    "rms_norm": 4.0,
+    "softmax": 12.0,
+    "gelu": 12.0,
+    "tanh": 8.0,
+}
+"""FLOPs per element where one operation is many: little where the memory decides, most of a TPU's norms."""
+
+
+def usual_flops(op: Labels) -> FloatArray:
+    """FLOPs that operations take per element, by canonical names."""
+    return np.array([_HEAVY.get(name, 1.0) for name in op.names])[op.row]
 
 
 _AGREEING = 0.01
@@ -269,7 +286,7 @@ def _elementwise(kind: str, rows: _Rows) -> Operations:
         rows.scheme,
         op=op,
         passes=np.where(np.isnan(stated), usual, stated),
-        flops_per_element=np.ones(len(rows.scheme)),
+        flops_per_element=usual_flops(op),
         variant=rows.variant,
         **sizes,
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.operations.model import KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations
+from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = [
     "arithmetic_dtype",
@@ -48,17 +49,18 @@ _STREAMED = tuple(_PLACE[name] for name in ("move", "reduction", "normalization"
 _ROW = 4096.0
 
 
-def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
+def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -> Operations:
     """One operation per node. A node with one product is that product; others are told by their operation
     and the extents of their first result (of the first operand where that is larger, as in a reduction).
 
-    ``num_ranks`` is the size of collectives whose groups nobody stated. O(nodes).
+    ``num_ranks`` is the size of collectives whose groups nobody stated; ``tiled``: say how arrays fill the
+    tiles of a memory that holds whole ones (:data:`~hespas.operations.tiles.TILED`). O(nodes).
     """
     kind = np.array([_PLACE[KIND_OF_CLASS.get(each, "other")] for each in OpClass], np.int32)[graph.op_class]
     kind[graph.kind == int(NodeKind.COLLECTIVE)] = _PLACE["collective"]
     kind[np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))] = 0
     kind[_messages(graph)] = _PLACE["collective"]
-    dims = _extents(graph)
+    dims, decides = _extents(graph)
     scheme, names = _schemes(graph)
     _products(graph, kind, dims, scheme, names)
     _attention(graph, kind, dims)
@@ -66,6 +68,9 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
     _collectives(graph, dims, num_ranks)
     _flatten(kind, dims)
     _only_its_own(kind, dims)
+    if tiled:
+        has = np.array(["rows" in KINDS[each] for each in _NAMES], np.bool_)[kind]
+        dims[TILED] = np.where(has, _padding(graph)[decides], np.nan)
     dims[STRIDED] = _strided(graph, kind == _PLACE["vector"], np.isin(kind, _STREAMED))
     return Operations(
         kind=Labels(kind, _NAMES),
@@ -130,8 +135,10 @@ def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
     return np.where(ends > starts, values[np.minimum(starts, len(values) - 1)], default).astype(np.int64)
 
 
-def _extents(graph: OpGraph) -> dict[str, FloatArray]:
-    """``rows`` and ``columns`` of the larger of first result and first operand; NaN where unknown."""
+def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
+    """``rows`` and ``columns`` of the larger of first result and first operand, NaN where unknown; and the
+    row of its type (one past all types where there is none).
+    """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
     for row in range(types):
@@ -147,7 +154,13 @@ def _extents(graph: OpGraph) -> dict[str, FloatArray]:
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
     chosen = np.where(larger, operand, result)
-    return {"rows": rows[chosen], "columns": columns[chosen]}
+    return {"rows": rows[chosen], "columns": columns[chosen]}, chosen
+
+
+def _padding(graph: OpGraph) -> FloatArray:
+    """How many times the elements of each type its whole tiles hold, shape ``(types + 1,)``."""
+    shapes = (graph.types.shape(row) for row in range(len(graph.types)))
+    return np.array([*(np.nan if -1 in shape else padding_of_shape(shape) for shape in shapes), np.nan])
 
 
 def _schemes(graph: OpGraph) -> tuple[SmallIntArray, list[str]]:

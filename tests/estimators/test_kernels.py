@@ -10,8 +10,9 @@ import pytest
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.forms import form_time_ns, machine_of
 from hespas.estimators.kernels import KERNELS
+from hespas.graph import Diagnostics
 from hespas.hardware import load_device
-from hespas.hardware.library import common_fits, fits_of_user
+from hespas.hardware.library import COMMON_FLOOR_NS, common_fits, fits_of_user
 from hespas.operations import STRIDED, Labels, Operations, build
 
 H100 = load_device("H100-SXM")
@@ -87,3 +88,39 @@ def test_devices_of_recorded_vendors_answer_for_kernels_and_a_users_own_fits_com
 
 def test_fits_that_ship_are_nobodys_own() -> None:
     assert fits_of_user(replace(H100, own_fits=H100.fits, fits_of="")) == ()
+
+
+def test_a_running_sum_of_a_whole_tensor_is_cut_into_parts() -> None:
+    whole = time_ns(kernels("reduction", "cumsum", 1, 1e6, scheme="i32"))
+    row = time_ns(kernels("reduction", "sum", 1, 1e6, scheme="i32"))
+    assert row > 3 * whole
+
+
+def test_starts_of_a_vendors_file_go_with_the_shortest_kernel_that_a_device_states() -> None:
+    ops = kernels("vector", "gelu", 1, 64)
+    unknown = replace(load_device("L40S"), own_fits=(), fits_of="")
+    slow = replace(unknown, launch_overhead_ns=2 * unknown.launch_overhead_ns)
+    short, long = (float(Calibrated().predict(ops, each).duration_ns[0]) for each in (unknown, slow))
+    assert long == pytest.approx(2 * short, rel=0.1)
+    unstated = replace(unknown, launch_overhead_ns=np.nan)
+    typical = replace(unknown, launch_overhead_ns=COMMON_FLOOR_NS)
+    assert common_fits(unstated) == common_fits(typical)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("H100-SXM", ""),
+        ("H200-SXM", "another device of its family (Hopper) stand in: H100-SXM"),
+        ("L40S", "another family stand in: A100-SXM-40GB, H100-SXM"),
+    ],
+)
+def test_kernels_of_an_unrecorded_device_say_so_and_have_a_wider_interval(name: str, words: str) -> None:
+    diagnostics = Diagnostics()
+    ops = kernels("vector", "gelu", 18816, 4096)
+    said = Calibrated().predict(ops, load_device(name), diagnostics)
+    told = [each.message for each in diagnostics if each.code == "calibrated.unseen-device"]
+    assert told == ([f"recordings of {words}"] if words else [])
+    ours = Calibrated().predict(ops, H100)
+    assert said.low_ns[0] < said.duration_ns[0] < said.high_ns[0]
+    assert (said.high_ns[0] / said.low_ns[0] > 1.5 * ours.high_ns[0] / ours.low_ns[0]) == bool(words)

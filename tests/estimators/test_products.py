@@ -11,6 +11,7 @@ from hespas.estimators import load_estimator
 from hespas.estimators.kernels import PRODUCTS, as_programs_run, product_time_ns, ragged_share
 from hespas.estimators.rates import roof_ns
 from hespas.estimators.registry import OperationModel, Prediction
+from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.library import common_fits
@@ -77,3 +78,15 @@ def test_products_of_programs_stay_within_the_roof_too() -> None:
     device = replace(H100, own_fits=(faster,), fits_of="")
     said = as_programs_run(Prediction.of("x", *np.full((3, 1), roof)), ops, device)
     assert [said.low_ns[0], said.duration_ns[0]] == [roof, roof]
+
+
+def test_products_of_an_unrecorded_device_say_so_and_have_its_interval() -> None:
+    diagnostics = Diagnostics()
+    said = as_programs_run(
+        Prediction.of("x", np.array([1e6])), products([4096.0]), load_device("L40S"), diagnostics
+    )
+    assert diagnostics.counts() == {"composite.unseen-device": 1}
+    [band] = next(fit for fit in common_fits(load_device("L40S")) if fit.form == PRODUCTS).bands
+    assert said.high_ns[0] == pytest.approx(band.high * said.duration_ns[0])
+    as_programs_run(Prediction.of("x", np.array([1e6])), products([4096.0]), H100, diagnostics)
+    assert diagnostics.counts() == {"composite.unseen-device": 1}

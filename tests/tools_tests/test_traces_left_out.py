@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from benchmarks.carry_over.traces import BASELINE, FITTED, ROOFLINE, UNRECORDED, Row, summary
+from benchmarks.carry_over.traces import (
+    BASELINE,
+    BASELINE_OF_OTHERS,
+    FITTED,
+    ROOFLINE,
+    UNRECORDED,
+    Row,
+    summary,
+)
 from tools.kernels import model_of
 
 
 def row(op_class: str, predicted_ns: float, interval_ns: tuple[float, float]) -> Row:
-    said = {ROOFLINE: 50.0, BASELINE: 200.0, UNRECORDED: 150.0, FITTED: predicted_ns}
+    said = {
+        ROOFLINE: 50.0,
+        BASELINE: 200.0,
+        BASELINE_OF_OTHERS: 90.0,
+        UNRECORDED: 150.0,
+        FITTED: predicted_ns,
+    }
     return Row(
         trace="a.json",
         op_class=op_class,
         shape="add",
         measured_ns=100.0,
         predicted_ns=said,
-        interval_ns=interval_ns,
+        interval_ns={FITTED: interval_ns},
     )
 
 

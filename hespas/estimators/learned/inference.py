@@ -42,6 +42,7 @@ from hespas.estimators.learned.serialization import (
     load_model,
     shipped_folder,
 )
+from hespas.estimators.learned.tf32 import as_deeper_products, runs_on_tf32, wider_output_ns
 from hespas.estimators.rates import within_roof
 from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
@@ -90,15 +91,14 @@ class Learned:
         O(ops x trees): about 2 us per operation and 300 trees. Raises ``FormatError`` for a model that is
         damaged or gone, ``UsageError`` where there is none at all.
         """
+        libraries = self._libraries(device)
+        deep = runs_on_tf32(ops, device)
         answer = _Answer.none(len(ops))
-        for library in self._libraries(device):
-            rows = np.flatnonzero(np.isnan(answer.times[0]))
-            if not len(rows):
-                break
-            said = library.ask(ops.take(rows), device, diagnostics)
-            answer.times[:, rows] = said.times
-            answer.reasons.clear()  # who comes after may cover it
-            answer.reasons.update(said.reasons)
+        for rows, ask in ((np.setdiff1d(np.arange(len(ops)), deep), _asked), (deep, _asked_of_tf32)):
+            if len(rows):
+                said = ask(libraries, ops.take(rows) if len(deep) else ops, device, diagnostics)
+                answer.times[:, rows] = said.times
+                answer.reasons.update(said.reasons)
         for reason, count in answer.reasons.items():
             if diagnostics is not None:
                 diagnostics.warning("learned.refused", device.name, f"no duration, {reason}", count=count)
@@ -228,6 +228,40 @@ class _Library:
                     hint="copy card and trees again, or fit the model again",
                 ) from error
         return answer
+
+
+def _asked(
+    libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _Answer:
+    """What the libraries say, each of what those before left."""
+    answer = _Answer.none(len(ops))
+    for library in libraries:
+        rows = np.flatnonzero(np.isnan(answer.times[0]))
+        if not len(rows):
+            break
+        said = library.ask(ops.take(rows), device, diagnostics)
+        answer.times[:, rows] = said.times
+        answer.reasons.clear()  # who comes after may cover it
+        answer.reasons.update(said.reasons)
+    return answer
+
+
+def _asked_of_tf32(
+    libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _Answer:
+    """The same of products on TF32 units: those of bf16 stand in where no model speaks of them."""
+    answer = _asked(libraries, ops, device, diagnostics)
+    rows = np.flatnonzero(np.isnan(answer.times[0]))
+    if len(rows):
+        part = ops.take(rows)
+        said = _asked(libraries, as_deeper_products(part), device, diagnostics)
+        times = within_roof(said.times + wider_output_ns(part, device), part, device)
+        answer.times[:, rows] = times
+        answer = _Answer(answer.times, said.reasons)
+        if diagnostics is not None and (count := int((~np.isnan(times[0])).sum())):
+            text = "matmul f32 on TF32 units: estimated as bf16 of twice the depth"
+            diagnostics.info("learned.stand-in", device.name, text, count=count)
+    return answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

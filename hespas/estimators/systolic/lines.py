@@ -22,6 +22,7 @@ from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, load_device
 from hespas.hardware.device_file import read_fits
 from hespas.operations import Labels, Operations, element_bytes, find_scheme
+from hespas.operations.tiles import LANES, elements_in_tiles, padding_of
 
 __all__ = [
     "ELEMENTS",
@@ -53,9 +54,6 @@ ELEMENTS = "elements"
 LONG = "long_"
 """What the names of the second line's parameters begin with."""
 
-_SUBLANES, _LANES = 8.0, 128.0
-"""Registers and memory of a TPU hold tiles of this shape (docs.jax.dev, Pallas TPU)."""
-
 _HALF_TILE = 64.0
 
 
@@ -64,10 +62,6 @@ def read_lines(device: str) -> tuple[Fit, ...]:
     """The lines that ship for a device of that name; none for most. A name from a user's file is no path."""
     shipped = {path.stem: path for path in LINES_FOLDER.glob("*.toml")}
     return read_fits(shipped[device]) if device in shipped else ()
-
-
-def _tiled(size: FloatArray, tile: float) -> FloatArray:
-    return np.ceil(size / tile) * tile
 
 
 def own_cycles(ops: Operations, array: Array, *, arrays: int = 1) -> FloatArray:
@@ -98,9 +92,7 @@ def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[st
     lhs_bytes, rhs_bytes, result_bytes = (
         element_bytes(labels, part) for part in ("activation", "weight", "output")
     )
-    depth = _tiled(k, _LANES)
-    rows, columns = _tiled(m, _SUBLANES), _tiled(n, _SUBLANES)
-    lhs = batch * rows * depth * lhs_bytes
+    lhs = batch * elements_in_tiles(m, k) * lhs_bytes
     # A convolution reads its input once, not every window of it: what its product reads beyond is not moved.
     others = batch * (n * k * rhs_bytes + m * n * result_bytes)
     is_convolution = np.array([name == "convolution" for name in ops.kind.names])[ops.kind.row]
@@ -109,9 +101,9 @@ def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[st
         "t0_ns": np.where(np.isnan(batch * m * n * k), np.nan, 1.0),
         "cycle_ns": cycles,
         "lhs_ns_per_byte": lhs,
-        "rhs_ns_per_byte": batch * depth * columns * rhs_bytes,
-        "result_ns_per_byte": batch * rows * columns * result_bytes,
-        "odd_k_ns": ((k > _LANES) & (k % _HALF_TILE != 0)).astype(np.float64),
+        "rhs_ns_per_byte": batch * elements_in_tiles(k, n) * rhs_bytes,
+        "result_ns_per_byte": batch * elements_in_tiles(m, n) * result_bytes,
+        "odd_k_ns": ((k > LANES) & (k % _HALF_TILE != 0)).astype(np.float64),
     }
 
 
@@ -119,12 +111,13 @@ def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[st
 def element_columns(ops: Operations) -> dict[str, FloatArray]:
     """What the lines of other operations are linear in, by parameter."""
     rows, columns = ops.dim("rows"), ops.dim("columns")
-    elements = rows * _tiled(columns, _LANES)
+    padding = padding_of(ops)
+    elements = rows * columns * padding
     return {
         "t0_ns": np.where(np.isnan(elements), np.nan, 1.0),
         "element_ns": elements,
         "row_ns": rows,
-        "ns_per_byte": ops.bytes_moved * (elements / np.maximum(rows * columns, 1.0)),
+        "ns_per_byte": ops.bytes_moved * padding,
     }
 
 

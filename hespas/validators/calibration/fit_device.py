@@ -13,11 +13,11 @@ import numpy as np
 from hespas.estimators.forms import (
     CHIP_WIDE_KINDS,
     FORMS,
-    FORMS_OF_KIND,
     Columns,
     Form,
     Machine,
     form_time_ns,
+    forms_for,
     machine_of,
 )
 from hespas.estimators.rates import roof_ns
@@ -261,7 +261,7 @@ def seed_of(rows: Rows, seed: int) -> int:
 
 def fit_class(rows: Rows, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
     """The best form of the class's kind; None where the device states no rate for it."""
-    forms = FORMS_OF_KIND.get(rows.key[0], ())
+    forms = forms_for(rows.key[0], machine)
     tried = [found for form in forms if (found := _fit_form(rows, form, machine, prior, seed)) is not None]
     return min(tried, key=lambda found: _mape(found.predicted_ns, found.measured_ns), default=None)
 

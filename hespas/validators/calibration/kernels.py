@@ -22,9 +22,10 @@ from hespas.estimators.forms import machine_of
 from hespas.estimators.kernels import KERNEL_KINDS, KERNELS
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.hardware.library import starts_of
 from hespas.measurements import Measurements
 from hespas.operations.model import rows_by_label
-from hespas.validators.calibration.fit_device import bands_of, error_of, rounded
+from hespas.validators.calibration.fit_device import error_of, rounded
 from hespas.validators.calibration.shrinkage import moved_from_expected
 
 __all__ = [
@@ -46,6 +47,7 @@ KernelClass = Mapping[str, float]
 _NAMES = tuple(each.name for each in KERNELS.parameters)
 _START = np.log([each.start for each in KERNELS.parameters])
 _LOW = np.log([each.low for each in KERNELS.parameters])
+_IS_START = np.array([each.name == "t0_ns" for each in KERNELS.parameters], np.float64)
 _HIGH = np.log([each.high for each in KERNELS.parameters])
 
 # How far a level's factors lie from 1: ln units of one standard deviation, in the order of the parameters.
@@ -185,6 +187,9 @@ def common_kernels(
     """What the kernels of a vendor's devices have in common: a class per kind and operation in the tables,
     and one per kind. Factors of devices are the mean of those recorded; of devices with tables of single
     operations alone (timed otherwise) only what they say of kinds and operations counts.
+
+    Starts go with the shortest kernel that a device's file states; the classes are of one that takes
+    :data:`~hespas.hardware.library.COMMON_FLOOR_NS` (:func:`~hespas.hardware.library.fits_at` of another).
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
     if not used:
@@ -203,9 +208,11 @@ def common_kernels(
             np.array(_OF_KIND_THERE),
         ),
     ]
-    found = _factors(sample, levels, np.tile(_START, (len(names), 1)))
-    mine = sorted({_device_name(table, device) for table, device in used
-                   if table.recorded and device.vendor == vendor})  # fmt: skip
+    starts = np.array([starts_of(device) for table, device in used for _ in range(len(table))])
+    found = _factors(sample, levels, _START + np.log(starts)[:, None] * _IS_START)
+    vendors = {_device_name(table, device): device.vendor for table, device in used if table.recorded}
+    # Of a vendor of whom nothing was recorded, all others speak: starts are in shares of stated ones.
+    mine = [name for name in sorted(vendors) if vendors[name] == vendor or vendor not in vendors.values()]
     of_devices = [found[2][devices.by_name[name,]] for name in mine]
     chip = np.mean(of_devices, axis=0) if of_devices else np.zeros(len(_NAMES))
     classes: dict[KernelName, KernelClass] = {}
@@ -268,43 +275,29 @@ def classes_of_fits(fits: Iterable[Fit]) -> Mapping[KernelName, KernelClass]:
 
 
 def kernel_fits(
-    classes: Mapping[KernelName, KernelClass],
-    table: Measurements | None = None,
-    left_out: Mapping[str, tuple[FloatArray, FloatArray]] | None = None,
-    *,
-    fitted: str = "",
+    classes: Mapping[KernelName, KernelClass], table: Measurements | None = None, *, fitted: str = ""
 ) -> tuple[Fit, ...]:
-    """Classes as rows of a file. ``table`` is what they are fitted on; ``left_out`` by kind predictions and
-    times [ns] of rows that the predicting fit has not seen, which errors and intervals are of.
-    """
-    told = left_out or {}
-    nothing = (np.empty(0), np.empty(0))
-    everything = tuple(
-        np.concatenate([np.empty(0), *(each[side] for each in told.values())]) for side in (0, 1)
-    )
-    fits: list[Fit] = []
-    for (kind, op), values in sorted(classes.items()):
-        of_kind = told.get(kind, nothing)
-        fits.append(
-            Fit(
-                kind=kind,
-                op=op,
-                scheme=ANY,
-                variant="",
-                form=KERNELS.name,
-                parameters=tuple(FitParameter(name=name, value=rounded(values[name])) for name in _NAMES),
-                support=(),
-                samples=1 if table is None else max(_rows_of(table, kind, op), 1),
-                error=error_of(*of_kind),
-                bands=bands_of(*of_kind) or bands_of(*everything),
-                table="recordings" if table is None else table.name,
-                provenance="recordings" if table is None else table.provenance,
-                fitted=fitted or datetime.now(UTC).date().isoformat(),
-                seed=0,
-                default=True,
-            )
+    """Classes as rows of a file, without errors and intervals; ``table`` is what they are fitted on."""
+    return tuple(
+        Fit(
+            kind=kind,
+            op=op,
+            scheme=ANY,
+            variant="",
+            form=KERNELS.name,
+            parameters=tuple(FitParameter(name=name, value=rounded(values[name])) for name in _NAMES),
+            support=(),
+            samples=1 if table is None else max(_rows_of(table, kind, op), 1),
+            error=error_of(np.empty(0), np.empty(0)),
+            bands=(),
+            table="recordings" if table is None else table.name,
+            provenance="recordings" if table is None else table.provenance,
+            fitted=fitted or datetime.now(UTC).date().isoformat(),
+            seed=0,
+            default=True,
         )
-    return tuple(fits)
+        for (kind, op), values in sorted(classes.items())
+    )
 
 
 def _rows_of(table: Measurements, kind: str, op: str) -> int:

@@ -120,7 +120,8 @@ def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> Learned
     if transfer.forest is not None:
         forests["transfer"] = transfer.forest
     card = _card(part, rows, chosen, intervals, transfer, groups=int(group.max()) + 1, seed=seed)
-    card = with_fields(card, forms=dict(bases.forms), bases=bases.bases, region=region)
+    share = form_share(part, bases.forms)
+    card = with_fields(card, form_share=share, forms=dict(bases.forms), bases=bases.bases, region=region)
     if own:
         split = " ".join(name for name in rows.measured.split.used() if name)
         training = with_fields(card.training, split=split)
@@ -310,7 +311,7 @@ def _card(
         name=part.name,
         family=FAMILIES[part.kinds[0]],
         overhead_ns=part.overhead_ns,
-        form_share=form_share(part),
+        form_share=np.nan,
         forms={},
         bases=(),
         columns=rows.names,
@@ -423,7 +424,7 @@ def _fit_transfer(part: Part, rows: Rows, bases: Bases, *, seed: int) -> _Transf
         forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
         tested = _some(test, _MOST_ROWS_OF_DEVICE * len(out), seed)
         tier, unseen = _unseen_ratio(
-            rows.take(tested), bases, out, seen=devices_of(rows), share=form_share(part)
+            rows.take(tested), bases, out, seen=devices_of(rows), share=form_share(part, bases.forms)
         )
         rest = unseen - forest.predict(table[tested])
         errors.append(_error(out, siblings, rest))
@@ -492,6 +493,7 @@ def _region(part: Part, plain: Rows, chosen: _Held, *, seed: int) -> Region | No
     if len(seen) < _FEWEST_INSIDE or len(unseen) < _FEWEST_BEYOND:
         return None
     inside, bases = with_bases(part, plain.take(seen), seed=seed)
+    share = form_share(part, bases.forms)
     forest = grow(inside.table, inside.ratio, chosen.form, seed=seed, rising=rising(part, inside.names))
     outside = plain.take(unseen)
     rest, octaves = np.full(len(unseen), np.nan), np.zeros(len(unseen))
@@ -501,7 +503,7 @@ def _region(part: Part, plain: Rows, chosen: _Held, *, seed: int) -> Region | No
             continue
         ops = outside.measured.ops.take(mine)
         logs, _ = bases.index.log_times(ops, device, [name])
-        base = combined_ns(logs, outside.sheet_ns[mine], form_share(part))
+        base = combined_ns(logs, outside.sheet_ns[mine], share)
         rest[mine] = np.log(outside.measured.duration_ns[mine] / base) - forest.predict(outside.table[mine])
         octaves[mine] = octaves_beyond(reach_of(part.support, inside.measured.ops.take(near)), ops)
     known = ~np.isnan(rest)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec.structs import replace as with_fields
 
+from hespas.estimators.array_form import ARRAYS
 from hespas.estimators.forms import FORMS, form_time_ns
 from hespas.estimators.learned.bases import Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import FAMILIES
@@ -50,9 +51,11 @@ _ASYMPTOTE_SHARE = 0.1
 _ASYMPTOTE_ROWS = 5
 
 
-def form_share(part: Part) -> float:
-    """How much of the base of a part is the fitted form."""
-    return _SHARES[FAMILIES[part.kinds[0]]]
+def form_share(part: Part, forms: Collection[str]) -> float:
+    """How much of the base of a part is the fitted form, where its classes were fitted with some ``forms``:
+    all of it where these count the passes of systolic arrays, whose padding no data sheet knows of.
+    """
+    return 1.0 if set(forms) == {ARRAYS.name} else _SHARES[FAMILIES[part.kinds[0]]]
 
 
 def swept(part: Part) -> tuple[str, ...]:
@@ -119,7 +122,7 @@ def with_bases(part: Part, rows: Rows, *, seed: int) -> tuple[Rows, Bases]:
         logs[mine], _ = bases.index.log_times(rows.measured.ops.take(mine), device, [name])
         for at, times in _held_out(rows.take(mine), bases, name, seed=seed):
             logs[mine[at]] = np.log(times)
-    base_ns = combined_ns(logs, rows.sheet_ns, form_share(part))
+    base_ns = combined_ns(logs, rows.sheet_ns, form_share(part, forms))
     based = replace(rows, ratio=np.log(rows.measured.duration_ns / base_ns))
     return based, replace(bases, bases=tuple(_ended(base, based) for base in bases.bases))
 

@@ -213,9 +213,9 @@ def test_batches_and_formats() -> None:
     assert said(Systolic(), vectors("atan2", 2048, 2048))[0][0] == pytest.approx(half, rel=0.5)
 
 
-def test_a_narrow_last_dimension_fills_whole_lanes() -> None:
-    narrow, full = (said(Systolic(), vectors("add", 4096, width))[0][0] for width in (8, 128))
-    assert narrow == full
+def test_a_narrow_dimension_lies_along_the_rows_of_tiles_and_fills_them() -> None:
+    one, narrow, full, wide = (said(Systolic(), vectors("add", 4096, width))[0][0] for width in (5, 6, 8, 9))
+    assert one == narrow == full < wide
 
 
 def test_graphs_are_estimated_and_not_changed() -> None:

@@ -18,7 +18,12 @@ from hespas.validators.calibration.kernels import (
     kernels_of_device,
     time_of_kernels,
 )
-from hespas.validators.calibration.products import UNKNOWN_PRODUCTS, fit_products
+from hespas.validators.calibration.products import (
+    UNKNOWN_PRODUCTS,
+    benchmark_ns,
+    common_products,
+    fit_products,
+)
 from hespas.validators.calibration.shrinkage import moved_from_expected
 
 H100, A100 = load_device("H100-SXM"), load_device("A100-SXM-40GB")
@@ -116,3 +121,24 @@ def test_starts_and_odd_sizes_of_products_are_found_beside_a_benchmark() -> None
         fit_products(table.take(np.empty(0, np.int64)), H100, np.empty(0), UNKNOWN_PRODUCTS)
         == UNKNOWN_PRODUCTS
     )
+
+
+def test_products_of_a_vendors_devices_are_those_recorded_and_of_none_those_of_all() -> None:
+    count = 12
+    ops = build.matmuls(
+        Labels.constant("bf16", count),
+        batch=np.ones(count),
+        m=np.geomspace(16, 4096, count).round(),
+        n=np.full(count, 4096.0),
+        k=np.full(count, 1024.0),
+    )
+    table = replace(recorded("add", np.ones(count), "H100-SXM"), ops=ops)
+    table = replace(table, duration_ns=benchmark_ns(table, H100) + 3200.0)
+    found = common_products([(table, H100)], "NVIDIA")
+    there = fit_products(table, H100, benchmark_ns(table, H100), UNKNOWN_PRODUCTS)
+    assert there["start_ns"] > UNKNOWN_PRODUCTS["start_ns"]
+    assert found["start_ns"] == pytest.approx(there["start_ns"] * 2000 / 1600), "of a shortest kernel of 2 us"
+    assert common_products([(table, H100)], "AMD") == found
+    assert common_products([], "AMD") == UNKNOWN_PRODUCTS
+    tf32 = replace(table, ops=replace(ops, scheme=Labels.constant("f32", count)))
+    assert common_products([(tf32, H100)], "NVIDIA") == UNKNOWN_PRODUCTS

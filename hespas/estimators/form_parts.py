@@ -1,0 +1,149 @@
+"""What forms of time are made of: parameters, the rates of a machine, and how times and caches combine.
+
+Times are in ns, rates in FLOP/ns and bytes/ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import isnan
+
+import numpy as np
+
+from hespas.estimators.rates import rate_flops_per_s
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device, SystolicArray
+from hespas.operations import MATRIX_KINDS, Operations, find_scheme
+
+__all__ = [
+    "Columns",
+    "Form",
+    "Machine",
+    "Parameter",
+    "Values",
+    "hit_share",
+    "machine_of",
+    "soft_max",
+]
+
+_CACHE_RATE = 3.5
+"""Bandwidth of a cache over that of the memory behind it, where a device's file does not state it: the middle
+of those that do.
+"""
+_VECTOR_BYTES = 16.0
+"""What a GPU's widest load takes."""
+
+Columns = Mapping[str, FloatArray]
+"""What a form needs of operations: arrays whose last axis is ``(ops,)``, or constants."""
+
+Values = Mapping[str, float]
+"""Parameters by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale), and how
+    closely it is expected there (``width``, in ln units).
+
+    ``varies`` is false for what is set by the data's nature and never moved. ``absent`` is what fits mean
+    that were made before the parameter was known (NaN: all know it). Shares of a peak are at most 1.
+    """
+
+    name: str
+    start: float
+    low: float
+    high: float
+    varies: bool = True
+    absent: float = np.nan
+    width: float = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The rates of a device for one scheme; NaN where the device file does not say.
+
+    ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over that of the main memory, bytes
+    per element are those of the scheme. ``vector_elements`` is what loads and matrix units take at once:
+    shorter or unaligned rows waste a part of it. ``quantizes``: kernels of their own turn the activations
+    into the format of the product. ``lane_flops_per_ns`` is the rate of the vector units in f32, whatever the
+    scheme: what addresses and conversions run at. ``array``: matrix units that are systolic arrays.
+    ``tiles``: arrays lie in memory in whole tiles (:mod:`hespas.operations.tiles`).
+    """
+
+    flops_per_ns: float
+    bytes_per_ns: float
+    units: float
+    cache_bytes: float
+    cache_rate: float
+    activation_bytes: float
+    weight_bytes: float
+    output_bytes: float
+    vector_elements: float
+    quantizes: bool
+    lane_flops_per_ns: float = np.nan
+    array: SystolicArray | None = None
+    tiles: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
+    parameters. ``dims`` are the dimensions that bound its support. ``choices`` are values of parameters that
+    do not vary, of which a fit takes the best.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    dims: tuple[str, ...]
+    columns: Callable[[Operations, Machine], Columns]
+    time_ns: Callable[[Values, Columns], FloatArray]
+    choices: tuple[Values, ...] = ({},)
+
+
+def machine_of(device: Device, kind: str, scheme: str) -> Machine:
+    """The rates that operations of a kind and scheme meet."""
+    rate = rate_flops_per_s(device, scheme, matrix=kind in MATRIX_KINDS)
+    found = find_scheme(scheme)
+    caches = [memory for memory in device.memories if memory.level != "main" and memory.capacity_bytes > 0]
+    cache = max(caches, key=lambda memory: memory.capacity_bytes, default=None)
+    cache_rate = (
+        np.nan if cache is None else cache.bandwidth_bytes_per_s / device.main_memory.bandwidth_bytes_per_s
+    )
+    bits = (np.nan,) * 3
+    if found is not None:
+        bits = (found.activation_bits, found.weight_bits, found.output_bits)
+    return Machine(
+        flops_per_ns=rate / 1e9,
+        bytes_per_ns=device.main_memory.bandwidth_bytes_per_s / 1e9,
+        units=float(device.units) if device.units > 0 else np.nan,
+        cache_bytes=0.0 if cache is None else float(cache.capacity_bytes),
+        cache_rate=_CACHE_RATE if isnan(cache_rate) else cache_rate,
+        activation_bytes=bits[0] / 8,
+        weight_bytes=bits[1] / 8,
+        output_bytes=bits[2] / 8,
+        vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
+        quantizes=found is not None and found.quantizes,
+        lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
+        array=device.systolic,
+        tiles=device.kind == "tpu",
+    )
+
+
+def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
+    """At least the longest of the times, at most their sum: the part that does not overlap.
+
+    The norm of order ``1 + sharpness``: 0 adds them up, infinity takes the longest.
+    """
+    order = 1 + sharpness
+    scale = np.maximum(reduce(np.maximum, times), 1e-300)
+    total = sum(((each / scale) ** order for each in times), np.zeros_like(scale))
+    return scale * total ** (1 / order)
+
+
+def hit_share(working_set: FloatArray, cache_bytes: float, steepness: float) -> FloatArray:
+    """The share of a working set that a cache of that size still holds when it is read again."""
+    if not cache_bytes > 0:
+        return np.zeros_like(working_set)
+    return 1 / (1 + np.minimum(working_set / cache_bytes, 1e6) ** steepness)
