@@ -7,16 +7,30 @@ else its ``aten::addmm`` is. An operation in neither is unknown: everything NaN,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from hespas.costs.aten import elements, matmul
 from hespas.costs.aten import reduce as over
 from hespas.costs.aten.call import AtenCost, AtenRule, Call, free, read_call, unknown
-from hespas.costs.aten.fused import ATTENTION, FALLBACK, SERVING, attention, triton_kernel
+from hespas.costs.aten.custom import plugin_rule, user_rule
+from hespas.costs.aten.experts import PARTS
+from hespas.costs.aten.fused import ATTENTION, FALLBACK, attention, triton_kernel
+from hespas.costs.aten.serving import SERVING, SERVING_COMPOSITE
 from hespas.graph import DType
 
-__all__ = ["ATEN", "COMPOSITE", "VIEWS", "aten_cost", "find_aten_rule", "is_composite"]
+__all__ = [
+    "ATEN",
+    "COMPOSITE",
+    "PARTS",
+    "VIEWS",
+    "CallTexts",
+    "aten_cost",
+    "find_aten_rule",
+    "is_composite",
+]
 
 _CONV = {
     "convolution": "convolution _convolution convolution_overrideable",
@@ -189,7 +203,6 @@ VIEWS: frozenset[str] = frozenset(_aten(_NO_WORK, free))
 
 COMPOSITE: dict[str, AtenRule] = {
     **_aten("linear", matmul.linear),
-    "aiter::gemm_a16w16": matmul.linear,
     **_aten("matmul", matmul.matmul),
     **_convolutions(_CONV_COMPOSITE),
     **_aten("scaled_dot_product_attention", attention(FALLBACK)),
@@ -199,33 +212,68 @@ COMPOSITE: dict[str, AtenRule] = {
     **_aten("clone contiguous", elements.cast, place=-1),
     **_aten("repeat", elements.repeat),
     **_aten("slice_backward select_backward", elements.slice_backward),
+    **SERVING_COMPOSITE,
 }
 """Operation -> rule where none of its parts is costed."""
 
 _GENERATED = ("triton_",)
+_NUMBERED = re.compile(r"(sglang_profiler::\w{1,200}?)_\d{1,9}")
+"""Ranges that an engine numbers by where they are in its source."""
 _LARGEST_EXTENT = 1 << 62
 
 
 def find_aten_rule(name: str) -> AtenRule | None:
-    """The rule of an operation that may launch work, None where the table has none."""
+    """The rule of an operation that may launch work, None for no rule: a user's, ours, or a plug-in's."""
+    of_user = user_rule(name)
+    if of_user is not None:
+        return of_user.rule
     if name.startswith(_GENERATED):
         return triton_kernel
-    return ATEN.get(name) or COMPOSITE.get(name)
+    numbered = _NUMBERED.fullmatch(name)
+    known = numbered[1] if numbered else name
+    found = ATEN.get(known) or COMPOSITE.get(known)
+    if found is not None or known in VIEWS or known.startswith("aten::"):
+        return found
+    of_others = plugin_rule(name)
+    return None if of_others is None else of_others.rule
 
 
 def is_composite(name: str) -> bool:
     """Whether an operation is costed by its parts where those are known."""
-    return name in COMPOSITE
+    of_user = user_rule(name)
+    return name in COMPOSITE if of_user is None else of_user.composite
+
+
+class CallTexts(NamedTuple):
+    """An operation as the JSON texts of its inputs."""
+
+    name: str
+    shapes: str
+    types: str
+    strides: str
+    values: str
 
 
 def aten_cost(
-    name: str, shapes: str, types: str, *, strides: str = "", values: str = "", hint: DType | None = None
+    name: str,
+    shapes: str,
+    types: str,
+    *,
+    strides: str = "",
+    values: str = "",
+    hint: DType | None = None,
+    step: str = "",
+    parts: Iterable[CallTexts] = (),
 ) -> AtenCost:
     """What one operation costs, from the JSON texts of its inputs as Kineto writes them.
 
-    ``hint`` is the element type of lists of tensors, which no trace states. NaN for what cannot be told.
+    ``hint`` is the element type of lists of tensors, which no trace states. ``step`` names the step around
+    the operation, which states the lengths of a batch; ``parts`` are those operations inside it that
+    :data:`PARTS` asks for. NaN for what cannot be told.
     """
     call = read_call(name, shapes, types, strides=strides, values=values, hint=hint)
+    inside = tuple(read_call(each[0], each[1], each[2], strides=each[3], values=each[4]) for each in parts)
+    call = call._replace(step=step, parts=inside)
     rule = find_aten_rule(name)
     if rule is None:
         return free(call) if name in VIEWS else unknown(call)

@@ -140,13 +140,16 @@ _NOTHING = Argument()
 class Call(NamedTuple):
     """One operation. ``hint`` is the element type of lists of tensors, which no trace states: from elsewhere.
 
-    ``has_values`` says whether the trace records values at all: an empty text is then a default.
+    ``has_values`` says whether the trace records values at all: an empty text is then a default. ``step`` is
+    the name of the step around it, ``parts`` are operations inside it, where a rule asks for those.
     """
 
     name: str
     args: tuple[Argument, ...]
     has_values: bool = False
     hint: DType | None = None
+    step: str = ""
+    parts: tuple[Call, ...] = ()
 
     def arg(self, place: int) -> Argument:
         """An argument; an empty one behind the last."""

@@ -1,4 +1,4 @@
-"""Costs of fused kernels: attention of every library, and the kernels of serving libraries.
+"""Costs of fused kernels: attention of every library, and what Inductor generates.
 
 Attention. Forward: scores = q x k^T and out = weights x v, 2 x pairs x (head + value head) FLOPs a head
 where pairs are (query, key) positions; one exponential a pair, and four FLOPs (scale, shift, sum, divide).
@@ -9,8 +9,8 @@ never reach memory.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from functools import partial
 from math import isnan, nan
 
 from hespas.costs.aten.call import (
@@ -21,14 +21,12 @@ from hespas.costs.aten.call import (
     Strided,
     dense,
     matrix_product,
-    needs,
     simple,
     unknown,
 )
-from hespas.costs.aten.reduce import rms_norm
 from hespas.graph import OpClass
 
-__all__ = ["ATTENTION", "FALLBACK", "SERVING", "AttentionLayout", "attention", "triton_kernel"]
+__all__ = ["ATTENTION", "FALLBACK", "AttentionLayout", "attention", "triton_kernel"]
 
 _FLOPS_A_PAIR = 4.0
 
@@ -106,6 +104,13 @@ ATTENTION: dict[str, AttentionLayout] = {
     "flash_attn::_flash_attn_varlen_backward": AttentionLayout(
         q=1, heads_first=False, causal=15, ragged=9, window=16, backward=True
     ),
+    "FlashAttnFunc": _LIBRARY,
+    "FlashAttnVarlenFunc": AttentionLayout(heads_first=False, causal=9, ragged=3, window=10),
+    # Sequences of several lengths do not state how long the keys of the longest are: those stay unknown.
+    "xformers::efficient_attention_forward_cutlass": AttentionLayout(
+        heads_first=False, causal=9, causal_kind="mask-type", bias=3, ragged=4, logsumexp_flag=8
+    ),
+    "xformers_flash::flash_fwd": AttentionLayout(heads_first=False, causal=10, ragged=3, window=11),
     "aiter::_flash_attn_forward": _LIBRARY,
     "aiter::mha_fwd": _LIBRARY,
     "aiter::fmha_v3_fwd": _LIBRARY,
@@ -276,121 +281,38 @@ def _priced(
     )
 
 
-# --- kernels that are not PyTorch's own: serving libraries, fbgemm, Triton.
-#
-# Argument orders follow what the traces in hand and the sources of the libraries show: AITER
-# (https://github.com/ROCm/aiter), SGLang (https://github.com/sgl-project/sglang), vLLM
-# (https://github.com/vllm-project/vllm), fbgemm (https://github.com/pytorch/FBGEMM). These operations
-# mostly get their result as an argument, first.
+# --- kernels that Inductor generates
 
 
-@needs(OpClass.ELEMENTWISE, 0, 1)
-def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCost | None:
-    """``silu_and_mul`` and its kin: (out, in) with in = [gate, up] side by side."""
-    if source.elements != 2 * out.elements:
-        return None
-    return simple([source], [out.dense], flops=flops * out.elements, transcendentals=float(out.elements))
-
-
-@needs(OpClass.ELEMENTWISE, 0, 1)
-def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
-    """(positions, query, key, head size, table of cosines and sines): three FLOPs an element, in place.
-
-    The table has one row of ``rotated`` columns a position; of each head only so many elements turn.
-    """
-    table, head = call.tensor(4), call.integer(3)
-    if table is None or not head or len(table.shape) != 2:
-        return None
-    share = min(table.shape[1] / head, 1.0)
-    turned = call.present(1, 2)
-    touched = share * sum(each.elements * each.width for each in turned)
-    rows = min(positions.elements, table.shape[0])
-    return simple(
-        [positions, *turned, table],
-        [each.dense for each in turned],
-        flops=3.0 * share * sum(each.elements for each in turned),
-        read=positions.bytes + touched + rows * table.shape[1] * table.width,
-        written=touched,
-        rate=query.dtype,
-    )
-
-
-@needs(OpClass.SCATTER, 0, 1, 4)
-def _store_cache(call: Call, key: Strided, value: Strided, slots: Strided) -> AtenCost:
-    """Keys and values of new tokens go to their slots of the cache; the rest of the cache is not touched."""
-    written = key.elements * key.width + value.elements * value.width
-    return simple([key, value, slots], [], written=written)
-
-
-@needs(OpClass.MOVE, 0)
-def _column_permutation(call: Call, source: Strided) -> AtenCost:
-    """``permute_pooled_embs``: the pooled embeddings in another order of columns."""
-    return simple(call.tensors, [source.dense])
-
-
-@needs(OpClass.ELEMENTWISE, 0, 1, 2)
-def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
-    """(rows of each table, indices, offsets, ...): every index compared with two bounds; few are mended."""
-    return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
-
-
-@needs(OpClass.REDUCTION, 0)
-def _complete_sum(call: Call, source: Strided) -> AtenCost | None:
-    """``asynchronous_complete_cumsum``: running sums with a 0 in front."""
-    if len(source.shape) != 1:
-        return None
-    result = dense(source.dtype, (source.shape[0] + 1,))
-    return simple([source], [result], flops=float(source.elements))
+_MOVES = (
+    "_to_copy to_copy constant_pad_nd cat clone copy slice view _unsafe_view reshape expand permute "
+    "transpose select unsqueeze squeeze stack split split_with_sizes repeat unbind"
+)
+_APART = (
+    "moe_forward unified_attention unified_attention_with_output unified_kv_cache_update all_reduce "
+    "rocm_unquantized_gemm"
+)
+"""Operations that stand in the names of kernels around them: none is ever part of a generated kernel."""
+_STEP = f"(?:{'|'.join(sorted((_MOVES + ' ' + _APART).split(), key=len, reverse=True))})"
+_ONLY_MOVES = re.compile(rf"triton_poi_fused_{_STEP}(?:_{_STEP}){{0,20}}(?:_\d{{1,6}})?")
 
 
 def triton_kernel(call: Call) -> AtenCost:
-    """A generated kernel: its arguments are moved once, what it computes is not stated.
+    """A generated kernel: its arguments are moved once. What it computes is not stated, and nothing where
+    its name lists operations that only move or convert.
 
     Inductor passes results last, so the last argument stands for what is written.
     """
     tensors = call.tensors
     if not tensors:
         return unknown(call, OpClass.FUSION)
+    computed = 0.0 if _ONLY_MOVES.fullmatch(call.name[:400]) else nan
     return simple(
         tensors[:-1],
         [tensors[-1].dense],
         op_class=OpClass.FUSION,
-        flops=nan,
-        transcendentals=nan,
+        flops=computed,
+        transcendentals=computed,
         written=tensors[-1].bytes,
         rate=tensors[0].dtype,
     )
-
-
-_NORM = partial(rms_norm, source_at=1, weight_at=2, out_at=0)
-_ADDED_IN_PLACE = partial(rms_norm, weight_at=2, residual_at=1)
-_ADDED_APART = partial(rms_norm, source_at=1, weight_at=4, residual_at=2, residual_out_at=3, out_at=0)
-_NAMESPACES = ("_C", "sgl_kernel", "aiter", "vllm")
-
-_EVERYWHERE: dict[str, AtenRule] = {
-    **dict.fromkeys(("rms_norm", "rmsnorm", "rmsnorm2d_fwd"), _NORM),
-    **dict.fromkeys(("fused_add_rms_norm", "fused_add_rmsnorm"), _ADDED_IN_PLACE),
-    "silu_and_mul": partial(_gated, flops=2.0),
-    "gelu_and_mul": partial(_gated, flops=5.0),
-    "gelu_tanh_and_mul": partial(_gated, flops=9.0),
-    "rotary_embedding": _rotary,
-}
-"""What several libraries have under one name."""
-
-SERVING: dict[str, AtenRule] = {
-    **{f"{space}::{name}": rule for space in _NAMESPACES for name, rule in _EVERYWHERE.items()},
-    # AITER's own `rms_norm` returns its result.
-    "aiter::rms_norm": partial(rms_norm, weight_at=1),
-    "aiter::add_rmsnorm": _ADDED_APART,
-    "aiter::rmsnorm2d_fwd_with_add": _ADDED_APART,
-    "sglang::store_cache": _store_cache,
-    "_C_cache_ops::reshape_and_cache": _store_cache,
-    "_C_cache_ops::reshape_and_cache_flash": _store_cache,
-    "fbgemm::permute_pooled_embs": _column_permutation,
-    "fbgemm::permute_pooled_embs_auto_grad": _column_permutation,
-    "fbgemm::recat_embedding_grad_output_mixed_D_batch": _column_permutation,
-    "fbgemm::bounds_check_indices": _bounds_check,
-    "fbgemm::asynchronous_complete_cumsum": _complete_sum,
-    "fb::asynchronous_complete_cumsum": _complete_sum,
-}
-"""Operation with its namespace -> rule."""

@@ -1,0 +1,260 @@
+"""Rules of users for operations that no row of ours has: files of formulas, and plug-ins.
+
+``HESPAS_COST_RULES`` names TOML files, separated as in ``PATH``. Each ``[[op]]`` is one rule:
+
+    [[op]]
+    name = "mylib::gate_*"                  # an operation as traces name it; ``*`` is any text
+    class = "contraction"                   # an OpClass, in any case
+    product = ["1", "in0[0]", "in1[0]", "in0[1]"]   # batch, M, N, K, where it is a product
+    flops = "2 * in0[0] * in0[1] * in1[0]"  # without it: those of the product, else unknown
+    transcendentals = "0"                   # without it: 0
+    bytes_read = "bytes(in0) + bytes(in1)"  # without it: all tensors among the arguments
+    bytes_written = "2 * in0[0] * in1[0]"   # without it: unknown
+    composite = true                        # where parts of it have costs, those stand
+
+Another package registers a mapping of names to rules (:data:`hespas.costs.aten.call.AtenRule`), or the path
+of such a file, under the entry point group ``hespas.costs``. A user's file answers before our table, a
+plug-in behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import isfinite, nan
+from pathlib import Path
+from typing import cast
+
+from hespas.costs.aten.call import AtenCost, AtenRule, Call, matrix_product, unknown
+from hespas.costs.aten.formulas import Formula, FormulaError, parse_formula
+from hespas.costs.operation import Contraction, Cost
+from hespas.graph import OpClass
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError, clipped
+from hespas.graph.plugins import PluginTable
+
+__all__ = ["VARIABLE", "UserRule", "forget_rules", "plugin_rule", "read_rules", "user_rule"]
+
+VARIABLE = "HESPAS_COST_RULES"
+"""The environment variable that names files of rules."""
+_MOST_BYTES = 1 << 20
+_MOST_RULES = 4096
+_MOST_FILES = 64
+_FIGURES = ("flops", "transcendentals", "bytes_read", "bytes_written")
+_KEYS = frozenset({"name", "class", "product", "composite", *_FIGURES})
+_PLUGINS = PluginTable("cost rules", "hespas.costs", {})
+
+
+@dataclass(frozen=True, slots=True)
+class UserRule:
+    """A rule with the operations it is for: ``pieces`` of their names, between which any text stands."""
+
+    pieces: tuple[str, ...]
+    rule: AtenRule
+    composite: bool
+
+    def answers(self, name: str) -> bool:
+        """Whether it is for an operation. O(length of the name)."""
+        first, *rest = self.pieces
+        if not rest:
+            return name == first
+        *middle, last = rest
+        if not name.startswith(first) or not name.endswith(last):
+            return False
+        at, end = len(first), len(name) - len(last)
+        for piece in middle:
+            found = name.find(piece, at, end)
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return at <= end
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One ``[[op]]``, parsed."""
+
+    op_class: OpClass
+    formulas: Mapping[str, Formula]
+    product: tuple[Formula, ...]
+
+    def price(self, call: Call) -> AtenCost:
+        """What the formulas make of one operation; figures below 0 are unknown."""
+        tensors = call.tensors
+        row = self._product(call)
+        figures = {name: _figure(self.formulas, name, call) for name in _FIGURES}
+        if "flops" not in self.formulas and row is not None:
+            figures["flops"] = row.flops
+        if "transcendentals" not in self.formulas:
+            figures["transcendentals"] = 0.0
+        if "bytes_read" not in self.formulas:
+            figures["bytes_read"] = sum(each.bytes for each in tensors)
+        first = next((each.dtype for each in tensors if each.dtype is not None), None)
+        cost = Cost(
+            self.op_class,
+            figures["flops"],
+            figures["flops"],
+            figures["transcendentals"],
+            figures["bytes_read"],
+            figures["bytes_written"],
+            -1 if first is None else first.code,
+            () if row is None else (row,),
+        )
+        return AtenCost(cost, tuple(each.plain for each in tensors))
+
+    def _product(self, call: Call) -> Contraction | None:
+        extents = [formula(call) for formula in self.product]
+        if len(extents) != 4 or not all(
+            isfinite(each) and each >= 0 and each.is_integer() for each in extents
+        ):
+            return None
+        batch, m, n, k = map(int, extents)
+        types = [each.dtype for each in call.tensors[:2]]
+        lhs, rhs = (*types, None, None)[:2]
+        return matrix_product((batch, m, n, k), (lhs, rhs, lhs))
+
+
+def _figure(formulas: Mapping[str, Formula], name: str, call: Call) -> float:
+    value = formulas[name](call) if name in formulas else nan
+    return value if isfinite(value) and value >= 0 else nan
+
+
+def read_rules(path: Path) -> tuple[UserRule, ...]:
+    """The rules of one file, in its order. Raises ``FormatError`` with rule, key and character."""
+    where = str(path)
+    try:
+        if not path.is_file():
+            raise FileNotFoundError
+        with path.open("rb") as stream:
+            text = stream.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise FormatError(
+            f"rules cannot be read: {error.strerror or 'no file'}",
+            path=where,
+            position=VARIABLE,
+            hint=f"{VARIABLE} names TOML files of rules for costs",
+        ) from error
+    if len(text) > _MOST_BYTES:
+        raise FormatError(
+            f"has more than {_MOST_BYTES:,} bytes", path=where, position="file", hint="split it"
+        )
+    try:
+        document = tomllib.loads(text.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"not TOML: {error}", path=where, position="file", hint="rules are [[op]]"
+        ) from error
+    stated = document.get("op", [])
+    rows = cast("list[object]", stated) if isinstance(stated, list) else None
+    others = sorted(document.keys() - {"op"})
+    if rows is None or others or len(rows) > _MOST_RULES:
+        fault = (
+            f"{clipped(others[0])!r} is not known"
+            if others
+            else f"[[op]] stands for up to {_MOST_RULES} rules"
+        )
+        raise FormatError(fault, path=where, position="top level", hint="each rule begins with [[op]]")
+    return tuple(_rule(row, number, where) for number, row in enumerate(rows, 1))
+
+
+def _rule(entry: object, number: int, path: str) -> UserRule:
+    fault = partial(_fault, number=number, path=path)
+    if not isinstance(entry, dict):
+        raise fault("is no table", "op")
+    row = cast("dict[str, object]", entry)
+    strange = sorted(row.keys() - _KEYS)
+    if strange:
+        raise fault(f"{clipped(strange[0])!r} is not known: there are {', '.join(sorted(_KEYS))}", strange[0])
+    name, composite = row.get("name"), row.get("composite", False)
+    if not isinstance(name, str) or not 0 < len(name) <= 1000:
+        raise fault("a text is expected: the operation as traces name it", "name")
+    if not isinstance(composite, bool):
+        raise fault("true or false is expected", "composite")
+    stated = str(row.get("class", "custom")).upper()
+    if stated not in OpClass.__members__:
+        raise fault(
+            f"no class {clipped(stated.lower())!r}: {', '.join(each.name.lower() for each in OpClass)}",
+            "class",
+        )
+    formulas = {key: _formula(row[key], key, fault) for key in _FIGURES if key in row}
+    product = row.get("product", [])
+    if not isinstance(product, list) or len(cast("list[object]", product)) not in (0, 4):
+        raise fault("four formulas are expected: batch, M, N, K", "product")
+    extents = tuple(_formula(each, "product", fault) for each in cast("list[object]", product))
+    parsed = _Row(OpClass[stated], formulas, extents)
+    return UserRule(tuple(name.split("*")), parsed.price, composite)
+
+
+def _formula(text: object, key: str, fault: partial[FormatError]) -> Formula:
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        text = str(text)
+    if not isinstance(text, str):
+        raise fault("a formula is expected, as text", key)
+    try:
+        return parse_formula(text)
+    except FormulaError as error:
+        raise fault(f"{error}: {clipped(text)!r}", f"{key}, character {error.place + 1}") from error
+
+
+def _fault(message: str, key: str, *, number: int, path: str) -> FormatError:
+    return FormatError(
+        message,
+        path=path,
+        position=f"[[op]] {number}, {clipped(key)}",
+        hint="docs/user-guide.md has an example",
+    )
+
+
+@lru_cache(maxsize=8)
+def _rules_of(value: str) -> tuple[UserRule, ...]:
+    paths = [each for each in value.split(os.pathsep) if each][:_MOST_FILES]
+    return tuple(rule for path in paths for rule in read_rules(Path(path)))
+
+
+def user_rule(name: str) -> UserRule | None:
+    """The first rule of the user's files for an operation. Raises ``FormatError`` for files that are none."""
+    value = os.environ.get(VARIABLE, "")
+    rules = _rules_of(value) if value else ()
+    return next((each for each in rules if each.answers(name)), None)
+
+
+def forget_rules() -> None:
+    """Read files and plug-ins again where they are asked next: they are read once a process."""
+    _rules_of.cache_clear()
+    _plugin_rules.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _plugin_rules() -> tuple[UserRule, ...]:
+    found: list[UserRule] = []
+    for name in sorted(_PLUGINS.plugins()):
+        try:
+            found.extend(_PLUGINS.guarded(name, partial(_registered, name)))
+        except HespasError:  # set aside: it must not stop others
+            continue
+    return tuple(found)
+
+
+def _registered(name: str) -> tuple[UserRule, ...]:
+    target = _PLUGINS.load(name)
+    if isinstance(target, (str, os.PathLike)):
+        return read_rules(Path(cast("str", target)))
+    rules = cast("Mapping[str, AtenRule]", target)
+    return tuple(
+        UserRule((op,), partial(_guarded, name, rule), composite=False) for op, rule in rules.items()
+    )
+
+
+def _guarded(name: str, rule: AtenRule, call: Call) -> AtenCost:
+    """What the rule of a plug-in gives; nothing is known where it fails, and it is set aside."""
+    try:
+        return _PLUGINS.guarded(name, lambda: rule(call))
+    except UnsupportedError:
+        return unknown(call)
+
+
+def plugin_rule(name: str) -> UserRule | None:
+    """The rule that another package registers for an operation."""
+    return next((each for each in _plugin_rules() if each.answers(name)), None)

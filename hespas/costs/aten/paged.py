@@ -1,0 +1,126 @@
+"""Costs of attention over a paged cache, whose lengths no argument states: the step around it does.
+
+Engines name the step that they run by its batch (the profiling annotations of vLLM and SGLang):
+``execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)`` sums
+queries, keys, squares of queries and products of both over the sequences in their prompt, and over those
+that generate.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from hespas.costs.aten.call import (
+    FLOAT32,
+    AtenCost,
+    AtenRule,
+    Call,
+    Strided,
+    dense,
+    matrix_product,
+    simple,
+    unknown,
+)
+from hespas.graph import OpClass
+
+__all__ = ["PAGED", "BatchLengths", "batch_lengths"]
+
+_FLOPS_A_PAIR = 4.0
+_LARGEST = 1 << 50
+_SUMS = r"\(sq(\d{1,15})sk(\d{1,15})sqsq(\d{1,15})sqsk(\d{1,15})\)"
+_STEP = re.compile(rf"execute_\d{{1,12}}_context_\d{{1,9}}{_SUMS}_generation_\d{{1,9}}{_SUMS}")
+
+
+class BatchLengths(NamedTuple):
+    """Sums over the sequences of a batch: of queries, of keys, of queries squared, of queries by keys."""
+
+    queries: int
+    keys: int
+    squares: int
+    pairs: int
+
+    @property
+    def causal_pairs(self) -> float:
+        """(query, key) positions that a causal mask leaves: the last query sees all keys of its sequence."""
+        return self.pairs - (self.squares - self.queries) / 2
+
+
+def batch_lengths(step: str) -> BatchLengths | None:
+    """What the name of a step says of its batch; None where it says nothing, or what cannot be."""
+    found = _STEP.search(step[:1000])
+    if found is None:
+        return None
+    numbers = [int(each) for each in found.groups()]
+    sums = BatchLengths(*(prompt + rest for prompt, rest in zip(numbers[:4], numbers[4:], strict=True)))
+    return sums if sums.queries <= sums.keys and sums.squares <= sums.pairs <= _LARGEST else None
+
+
+def _paged(call: Call, *, q_at: int, k_at: int, v_at: int) -> AtenCost:
+    """Attention of queries (tokens, heads, head) over as many cached keys as the step states.
+
+    ``flops`` counts all pairs of a sequence, ``useful_flops`` those of a causal mask; a window over the last
+    keys is no argument, and not counted. Keys and values are read once for each head of theirs.
+    """
+    q, k, v = (call.tensor(place) for place in (q_at, k_at, v_at))
+    lengths = batch_lengths(call.step)
+    if q is None or k is None or v is None or lengths is None:
+        return unknown(call, OpClass.ATTENTION)
+    if min(len(q.shape), len(k.shape), len(v.shape)) < 3 or lengths.queries > q.shape[0]:
+        return unknown(call, OpClass.ATTENTION)
+    return _priced((q, k, v), lengths)
+
+
+def _priced(qkv: tuple[Strided, Strided, Strided], lengths: BatchLengths) -> AtenCost:
+    q, k, v = qkv
+    heads, head, value_head = q.shape[-2], q.shape[-1], v.shape[-1]
+    useful = lengths.causal_pairs * heads
+    # Sequences differ in length: extents are those of one with as many queries a key; the FLOPs are exact.
+    keys, queries = max(lengths.keys, 1), max(round(lengths.pairs / max(lengths.keys, 1)), 1)
+    shapes = (((heads, queries, keys, head), head), ((heads, queries, value_head, keys), value_head))
+    rows = tuple(
+        replace(
+            matrix_product(extents, (q.dtype, k.dtype, FLOAT32)),
+            flops=2.0 * heads * lengths.pairs * depth,
+            useful_flops=2.0 * useful * depth,
+        )
+        for extents, depth in shapes
+    )
+    softmax = _FLOPS_A_PAIR * heads
+    out = dense(q.dtype, (*q.shape[:-1], value_head))
+    cached = float(lengths.keys) * k.shape[-2] * (head * k.width + value_head * v.width)
+    return simple(
+        [q, k, v],
+        [out],
+        op_class=OpClass.ATTENTION,
+        flops=sum(each.flops for each in rows) + softmax * lengths.pairs,
+        useful_flops=sum(each.useful_flops for each in rows) + softmax * lengths.causal_pairs,
+        transcendentals=useful,
+        read=q.bytes + cached,
+        rate=q.dtype,
+        contractions=rows,
+    )
+
+
+_FIRST_THREE = partial(_paged, q_at=0, k_at=1, v_at=2)
+
+PAGED: dict[str, AtenRule] = {
+    **dict.fromkeys(
+        (
+            "vllm::unified_attention",
+            "vllm::unified_attention_with_output",
+            "_vllm_fa2_C::varlen_fwd",
+            "_vllm_fa3_C::fwd",
+            "sgl_kernel::fwd",
+            "sglang::unified_attention_with_output",
+        ),
+        _FIRST_THREE,
+    ),
+    **dict.fromkeys(
+        ("aiter::paged_attention_ragged", "sglang_profiler::attention_paged_attention_ragged"),
+        partial(_paged, q_at=2, k_at=3, v_at=4),
+    ),
+}
+"""Operation -> rule."""

@@ -1,0 +1,150 @@
+"""Patterns of attention kernels.
+
+Names are read as their sources have them: FlashAttention (https://github.com/Dao-AILab/flash-attention),
+FlashInfer (https://github.com/flashinfer-ai/flashinfer), vLLM (https://github.com/vllm-project/vllm), SGLang
+(https://github.com/sgl-project/sglang), Composable Kernel, AITER, AOTriton; those of cuDNN and TensorRT-LLM
+as traces show them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hespas.costs.kernels.facts import (
+    Cover,
+    KernelFacts,
+    Reader,
+    Row,
+    cute_shapes,
+    element_type,
+    type_in_text,
+)
+from hespas.costs.kernels.names import KernelName
+from hespas.graph import OpClass
+
+__all__ = ["ATTENTIONS"]
+
+_FORWARD, _BACKWARD, _COMBINE = "attention forward", "attention backward", "attention combine"
+_TRAITS = re.compile(r"Flash_(?:fwd|bwd)_kernel_traits<(\d{1,4}), (\d{1,4}), (\d{1,4})")
+"""Head size, queries and keys of a tile."""
+_CK_SHAPE = re.compile(r"TileFmhaShape<(?:ck_tile::)?sequence<(\d{1,4}), (\d{1,4}), \d{1,4}, (\d{1,4})")
+"""Queries and keys of a tile, a step, value head size."""
+
+
+def _tiled(stated: KernelFacts, elements: int) -> KernelFacts:
+    """A block makes the rows of one tile of queries; of shorter sequences some make none."""
+    return replace(stated, cover=Cover.AT_MOST, per_block=float(elements))
+
+
+def _paged(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    """``<.., block size, head size, threads, alibi, queries a key head, ...>``: a block takes one part of the
+    keys of one sequence, for the queries of one key head.
+    """
+    head, shared = name.number(5), name.number(8)
+    return _tiled(stated, head * shared) if head > 0 and shared > 0 else stated
+
+
+def _flash2(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    stated = replace(stated, dtype=element_type(name.text))
+    traits = _TRAITS.search(name.text)
+    if traits is None:
+        return stated
+    head, queries, keys = (int(each) for each in traits.groups())
+    stated = replace(stated, tile=(queries, keys), sizes=(("head", head),))
+    return _tiled(stated, queries * head) if name.base == "flash_fwd_kernel" else stated
+
+
+def _flash3(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    """The first shape of three constants that is no cluster's: queries and keys of a tile, head size. Blocks
+    take tiles until none is left.
+    """
+    stated = type_in_text(stated, name, found)
+    shape = next((each for each in cute_shapes(name.text) if min(each) > 2), None)
+    if shape is None:
+        return stated
+    return replace(stated, tile=shape[:2], sizes=(("head", shape[2]),))
+
+
+def _ck_fmha(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    stated = replace(stated, dtype=element_type(name.text))
+    shape = _CK_SHAPE.search(name.text)
+    if shape is None:
+        return stated
+    queries, keys, head = (int(each) for each in shape.groups())
+    stated = replace(stated, tile=(queries, keys), sizes=(("head", head),))
+    return _tiled(stated, queries * head) if stated.family == _FORWARD else stated
+
+
+def _row(
+    pattern: str,
+    library: str,
+    family: str = "attention",
+    *,
+    read: Reader | None = None,
+    whole: bool = False,
+) -> Row:
+    return Row(pattern, library, family, OpClass.ATTENTION, whole, read)
+
+
+_PAGED = "paged attention"
+_CK = r"^ck_tile::k.{0,60}?"
+_TYPE = r"(?P<type>bf16|fp16|f16|f32|fp8|e4m3)"
+_TILE = r"(?P<m>\d{1,4})x(?P<n>\d{1,4})"
+
+_FLASH: tuple[Row, ...] = (
+    _row(r"flash_fwd_splitkv_combine_kernel$", "FlashAttention", _COMBINE, read=_flash2),
+    _row(r"flash::flash_fwd_(?:splitkv_)?kernel$", "FlashAttention", _FORWARD, read=_flash2),
+    _row(r"flash::flash_bwd_\w{0,60}kernel$", "FlashAttention", _BACKWARD, read=_flash2),
+    _row(r"flash::FlashAttnFwdCombine", "FlashAttention", _COMBINE, read=type_in_text, whole=True),
+    _row(r"flash::FlashAttnFwdSm\d", "FlashAttention", _FORWARD, read=_flash3, whole=True),
+    Row(r"flash::prepare_varlen", "FlashAttention", "batch bookkeeping", OpClass.ELEMENTWISE),
+    _row(r"flash::FlashAttnBwd", "FlashAttention", _BACKWARD, read=type_in_text, whole=True),
+    _row(r"^kernel_cutlass_\w{0,20}flash_\w{0,40}[bB](?:ack)?wa?r?d", "FlashAttention", _BACKWARD),
+    _row(r"^kernel_cutlass_\w{0,20}flash_attn", "FlashAttention", _FORWARD),
+    _row(r"flash_fwd_mla_combine|flash_fwd_\w{0,20}mla_combine", "FlashMLA", _COMBINE, read=type_in_text),
+    _row(r"flash_fwd_\w{0,20}mla|flash_mla::|sm\d{2,3}::\w{0,40}mla", "FlashMLA", read=type_in_text),
+)
+
+_FRAMEWORKS: tuple[Row, ...] = (
+    _row(rf"^fmha_cutlassF_{_TYPE}_aligned_{_TILE}", "PyTorch", _FORWARD),
+    _row(rf"^fmha_cutlassB_{_TYPE}_aligned_{_TILE}", "PyTorch", _BACKWARD),
+    _row(r"^fmha_cutlass|PyTorchMemEffAttention", "PyTorch", whole=True, read=type_in_text),
+    _row(r"attention_kernel(?:_backward)?_batched_impl", "xFormers", read=type_in_text),
+    _row(r"^cudnn_\w{0,80}sdpa\w{0,60}(?:fprop|fwd)", "cuDNN", _FORWARD),
+    _row(r"^cudnn_\w{0,80}sdpa\w{0,60}(?:bprop|bwd)", "cuDNN", _BACKWARD),
+    _row(r"^cudnn_\w{0,80}(?:sdpa|fmha|flash)", "cuDNN"),
+    _row(rf"^fmha_v2_\w{{0,40}}?_{_TYPE}", "TensorRT-LLM", _FORWARD),
+    _row(r"^[fF]mhaSm\d{2,3}\w{0,8}Kernel_Qk?v?(?P<type>Bfloat16|Fp16|E4m3)", "TensorRT-LLM"),
+    _row(r"^fmhaReductionKernel", "TensorRT-LLM", _COMBINE),
+    _row(r"^[fF]mhaSm\d{2,3}|mha::kernel_mha|^kernel_mha|(?:^|::)xqa", "TensorRT-LLM"),
+    _row(r"^(?:attn_fwd|bwd_kernel_(?:fuse|dk_dv|dq)|bwd_preprocess\w{0,20})$", "AOTriton"),
+    _row(r"^_fwd_(?:grouped_)?kernel_stage[12]$|^_fwd_kernel(?:_\w{0,20})?$", "Triton"),
+    _row(r"^_(?:attn_fwd|attn_bwd|bwd_preprocess|attention_kernel)\w{0,30}$", "Triton"),
+    _row(r"^triton_\w{3,4}_fused_\w{0,200}flex_attention_backward", "Inductor", _BACKWARD),
+    _row(r"^triton_\w{3,4}_fused_\w{0,200}flex_(?:attention|decoding)", "Inductor", _FORWARD),
+)
+
+_SERVING: tuple[Row, ...] = (
+    _row(r"flashinfer::\w{0,40}(?:Prefill|Decode)With", "FlashInfer", read=type_in_text, whole=True),
+    _row(r"flashinfer::\w{0,60}Merge\w{0,20}States?", "FlashInfer", _COMBINE, read=type_in_text),
+    _row(r"flashinfer::.{0,80}?(?:mla|MLA|[Aa]ttention|BatchAttention)", "FlashInfer", read=type_in_text),
+    _row(r"paged_attention_ll4mi_QKV_\w{0,20}kernel$", "vLLM", _PAGED, read=_paged),
+    _row(r"paged_attention_\w{0,20}reduce_kernel$", "vLLM", _COMBINE),
+    _row(r"paged_attention_v[12]_kernel$", "vLLM", _PAGED),
+    _row(r"(?:^|::)merge_attn_states_kernel$", "vLLM", _COMBINE),
+    _row(r"^kernel_(?:unified_attention_[23]d|paged_attention_2d)", "vLLM", _PAGED),
+    _row(r"^reduce_segments$", "vLLM", _COMBINE),
+    _row(_CK + r"FmhaFwdSplitKVCombine", "CK", _COMBINE, read=_ck_fmha, whole=True),
+    _row(_CK + r"FmhaBwd", "CK", _BACKWARD, read=_ck_fmha, whole=True),
+    _row(_CK + r"Fmha", "CK", _FORWARD, read=_ck_fmha, whole=True),
+    _row(rf"(?:^|aiter::)fmha_bwd_hd\d{{2,3}}\w{{0,20}}?_{_TYPE}", "aiter", _BACKWARD),
+    _row(rf"(?:^|aiter::)fmha_(?:v3_)?fwd_hd\d{{2,3}}\w{{0,20}}?_{_TYPE}", "aiter", _FORWARD),
+    _row(rf"(?:^|aiter::)(?:mla|pa)_{_TYPE}_", "aiter", _PAGED),
+    _row(
+        r"(?:^|aiter::)(?:mla|pa)_a\d{1,2}w\d{1,2}_|aiter::\w{0,20}(?:mla|paged_attention|pa_|fmha|mha)",
+        "aiter",
+    ),
+)
+
+ATTENTIONS: tuple[Row, ...] = (*_FLASH, *_FRAMEWORKS, *_SERVING)

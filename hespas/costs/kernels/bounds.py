@@ -1,0 +1,118 @@
+"""Bounds on the work of a kernel, by its name and how it was launched.
+
+A name says how much of the result a block, or a thread, makes; the launch says how many there are. So a
+kernel makes no more than both together. Where the launch covers a range exactly once, all blocks but the last
+are full, and it makes no less. A kernel that loops over a grid of any size has no bound from its launch.
+"""
+
+from __future__ import annotations
+
+from math import isnan, nan, prod
+from typing import NamedTuple
+
+from hespas.costs.kernels.facts import Cover, KernelFacts
+from hespas.graph import OpClass, find_dtype
+
+__all__ = ["UNBOUNDED", "WorkBounds", "launch_of", "work_bounds"]
+
+_LARGEST = 1 << 62
+
+
+class WorkBounds(NamedTuple):
+    """What a kernel does at least and at most; NaN where nothing says so.
+
+    ``elements`` are those of its results. ``bytes`` are read and written, both together.
+    """
+
+    flops_low: float = nan
+    flops_high: float = nan
+    bytes_low: float = nan
+    bytes_high: float = nan
+    elements_low: float = nan
+    elements_high: float = nan
+
+    @property
+    def known(self) -> bool:
+        """Whether there is any bound."""
+        return not all(map(isnan, self))
+
+
+UNBOUNDED = WorkBounds()
+_Extents = tuple[int, int, int]
+
+
+def launch_of(text: str) -> tuple[_Extents, _Extents] | None:
+    """Blocks and threads of ``[[x,y,z],[x,y,z]]``; None for any other text."""
+    parts = text.translate(_NO_BRACKETS).split(",")
+    if len(parts) != 6 or not all(part.isdecimal() and len(part) < 12 for part in parts):
+        return None
+    x, y, z, *block = map(int, parts)
+    return (x, y, z), (block[0], block[1], block[2])
+
+
+_NO_BRACKETS = str.maketrans("", "", "[] ")
+
+
+def work_bounds(
+    facts: KernelFacts, grid: _Extents | None = None, block: _Extents | None = None
+) -> WorkBounds:
+    """The bounds that a name and a launch of ``grid`` blocks of ``block`` threads give together."""
+    low, high = _elements(facts, grid, block)
+    if max(low, high) > _LARGEST:
+        return UNBOUNDED
+    width = _width(facts.result_dtype or facts.dtype)
+    arrays = facts.arrays if facts.arrays > 0 else nan
+    if isnan(arrays) and facts.op_class is not OpClass.CONTRACTION:
+        width = 1.0  # of what is written; what is read may be one element for all
+    bounds = WorkBounds(
+        elements_low=low, elements_high=high, bytes_low=low * width, bytes_high=high * arrays * facts.widest
+    )
+    sizes = dict(facts.sizes)
+    if facts.op_class is OpClass.CONTRACTION and {"n", "k"} <= sizes.keys():
+        return _stated_product(sizes, _width(facts.dtype))
+    if facts.op_class is OpClass.CONTRACTION:  # at least one product an element
+        return bounds._replace(flops_low=2.0 * low)
+    return bounds
+
+
+def _width(dtype: str) -> float:
+    """Bytes of an element, NaN unknown."""
+    found = find_dtype(dtype)
+    return nan if found is None else float(found.storage_bytes(1))
+
+
+def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None) -> tuple[float, float]:
+    """Elements of the result."""
+    if grid is None or block is None or facts.cover is Cover.UNKNOWN:
+        return nan, nan
+    blocks, threads = float(prod(grid)), float(prod(block))
+    if facts.cover is Cover.TILES:
+        m, n = facts.tile[0], facts.tile[1]
+        whole = (((grid[0] - 1) * m + 1) * ((grid[1] - 1) * n + 1)) * grid[2]
+        return float(whole), blocks * m * n
+    if facts.cover is Cover.AT_LEAST:  # in the fewest elements, all tiles stand in one row, or one column
+        return (blocks - 1) * min(facts.tile[:2]) + 1, nan
+    least = facts.per_block_low + facts.per_thread_low * threads
+    most = facts.per_block + facts.per_thread * threads
+    high = blocks * most if most else nan
+    match facts.cover:
+        case Cover.ONCE:
+            return (blocks - 1) * least + 1, high
+        case Cover.ROWS:
+            return blocks * least if least else nan, high
+        case _:
+            return nan, high
+
+
+def _stated_product(sizes: dict[str, int], width: float) -> WorkBounds:
+    """A product generated for one N and K: of one row at least, or of those stated; its weights are read."""
+    m, n, k = float(sizes.get("m", 1)), float(sizes["n"]), float(sizes["k"])
+    flops = 2.0 * m * n * k
+    known = "m" in sizes
+    return WorkBounds(
+        flops_low=flops,
+        flops_high=flops * sizes.get("groups", 1) if known else nan,
+        bytes_low=(n * k + m * k) * width,
+        elements_low=m * n,
+        elements_high=m * n * sizes.get("groups", 1) if known else nan,
+    )

@@ -1,0 +1,315 @@
+"""Patterns of everything else: communication, copies, generated kernels, serving and training libraries.
+
+Names are read as the sources have them: NCCL and RCCL (https://github.com/NVIDIA/nccl), DeepEP
+(https://github.com/deepseek-ai/DeepEP), vLLM, SGLang, FlashInfer, AITER, Transformer Engine
+(https://github.com/NVIDIA/TransformerEngine), apex (https://github.com/NVIDIA/apex), FBGEMM
+(https://github.com/pytorch/FBGEMM); those of XLA and MIOpen as traces show them. What several libraries have
+under one name is told by the name alone: then no library is stated, unless a namespace does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hespas.costs.kernels.facts import Cover, KernelFacts, Row, any_of, element_type, spelled_type
+from hespas.costs.kernels.names import KernelName
+from hespas.graph import OpClass
+
+__all__ = ["COMMUNICATION", "COPIES", "GENERATED", "SERVING", "TRAINING"]
+
+_TALKS = OpClass.COLLECTIVE
+_E, _M, _N = OpClass.ELEMENTWISE, OpClass.MOVE, OpClass.NORMALIZATION
+
+_NCCL_TYPE = re.compile(
+    r"_(?:[sS]um|Prod|Max|Min|MinMax|PreMulSum|SumPostDiv)_"
+    r"(u?int\d{1,2}_t|__nv_bfloat16|rccl_bfloat16|half|float|double|[iuf]\d{1,2}|bf16|f8e\dm\d)(?![a-zA-Z0-9])"
+)
+_NCCL_KINDS = {
+    "AllReduce": "all-reduce",
+    "AllGather": "all-gather",
+    "ReduceScatter": "reduce-scatter",
+    "AlltoAll": "all-to-all",
+    "Broadcast": "broadcast",
+    "SendRecv": "send and receive",
+    "Reduce": "reduce",
+}
+
+
+def _nccl(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    """The kind and the element type; what does no arithmetic says ``int8_t`` whatever it moves."""
+    typed = _NCCL_TYPE.search(name.text)
+    kind = _NCCL_KINDS.get(found["kind"] or "", stated.family)
+    return replace(stated, family=kind, dtype=spelled_type(typed[1]) if typed else "")
+
+
+_NAMESPACES = {
+    "vllm": "vLLM",
+    "sgl_hip": "SGLang",
+    "sgl_kernel": "SGLang",
+    "flashinfer": "FlashInfer",
+    "aiter": "aiter",
+    "ck_tile": "CK",
+    "tensorrt_llm": "TensorRT-LLM",
+    "moe": "TensorRT-LLM",
+    "at": "PyTorch",
+    "transformer_engine": "TransformerEngine",
+}
+
+
+def _owned(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    """The library by the namespace, where no row states it; the first element type anywhere."""
+    owner = _NAMESPACES.get(name.qualified.partition("::")[0], "")
+    return replace(stated, library=stated.library or owner, dtype=element_type(name.text))
+
+
+def _talk(pattern: str, library: str, family: str) -> Row:
+    return Row(pattern, library, family, _TALKS, read=_owned)
+
+
+_PART = r"(?:^|::)(?:\w{0,30}_)?"
+
+COMMUNICATION: tuple[Row, ...] = (
+    Row(
+        r"^(?:nccl\w{0,8}Kernel|rccl\w{0,10}Kernel|rccl_\w{0,10}|onerccl\w{0,10}|msccl\w{0,10}Kernel\w{0,20}?)_?"
+        r"(?P<kind>AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|SendRecv|Reduce)?",
+        "NCCL",
+        "collective",
+        _TALKS,
+        read=_nccl,
+    ),
+    Row(r"deep_ep::(?:\w{1,20}::){0,2}get_dispatch_layout", "DeepEP", "dispatch layout", OpClass.SCATTER),
+    Row(r"deep_ep::(?:\w{1,20}::){0,2}clean", "DeepEP", "fill", OpClass.GENERATE),
+    _talk(r"deep_ep::", "DeepEP", "all-to-all"),
+    _talk(r"^(?:nv|roc)shmem", "NVSHMEM", "collective"),
+    _talk(r"(?:one_shot|two_shot|multimem)_\w{0,10}all_?reduce", "PyTorch", "all-reduce"),
+    _talk(r"(?:one_shot|multimem)_\w{0,10}all_?gather", "PyTorch", "all-gather"),
+    _talk(r"symm_mem|symmetric_memory|(?:put|wait)_signal_kernel|^barrier_kernel$", "PyTorch", "collective"),
+    _talk(r"cross_device_reduce", "vLLM", "all-reduce"),
+    _talk(r"quickreduce::|allreduce_prototype_", "vLLM", "all-reduce"),
+    _talk(r"userbuffers_", "TransformerEngine", "collective"),
+    _talk(_PART + r"(?:all_?reduce|AllReduce)", "", "all-reduce"),
+    _talk(_PART + r"(?:all_?gather|AllGather)", "", "all-gather"),
+    _talk(_PART + r"reduce_?scatter", "", "reduce-scatter"),
+    _talk(_PART + r"all_?to_?all", "", "all-to-all"),
+)
+
+_DIRECTIONS = r"H(?:ost)?(?:2|to|To)D|D(?:evice)?(?:2|to|To)H"
+
+COPIES: tuple[Row, ...] = (
+    Row(
+        rf"^(?:[mM]emcpy(?:32)?[ _]?|Copy|MEMORY_COPY_)(?:{_DIRECTIONS}|HtoH|HOST_TO_DEVICE|DEVICE_TO_HOST)",
+        "driver",
+        "host copy",
+        OpClass.HOST,
+        whole=True,
+    ),
+    Row(r"^Memcpy ?P(?:to|2)P", "driver", "peer copy", OpClass.P2P, whole=True),
+    Row(
+        r"^(?:[mM]emcpy|CopyDeviceToDevice|MEMORY_COPY|__amd_rocclr_copyBuffer)",
+        "driver",
+        "copy",
+        _M,
+        whole=True,
+    ),
+    Row(r"^(?:[mM]emset|__amd_rocclr_fillBuffer)", "driver", "fill", OpClass.GENERATE, whole=True),
+)
+
+# --- Inductor and XLA list what they fused, but not how often each step is done.
+
+_MOST_UNROLLED = 16.0
+"""Elements of a loop that a thread of XLA's takes: 4, and more of types narrower than a byte."""
+_MOST_IN_TILE = 256.0
+"""Elements a thread of what XLA transposes through shared memory: 8 or 16 by the width of a warp, and as many
+times more as a vector has elements.
+"""
+
+
+def _loops(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    return replace(stated, cover=Cover.AT_MOST, per_thread=_MOST_UNROLLED)
+
+
+def _tiles(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    return replace(stated, cover=Cover.AT_MOST, per_thread=_MOST_IN_TILE)
+
+
+_HEAVY = any_of("exponential log tanh sqrt rsqrt logistic sine cosine power cbrt erf")
+
+GENERATED: tuple[Row, ...] = (
+    Row(r"^triton_tem_fused_\w{0,200}(?:mm|linear|matmul)", "Inductor", "gemm", OpClass.CONTRACTION),
+    Row(r"^triton_tem_fused_\w{0,200}conv", "Inductor", "convolution", OpClass.CONVOLUTION),
+    Row(r"^triton_(?:poi|for)_", "Inductor", "pointwise fusion", OpClass.FUSION),
+    Row(r"^triton_(?:red|per|mix|split_scan)_", "Inductor", "reduction fusion", OpClass.FUSION),
+    Row(r"^triton_softmax", "XLA", "reduction fusion", OpClass.FUSION),
+    Row(r"^(?:triton_gemm|gemm_fusion|triton_nested_gemm)", "XLA", "gemm", OpClass.CONTRACTION),
+    Row(r"^triton_(?:fused|fusion|unk_fused)", "Inductor", "fusion", OpClass.FUSION),
+    Row(r"^cutlass_gemm_with_upcast|^cublas-|^__cublas", "XLA", "gemm", OpClass.CONTRACTION),
+    Row(r"^(?:input|loop|wrapped)_\w{0,30}reduce\w{0,60}", "XLA", "reduction fusion", OpClass.FUSION),
+    Row(r"^wrapped_(?:concatenate|transpose|copy|slice|pad|reverse)", "XLA", "move", _M),
+    Row(r"^(?:wrapped|input)_scatter", "XLA", "scatter", OpClass.SCATTER),
+    Row(r"^wrapped_gather", "XLA", "gather", OpClass.GATHER),
+    Row(r"^wrapped_(?:broadcast|iota)", "XLA", "fill", OpClass.GENERATE),
+    Row(rf"^wrapped_{_HEAVY}", "XLA", "function", OpClass.TRANSCENDENTAL),
+    Row(r"^wrapped_", "XLA", "elementwise", _E),
+    Row(
+        r"^input_\w{0,40}transpose_fusion|^transpose_fusion",
+        "XLA",
+        "transpose fusion",
+        OpClass.FUSION,
+        read=_tiles,
+    ),
+    Row(r"^loop_\w{0,200}fusion(?:[._]\w{1,30}){0,3}$", "XLA", "loop fusion", OpClass.FUSION, read=_loops),
+    Row(r"^(?:\w{1,80}_)?fusion(?:[._]\w{1,30}){0,3}$", "XLA", "fusion", OpClass.FUSION),
+    Row(r"redzone_checker|fp_comparison|repeat_buffer_kernel", "XLA", "autotuning check", OpClass.CUSTOM),
+)
+
+_CK_ROWS = re.compile(r"Generic2dBlockShape<(?:ck_tile::)?sequence<(\d{1,5}), (\d{1,6})>")
+
+
+def _norm_rows(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
+    """``add_rmsnorm_quant_kernel<in, out, threads, elements a thread, ...>`` of AITER, and those of CK that
+    pass once over rows, have a block for a row, or rows, that fit it.
+    """
+    stated = _owned(stated, name, found)
+    shape = _CK_ROWS.search(name.text)
+    if shape is not None and "OnePass" in name.text:
+        return replace(stated, cover=Cover.AT_MOST, per_block=float(int(shape[1]) * int(shape[2])))
+    threads, each = name.number(2), name.number(3)
+    if name.base == "add_rmsnorm_quant_kernel" and threads > 0 and each > 0:
+        return replace(stated, cover=Cover.AT_MOST, per_block=float(threads * each))
+    return stated
+
+
+def _named(words: str, family: str, op_class: OpClass, library: str = "") -> Row:
+    """A kernel one of whose words these are."""
+    return Row(rf"(?:^|::|_){any_of(words)}", library, family, op_class, read=_owned)
+
+
+def _ck(words: str, family: str, op_class: OpClass) -> Row:
+    return Row(rf"^ck_tile::k.{{0,60}}?{any_of(words)}", "CK", family, op_class, whole=True, read=_owned)
+
+
+SERVING: tuple[Row, ...] = (
+    Row(
+        r"^ck_tile::k.{0,60}?(?:Rms|Layer)[nN]orm",
+        "CK",
+        "norm",
+        _N,
+        whole=True,
+        read=_norm_rows,
+    ),
+    Row(r"^aiter::add_rmsnorm_quant_kernel$", "aiter", "norm", _N, read=_norm_rows),
+    _ck("MoeSorting TopkSoftmax", "expert routing", OpClass.SORT),
+    _ck("[qQ]uant", "quantization", OpClass.QUANTIZE),
+    _named(
+        "(?:fused_)?(?:add_)?rms_?norm rmsnorm2d \\w{0,20}RMSNorm layer_?norm \\w{0,10}LayerNorm", "norm", _N
+    ),
+    _named(
+        r"(?:act|silu|gelu|swiglu)\w{0,10}_mul\w{0,30}(?:quant|fp8|fp4)", "gated activation", OpClass.QUANTIZE
+    ),
+    _named(r"(?:act|silu|gelu)\w{0,10}_mul swiglu", "gated activation", _E),
+    _named(r"rotary_ rope Rope \w{0,40}(?:ApplyRotary|applyMLARope)", "rotary embedding", _E),
+    _named(
+        r"""reshape_and_cache store_kv_?cache concat_and_cache AppendPagedKVCache set_kv_ set_mla_kv
+        indexer_k_quant_and_cache""",
+        "cache update",
+        OpClass.SCATTER,
+    ),
+    _named(r"copy_blocks_kernel swap_blocks gather_\w{0,10}cache", "cache copy", _M),
+    _named(
+        r"""topk_?[gG]ating topGating topk_softmax topk_sigmoid grouped_topk moe_fused_gate moe_align
+        count_and_sort_expert moe_sort combined_routing routing sum_bitmatrix_rows compute_seg_indptr
+        compute_src2dst compute_arg_sorts expt_data""",
+        "expert routing",
+        OpClass.SORT,
+    ),
+    _named(
+        r"""sampling \w{0,20}[sS]ampling \w{0,20}Sampling gumbel_sample apply_\w{0,30}penalt min_p_ TopPRenorm
+        ChainSpeculative TreeSpeculative rejection_""",
+        "sampling",
+        OpClass.SORT,
+    ),
+    _named(r"topk_(?:forward|backward|kernel) \w{0,20}TopK\w{0,20}Kernel", "top-k", OpClass.SORT),
+    _named(
+        "fused_moe_kernel moe_mmk moe_gemm batched_triton_kernel", "moe gemm", OpClass.CONTRACTION, "Triton"
+    ),
+    _named(
+        r"moe_sum finalizeMoeRouting finalize_matmul finalize post_reorder ep_gather unpermute moe_reduce",
+        "expert combination",
+        OpClass.REDUCTION,
+    ),
+    _named("expandInputRows pre_reorder ep_scatter shuffle_rows", "expert permutation", OpClass.GATHER),
+    _named(
+        r"(?:\w{0,10}[qQ]uant) dequant cvt_fp16_to_fp4 scaled_fp8 segmented_max cast_to_fp8",
+        "quantization",
+        OpClass.QUANTIZE,
+    ),
+    _named(
+        "w8a8_ w4a16_ scaled_mm gemm_a\\d{1,2}w\\d gemm_afp4wfp4 gemm_kernel matmul_kernel bmm_kernel",
+        "gemm",
+        OpClass.CONTRACTION,
+    ),
+    _named(
+        r"""compute_position clamp_position resolve_future_token create_\w{0,30}kv_indices get_num_kv_splits
+        write_req_to_token computeStrides
+        alloc_extend alloc_decode advance_step compute_slot_mapping get_last_loc""",
+        "batch bookkeeping",
+        _E,
+    ),
+    _named("causal_conv1d", "convolution", OpClass.CONVOLUTION),
+    _named(
+        "selective_scan chunk_(?:scan|state|fwd|bwd|gated|delta) state_passing fused_recurrent bmm_chunk",
+        "state-space scan",
+        OpClass.CUSTOM,
+    ),
+)
+
+
+def _fbgemm(words: str, family: str, op_class: OpClass) -> Row:
+    return Row(rf"^(?:fbgemm_gpu::)?_?{any_of(words)}", "FBGEMM", family, op_class)
+
+
+def _engine(words: str, family: str, op_class: OpClass) -> Row:
+    pattern = rf"transformer_engine::(?:\w{{1,40}}::){{0,4}}\w{{0,40}}?{any_of(words)}"
+    return Row(pattern, "TransformerEngine", family, op_class)
+
+
+def _apex(words: str, family: str, op_class: OpClass) -> Row:
+    return Row(rf"(?:^|::){any_of(words)}", "apex", family, op_class)
+
+
+def _convolving(words: str, family: str, op_class: OpClass, library: str) -> Row:
+    return Row(rf"^{any_of(words)}", library, family, op_class)
+
+
+_CUDNN = r"cudnn::(?:\w{1,40}::){0,3}\w{0,20}?"
+
+TRAINING: tuple[Row, ...] = (
+    _fbgemm(r"(?:split|dense|ssd)_embedding\w{0,60}forward", "embedding lookup", OpClass.GATHER),
+    _fbgemm(r"(?:split|dense|ssd)_embedding\w{0,60}(?:backward|grad)", "embedding update", OpClass.SCATTER),
+    _fbgemm(r"permute_ recat_ jagged_ block_bucketize dense_to_jagged", "permutation", _M),
+    _fbgemm("bounds_check linearize_ offsets_range expand_into asynchronous_", "index bookkeeping", _E),
+    _engine("cast quantize", "quantization", OpClass.QUANTIZE),
+    _engine("rmsnorm ln_ layernorm norm softmax", "norm", _N),
+    _engine("transpose permut", "transpose", _M),
+    _engine("adam Adam multi_tensor", "optimizer", OpClass.UPDATE),
+    _engine("", "elementwise", _E),
+    _apex("scaled_\\w{0,40}masked_softmax generic_scaled_masked", "softmax", _N),
+    _apex("cu(?:Apply|Compute)\\w{0,10}(?:LayerNorm|RMSNorm|GradInput|Grad)", "norm", _N),
+    _apex("distributed_(?:adam|lamb) \\w{0,30}(?:Adam|LAMB|Lamb|SGD)\\w{0,40}", "optimizer", OpClass.UPDATE),
+    _named("cross_entropy", "loss", OpClass.REDUCTION),
+    _convolving("batched_transpose_ transpose_ Im[23]?d?2Col Col2Im", "move", _M, "MIOpen"),
+    _convolving(
+        "MIOpenBatchNorm MIOpenLayerNorm MIOpenSoftmax LayerNorm SoftmaxForward", "norm", _N, "MIOpen"
+    ),
+    _convolving("mloPooling MIOpenPool", "window", OpClass.WINDOW, "MIOpen"),
+    _convolving("SubTensorOpWith Op[1-5]dTensor OpTensor MIOpenActiv", "elementwise", _E, "MIOpen"),
+    _convolving(
+        _CUDNN + "(?:nchwToNhwc|nhwcToNchw|[tT]ranspose|ensorTransform|convertTensor)", "layout", _M, "cuDNN"
+    ),
+    _convolving(_CUDNN + "(?:bn_|batchnorm|softmax|norm)", "norm", _N, "cuDNN"),
+    _convolving(_CUDNN + "(?:pooling|lrn)", "window", OpClass.WINDOW, "cuDNN"),
+    _convolving(
+        _CUDNN + "(?:op_tensor|add_tensor|activation|set_tensor|scale_tensor)", "elementwise", _E, "cuDNN"
+    ),
+)
