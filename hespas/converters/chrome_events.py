@@ -8,8 +8,10 @@ float at epoch scale. Format: https://docs.google.com/document/d/1CvAClvFfyA5R-P
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import BinaryIO
@@ -19,19 +21,23 @@ import numpy as np
 
 from hespas.files.json_text import BracketScan, array_cut
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_regular, refuse_special_files
-from hespas.graph.columns import IntArray
+from hespas.graph import Findings
+from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError
 
 __all__ = [
     "BLOCK_BYTES",
     "EXACT_US",
+    "REPAIRS",
     "Block",
     "EventStream",
+    "EventTimes",
     "ExactEvent",
     "TraceEvent",
     "event_times",
     "likely_cut",
     "nanoseconds",
+    "report_repairs",
 ]
 
 
@@ -52,7 +58,7 @@ class TraceEvent(msgspec.Struct, gc=False):
 class ExactEvent(msgspec.Struct, gc=False):
     """The times of an event as they are written, for values that a float does not hold."""
 
-    ts: msgspec.Raw = msgspec.Raw(b"0")
+    ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
 
 
@@ -68,37 +74,55 @@ _SHOWN = 40
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EventTimes:
+    """Whole ns, shape ``(chosen,)``. ``overflowed`` are the rows whose duration nobody knows, since what is
+    written for it does not fit the clock: it counts as none.
+    """
+
+    start_ns: IntArray
+    duration_ns: IntArray
+    overflowed: IntArray
+
+
 def event_times(
     events: Sequence[TraceEvent], array: bytes, chosen: Sequence[int], *, path: str = "", before: int = 0
-) -> tuple[IntArray, IntArray]:
-    """Start and duration of the ``chosen`` events in whole ns; ``array`` is the text of all ``events``, which
-    follow ``before`` others in the file ``path``.
+) -> EventTimes:
+    """Start and duration of the ``chosen`` events; ``array`` is the text of all ``events``, which follow
+    ``before`` others in the file ``path``.
 
-    Raises ``FormatError`` with the event and the field for a time that is null, no number, or, like the
-    event's end, too large for 64 bits of nanoseconds.
+    A duration that does not fit 64 bits of nanoseconds, or ends the event past them, is what an unsigned
+    clock writes for an end before its start, or for an event that never ended; so is null. Raises
+    ``FormatError`` with the event and the field for any other time that is no number or too large.
     """
     start_ns = _whole([events[place].ts for place in chosen])
     duration_ns = _whole([events[place].dur for place in chosen])
+    unknown = np.zeros(len(chosen), np.bool_)
     if start_ns is None or duration_ns is None:
         exact = _EXACT_EVENTS.decode(array)
         times = [_exact_times(exact[place], events[place], path, before + place) for place in chosen]
-        start_ns, duration_ns = (np.array(column, np.int64) for column in zip(*times, strict=True))
+        start_ns, duration_ns, missing = (np.array(column, np.int64) for column in zip(*times, strict=True))
+        unknown = missing.astype(np.bool_)
     end_ns = start_ns + duration_ns
-    wrong = np.flatnonzero((duration_ns < 0) != (end_ns < start_ns))
-    if len(wrong):
-        place = chosen[int(wrong[0])]
-        raise _refused("ends too late for 64 bits of nanoseconds", "dur", events[place], path, before + place)
-    return start_ns, duration_ns
+    unknown |= (duration_ns < 0) != (end_ns < start_ns)
+    return EventTimes(start_ns, np.where(unknown, 0, duration_ns), np.flatnonzero(unknown))
 
 
-def _exact_times(exact: ExactEvent, event: TraceEvent, path: str, number: int) -> tuple[int, int]:
+class _TooLargeError(ValueError):
+    """A number that does not fit 64 bits of nanoseconds."""
+
+
+def _exact_times(exact: ExactEvent, event: TraceEvent, path: str, number: int) -> tuple[int, int, bool]:
+    """Start and duration, and whether the latter is unknown."""
     found: list[int] = []
     for field, text in (("ts", exact.ts), ("dur", exact.dur)):
         try:
             found.append(_exact(bytes(text)))
         except ValueError as error:
+            if field == "dur" and (isinstance(error, _TooLargeError) or bytes(text) == b"null"):
+                return found[0], 0, True
             raise _refused(f"has a time that cannot be used: {error}", field, event, path, number) from error
-    return found[0], found[1]
+    return found[0], found[1], False
 
 
 def _refused(message: str, field: str, event: TraceEvent, path: str, number: int) -> FormatError:
@@ -144,13 +168,13 @@ def _exact(text: bytes) -> int:
     else:
         try:
             number = Decimal(text.decode("ascii"))
-            if number and number.adjusted() > _MOST_DIGITS:
-                raise ValueError(f"{shown} does not fit 64 bits of nanoseconds")
+            if number and number.adjusted() > _MOST_DIGITS and number.is_finite():
+                raise _TooLargeError(f"{shown} does not fit 64 bits of nanoseconds")
             whole = int((number * 1000).to_integral_value())
         except (ArithmeticError, UnicodeDecodeError) as error:
             raise ValueError(f"{shown} is no time") from error
     if abs(whole) > _LARGEST_NS:
-        raise ValueError(f"{shown} does not fit 64 bits of nanoseconds")
+        raise _TooLargeError(f"{shown} does not fit 64 bits of nanoseconds")
     return whole
 
 
@@ -168,30 +192,55 @@ _LONE = re.compile(
 _BYTE = re.compile(r"byte (\d+)")
 _BETWEEN = b", \t\r\n"
 """What may stand between two events."""
+_NOTHING = re.compile(rb"[, \t\r\n]*(?:null[, \t\r\n]+)*(?:null)?")
+"""What may stand behind the last: writers that drop events late leave null."""
+_BAD_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.|\Z))', re.DOTALL)
+"""Any escape; one that JSON does not have has a group 1."""
+_NO_NUMBER = re.compile(rb"(?<![\w.])-?(?:NaN|nan|Infinity|inf)(?![\w.])")
+
+REPAIRS = {
+    "invalid-utf8": "blocks with text that is not Unicode, which was replaced",
+    "control-character": "control characters inside texts, which JSON does not allow, are read as escaped",
+    "invalid-escape": "backslashes in texts that escape nothing are read as themselves",
+    "no-number": "values that JSON does not have (NaN, Infinity) are read as null",
+    "odd-field": "events with a field that is null, or of another type than it should be, are read without",
+    "overflowed-duration": "events have a duration that is null or overflowed: unknown, it counts as none",
+    "broken-event": "pieces between whole events make no sense and are left out",
+}
+"""What is mended while events are read, and what is said of it; its number stands with it."""
+_CUT = "cut"
 
 
 Block = tuple[list[TraceEvent], bytes]
 """Events, and the text of their array."""
 
+_EVENT = msgspec.json.Decoder(TraceEvent)
 _EVENTS = msgspec.json.Decoder(list[TraceEvent])
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
-_NULL = msgspec.Raw(b"null")
+_IN_LIST = 1
+_SPACE = 0x20
 
 
 class EventStream:
     """Reads the events of one file, once. ``header`` is everything else, when all blocks were read.
 
-    ``repaired_blocks`` counts blocks that held bytes which are not UTF-8, or halves of surrogate pairs; those
-    are replaced. Raises ``FormatError`` with the byte (of the decompressed text) where the JSON ends or makes
-    no sense, and where its list of events stands twice.
+    ``repairs`` counts what was mended, by key of ``REPAIRS``. With ``recover`` what makes no sense is left
+    out, and of a file that ends early the events before the cut are kept, the bytes behind the last of them
+    are counted as ``cut``, and ``header`` is what stands before the events. Raises ``FormatError`` with the
+    byte (of the decompressed text) where the JSON ends or makes no sense, and where its list of events
+    stands twice.
     """
 
-    def __init__(self, path: Path, max_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int, block_bytes: int = BLOCK_BYTES, *, recover: bool = False
+    ) -> None:
         """Open nothing yet."""
         refuse_special_files(path)
         self.path = path
-        self.repaired_blocks = 0
+        self.repairs = Counter[str]()
         self.header = b"{}"
+        self._recover = recover
+        self._events = 0
         self._block_bytes = self._wanted_bytes = block_bytes
         self._max_bytes = max_bytes
         self._read_bytes = 0
@@ -206,15 +255,18 @@ class EventStream:
             while True:
                 taken, closed, block = self._block(text)
                 if block is not None:
+                    self._events += len(block[0])
                     yield block
                 if closed >= 0:
-                    if text[taken:closed].strip(_BETWEEN):
-                        raise self._error("no trace event", self._parsed_bytes + taken)
+                    if not _NOTHING.fullmatch(text, taken, closed):
+                        self._leave_out("no trace event", self._parsed_bytes + taken)
                     break
                 self._wanted_bytes = max(self._block_bytes, len(text) - taken)
                 more = next(chunks, b"")
                 if not more and not taken:
-                    raise self._error("the list of events is not closed", self._read_bytes)
+                    self._cut(len(text), "the list of events is not closed")
+                    self.header = before + b"]}" if before else b"{}"
+                    return
                 rest = text[taken:].lstrip(_BETWEEN)
                 text = rest + more if rest else more.lstrip(_BETWEEN)
                 self._parsed_bytes = self._read_bytes - len(text)
@@ -226,7 +278,12 @@ class EventStream:
                 chunk = stream.read(self._wanted_bytes)
             except damage_errors() as error:
                 what = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
-                raise self._error(what, self._read_bytes) from error
+                if not self._recover or not isinstance(stream, PackedInput):
+                    raise self._cut_error(what) from error
+                last = stream.before_damage(self._read_bytes, self._max_bytes - self._read_bytes)
+                self._read_bytes += len(last)
+                yield last
+                return
             if not chunk:
                 return
             self._read_bytes += len(chunk)
@@ -269,49 +326,125 @@ class EventStream:
         array = b"".join((b"[", memoryview(text)[:cut], b"]"))
         try:
             return _EVENTS.decode(array), array
-        except UnicodeDecodeError:
-            repaired = _whole_characters(array.decode("utf-8", "replace").encode())
-        except (msgspec.DecodeError, RecursionError) as error:
-            repaired = _whole_characters(array)
-            if repaired == array:
-                return self._without_nulls(array, error)
-        self.repaired_blocks += 1
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            mended = self._mended(array)
         try:
-            return _EVENTS.decode(repaired), repaired
+            return _EVENTS.decode(mended), mended
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self._malformed(error) from error
+            return self._one_by_one(mended, error)
 
-    def _without_nulls(self, array: bytes, error: Exception) -> Block:
-        """The events of a list in which some are null, as that of writers that drop them late."""
+    def _mended(self, array: bytes) -> bytes:
+        """JSON text without what JSON does not allow inside of texts and as a number."""
         try:
-            texts = _RAWS.decode(array)
-        except (msgspec.DecodeError, RecursionError):
-            raise self._malformed(error) from error
-        if _NULL not in texts:
-            raise self._malformed(error) from error
-        whole = b"".join((b"[", b",".join([b"{}" if text == _NULL else text for text in texts]), b"]"))
+            array.decode()
+            text = array
+        except UnicodeDecodeError:
+            text = array.decode("utf-8", "replace").encode()
+        text = _whole_characters(text)
+        self.repairs["invalid-utf8"] += text != array
+        inside = BracketScan().scan(text).inside
+        text, count = _escaped(text, inside)
+        self.repairs["control-character"] += count
+        if b"\\" in text:
+            text, count = _without_bad_escapes(text)
+            self.repairs["invalid-escape"] += count
+        if _NO_NUMBER.search(text):
+            text, count = _without_odd_numbers(text)
+            self.repairs["no-number"] += count
+        return text
+
+    def _one_by_one(self, array: bytes, error: Exception) -> Block:
+        """The events of a list in which some are null, as that of writers that drop them late, or have fields
+        of another type than they should.
+        """
         try:
-            return _EVENTS.decode(whole), whole
+            texts = list(map(bytes, _RAWS.decode(array)))
         except (msgspec.DecodeError, RecursionError):
-            raise self._malformed(error) from error
+            if not self._recover:
+                raise self._malformed(error) from error
+            texts = self._whole_objects(array)
+        kept: list[bytes] = []
+        for text in texts:
+            try:
+                _EVENT.decode(text)
+                kept.append(text)
+                continue
+            except (msgspec.DecodeError, RecursionError) as wrong:
+                other = b"{}" if text == b"null" else _plain_event(text)
+                reason = wrong
+            if other is None and not self._recover:
+                raise self._malformed(error) from reason
+            self.repairs["broken-event" if other is None else "odd-field"] += text != b"null"
+            kept.extend(() if other is None else (other,))
+        whole = b"".join((b"[", b",".join(kept), b"]"))
+        return _EVENTS.decode(whole), whole
+
+    def _whole_objects(self, array: bytes) -> list[bytes]:
+        """What stands between brackets that belong together, whatever stands between such; the account counts
+        the pieces that are none.
+        """
+        brackets = BracketScan().scan(array)
+        opens = np.flatnonzero((brackets.step > 0) & (brackets.depth == _IN_LIST + 1))
+        closes = np.flatnonzero((brackets.step < 0) & (brackets.depth == _IN_LIST))
+        found: list[bytes] = []
+        behind = 1
+        for begin, end in zip(opens.tolist(), closes.tolist(), strict=False):
+            self.repairs["broken-event"] += bool(array[behind:begin].strip(_BETWEEN))
+            found.append(array[begin : end + 1])
+            behind = end + 1
+        self.repairs["broken-event"] += bool(array[behind:-1].strip(_BETWEEN))
+        return found
 
     def _malformed(self, error: Exception) -> FormatError:
         found = _BYTE.search(str(error))
         inside = int(found[1]) - 1 if found else 0
         return self._error(f"no trace event: {error}", self._parsed_bytes + inside)
 
+    def _leave_out(self, message: str, byte: int) -> None:
+        """Count what makes no sense between events. Raises ``FormatError`` unless it is to be recovered."""
+        if not self._recover:
+            raise self._error(message, byte)
+        self.repairs["broken-event"] += 1
+
+    def _cut(self, lost_bytes: int, message: str) -> None:
+        """Count the bytes behind the last whole event of a file that ends early. Raises ``FormatError``
+        unless it is to be recovered.
+        """
+        if not self._recover:
+            raise self._cut_error(message)
+        self.repairs[_CUT] += max(lost_bytes, 1)
+
     def _rest(self, before: bytes, behind: bytes, chunks: Iterator[bytes]) -> bytes:
         """The document without its events."""
         rest = b"".join((behind, *chunks))
         if not before:
             if rest[1:].strip():
-                raise self._error("text behind the list of events", self._read_bytes)
+                self._leave_out("text behind the list of events", self._read_bytes)
             return b"{}"
-        header = before + rest
+        header = self._closed(before, rest)
         keys = [found.start() for found in _KEY.finditer(header)]
         if len(keys) > 1:
             self._refuse_other_lists(header, keys, len(before))
-        return _whole_characters(header)
+        return header
+
+    def _closed(self, before: bytes, rest: bytes) -> bytes:
+        """The text around the events as JSON; of a file that was cut behind them, what stands before."""
+        header = before + rest
+        try:
+            msgspec.json.decode(header, type=msgspec.Raw)
+            return _whole_characters(header)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            mended = self._mended(header)
+        try:
+            msgspec.json.decode(mended, type=msgspec.Raw)
+        except (msgspec.DecodeError, RecursionError) as error:
+            if not self._recover:
+                raise self._error(
+                    f"what stands beside the events is no JSON: {error}", self._read_bytes
+                ) from error
+            self._cut(len(rest) - 1, "")
+            return before + b"]}"
+        return mended
 
     def _refuse_other_lists(self, header: bytes, keys: list[int], behind: int) -> None:
         """Of several lists JSON keeps the last, and one inside of something else is not the document's."""
@@ -320,6 +453,14 @@ class EventStream:
             at = own[-1] if own else keys[0]
             left_out = self._read_bytes - len(header) if at >= behind else 0
             raise self._error("the list 'traceEvents' stands twice, or inside something else", left_out + at)
+
+    def _cut_error(self, message: str) -> FormatError:
+        """Of a file that ends early; says what could be had of it."""
+        error = self._error(message, self._read_bytes)
+        if self._events:
+            kept = f"hespas-convert with `recover` keeps the {self._events:,} events before the cut"
+            error.hint = f"{error.hint}; {kept}"
+        return error
 
     def _error(self, message: str, byte: int) -> FormatError:
         return FormatError(
@@ -330,11 +471,79 @@ class EventStream:
         )
 
 
+def report_repairs(repairs: Mapping[str, int], findings: Findings) -> None:
+    """Say what an :class:`EventStream` mended, once all blocks were read."""
+    for code, message in REPAIRS.items():
+        findings.warning(code, message, repairs.get(code, 0))
+    lost = repairs.get(_CUT, 0)
+    message = (
+        f"the file ends early: {lost:,} bytes behind the last whole event are lost, and all that followed"
+    )
+    findings.warning(_CUT, message, int(lost > 0))
+
+
 def _whole_characters(text: bytes) -> bytes:
     """JSON text with U+FFFD for each escaped surrogate that lacks its other half."""
     if b"\\u" not in text:
         return text
     return _LONE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+
+
+def _escaped(text: bytes, inside: BoolArray) -> tuple[bytes, int]:
+    """The text with the control characters ``inside`` of strings written as escapes, and how many."""
+    data = np.frombuffer(text, np.uint8)
+    places = np.flatnonzero((data < _SPACE) & inside).tolist()
+    if not places:
+        return text, 0
+    parts: list[bytes] = []
+    behind = 0
+    for place in places:
+        parts += (text[behind:place], b"\\u%04x" % text[place])
+        behind = place + 1
+    return b"".join((*parts, text[behind:])), len(places)
+
+
+def _without_bad_escapes(text: bytes) -> tuple[bytes, int]:
+    """The text with a second backslash before each that escapes nothing, and how many. Backslashes stand in
+    strings only.
+    """
+    count = 0
+
+    def doubled(found: re.Match[bytes]) -> bytes:
+        nonlocal count
+        if found[1] is None:
+            return found[0]
+        count += 1
+        return b"\\" + found[0]
+
+    return _BAD_ESCAPE.sub(doubled, text), count
+
+
+def _without_odd_numbers(text: bytes) -> tuple[bytes, int]:
+    """The text with null for numbers that JSON does not have, outside of strings, and how many."""
+    inside = BracketScan().scan(text).inside
+    found = [each for each in _NO_NUMBER.finditer(text) if not inside[each.start()]]
+    parts: list[bytes] = []
+    behind = 0
+    for each in found:
+        parts += (text[behind : each.start()], b"null")
+        behind = each.end()
+    return b"".join((*parts, text[behind:])), len(found)
+
+
+def _plain_event(text: bytes) -> bytes | None:
+    """An event without the fields that are of another type than they should be; None where it is none."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    for name, raw in list(fields.items()):
+        one = msgspec.json.encode({name: raw})
+        try:
+            _EVENT.decode(one)
+        except (msgspec.DecodeError, RecursionError):
+            del fields[name]
+    return msgspec.json.encode(fields)
 
 
 def _opened(path: Path, max_bytes: int) -> BinaryIO | PackedInput:

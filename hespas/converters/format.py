@@ -122,6 +122,8 @@ class ReadOptions:
     ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
     ``run_time_unit`` is that of times for which an old schema names none (empty: as the reader takes them).
     ``dims`` are the extents of a program's symbolic dimensions, by name or by place (``arg0.1``).
+    ``capture`` are traces of the capture of the graphs that a trace of PyTorch's profiler replays, or folders
+    of such.
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
     """
@@ -135,6 +137,7 @@ class ReadOptions:
     default_dtype: str = field(default_factory=lambda: _ASSUMED.get().default_dtype)
     run_time_unit: RunTimeUnit = field(default_factory=lambda: _ASSUMED.get().run_time_unit)
     dims: Mapping[str, int] = field(default_factory=lambda: _ASSUMED.get().dims)
+    capture: tuple[Path, ...] = ()
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None
@@ -165,6 +168,7 @@ class Format:
 
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
+    ``copy`` makes a clean file of a damaged one of the same format, in which nothing else is changed.
     ``profiles`` says that what is written is a ``Profile`` and not a ``Workload``.
     In a format that is not ``timed`` operations have no durations, so that nobody estimates them for it.
     A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
@@ -184,6 +188,7 @@ class Format:
     sniff: Callable[[Head], int] | None = None
     read: Callable[[Path, ReadOptions, Diagnostics], Value] | None = None
     write: Callable[[Value, Path, WriteOptions, Diagnostics], None] | None = None
+    copy: Callable[[Path, Path, ReadOptions, WriteOptions, Diagnostics], None] | None = None
     writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
     never_json: bool = False
     profiles: bool = False

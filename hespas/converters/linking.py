@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_BLOCK = 1 << 16
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Nesting:
     """The events of each thread as a forest: ``parent`` encloses (-1: none); ``order`` lists them by thread
@@ -46,11 +49,21 @@ class Nesting:
         """
         rows = np.arange(len(start)) if chosen is None else chosen
         order = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
-        found = np.array(_around(thread[order], start[order], end[order]), np.int64)
+        found = _around(thread[order], start[order], end[order])
         parent = np.full(len(start), -1, np.int64)
         if len(order):
             parent[order] = np.where(found >= 0, order[found], -1)
         return cls(parent, order, thread[order], start[order], end)
+
+    def with_parents(self, parent: IntArray, end: IntArray) -> Nesting:
+        """The same forest with events behind it whose ``parent`` is known; they are of no thread."""
+        return Nesting(
+            np.concatenate([self.parent, parent]),
+            self.order,
+            self._thread,
+            self._start,
+            np.concatenate([self._end, end]),
+        )
 
     def innermost(self, thread: IntArray, at: IntArray) -> IntArray:
         """The innermost event of each ``thread`` that is running ``at`` a moment, -1 for none."""
@@ -81,24 +94,30 @@ class Nesting:
         return np.where(same, place, -1)
 
 
-def _around(thread: IntArray, start: IntArray, end: IntArray) -> list[int]:
-    """The place of the event around each, events being in order."""
-    threads: list[int] = thread.tolist()
-    starts: list[int] = start.tolist()
-    ends: list[int] = end.tolist()
-    ends.append(np.iinfo(np.int64).max)  # place -1 encloses all: it is never left
-    parents: list[int] = []
-    stack = [-1]
+def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
+    """The place of the event around each, events being in order. Only a block of them are numbers of Python
+    at a time: those of a long trace would take more memory than the trace.
+    """
+    parent = np.empty(len(thread), np.int64)
+    never = np.iinfo(np.int64).max  # place -1 encloses all: it is never left
+    stack, ends = [-1], [never]
     last = None
-    for place, (owner, begin, behind) in enumerate(zip(threads, starts, ends, strict=False)):
-        if owner != last:
-            stack = [-1]
-            last = owner
-        while ends[stack[-1]] <= begin and ends[stack[-1]] < behind:
-            stack.pop()
-        parents.append(stack[-1])
-        stack.append(place)
-    return parents
+    for first in range(0, len(thread), _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        parents: list[int] = []
+        columns = (thread[rows].tolist(), start[rows].tolist(), end[rows].tolist())
+        for place, (owner, begin, behind) in enumerate(zip(*columns, strict=True), first):
+            if owner != last:
+                stack, ends = [-1], [never]
+                last = owner
+            while ends[-1] <= begin and ends[-1] < behind:
+                stack.pop()
+                ends.pop()
+            parents.append(stack[-1])
+            stack.append(place)
+            ends.append(behind)
+        parent[rows] = parents
+    return parent
 
 
 def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[IntArray, IntArray]:

@@ -37,12 +37,23 @@ from hespas.graph.opgraph import (
     Resource,
     timed_class_name,
 )
-from hespas.graph.profile import Estimate, EventColumns, HostOps, MeasuredComms, Profile, Timeline
+from hespas.graph.profile import (
+    CAPTURED_THREAD,
+    Estimate,
+    EventColumns,
+    HostOps,
+    HostRanges,
+    MeasuredComms,
+    MeasuredMemory,
+    Profile,
+    Timeline,
+)
 from hespas.graph.workload import ABSENT, WHOLE_JOB, Workload
 
 __all__ = [
     "ABSENT",
     "ACCUMULATOR_BITS",
+    "CAPTURED_THREAD",
     "DTYPES",
     "DYNAMIC",
     "MAC_NOISE_SIGMA",
@@ -66,7 +77,9 @@ __all__ = [
     "GraphBuilder",
     "GroupSet",
     "HostOps",
+    "HostRanges",
     "MeasuredComms",
+    "MeasuredMemory",
     "NodeKind",
     "OpClass",
     "OpGraph",

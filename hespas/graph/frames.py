@@ -170,6 +170,10 @@ def _profile_columns(profile: Profile) -> _Columns:
         "duration_ns": profile.duration_ns,
         "bytes_moved": profile.bytes_moved,
         "host_event": profile.host_event,
+        "launch_start_ns": profile.launch_start_ns,
+        "launch_end_ns": profile.launch_end_ns,
+        "grid": _texts(strings, profile.grid_row),
+        "batch": _texts(strings, profile.batch_row),
         "repeats": profile.repeats,
         "spread_ns": profile.spread_ns,
     }

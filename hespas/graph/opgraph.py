@@ -46,6 +46,7 @@ __all__ = [
     "RegionTable",
     "Resource",
     "Totals",
+    "is_recorded_wait",
     "known_sum",
     "timed_class_name",
     "totals",
@@ -457,7 +458,8 @@ def _column_bytes(value: object) -> int:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over one step, executions counted; ``unknown_ops`` have a cost or count that is not known and are
-    not in the sums. A sum is NaN where no term of it is known.
+    not in the sums. Recorded waits are no operations of the device. A sum is NaN where no term of it is
+    known.
     """
 
     ops: float
@@ -479,6 +481,16 @@ def known_sum(column: FloatArray) -> float:
     return float("nan") if len(column) and unknown.all() else float(column[~unknown].sum())
 
 
+def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:
+    """Nodes that stand for recorded time in which the device was not at work: of a thread of the host, or a
+    delay, which has no stream. No device does them, so another one does not change their time.
+    """
+    passes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.op_class == int(OpClass.FREE))
+    passes &= graph.duration_ns > 0
+    waits: NDArray[np.bool_] = passes & ((graph.resource == int(Resource.HOST)) | (graph.stream < 0))
+    return waits
+
+
 def totals(graph: OpGraph) -> Totals:
     """The sums over one graph; past what a float holds they are infinite. O(nodes)."""
     with np.errstate(over="ignore", invalid="ignore"):  # infinity says it, without a warning of NumPy
@@ -489,9 +501,10 @@ def _totals(graph: OpGraph) -> Totals:
     times = graph.multiplicity
     of_collectives, of_messages = times[graph.collectives.node], times[graph.p2p.node]
     unknown = np.isnan(graph.flops) | np.isnan(graph.bytes_moved) | np.isnan(times)
+    waits = is_recorded_wait(graph)
     return Totals(
-        ops=float(np.nansum(times)),
-        device_time_ns=known_sum(graph.duration_ns * times),
+        ops=float(np.nansum(np.where(waits, 0.0, times))),
+        device_time_ns=known_sum(np.where(waits, 0.0, graph.duration_ns) * times),
         flops=known_sum(graph.flops * times),
         useful_flops=known_sum(graph.useful_flops * times),
         transcendentals=known_sum(graph.transcendentals * times),

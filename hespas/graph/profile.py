@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, TypedDict, Unpack, cast
 
@@ -21,7 +21,20 @@ from hespas.graph.columns import (
 )
 from hespas.graph.errors import clipped, short_repr
 
-__all__ = ["Estimate", "EventColumns", "HostOps", "MeasuredComms", "Profile", "Timeline"]
+__all__ = [
+    "CAPTURED_THREAD",
+    "Estimate",
+    "EventColumns",
+    "HostOps",
+    "HostRanges",
+    "MeasuredComms",
+    "MeasuredMemory",
+    "Profile",
+    "Timeline",
+]
+
+
+CAPTURED_THREAD = "graph capture"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,7 +43,8 @@ class HostOps(ColumnTable):
 
     ``parent`` is the operation that encloses each (-1: none); ``thread_row`` names process and thread.
     ``shapes_row``, ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts.
-    ``sequence`` joins forward and backward (-1: none).
+    ``sequence`` joins forward and backward (-1: none). Operations that were captured in a graph, of which
+    this is a replay, are on the thread :data:`CAPTURED_THREAD` and take no time.
     """
 
     name_row: SmallIntArray
@@ -65,6 +79,31 @@ class MeasuredComms(ColumnTable):
     sequence: IntArray
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HostRanges(ColumnTable):
+    """What ran on the host beside operations, as columns of shape ``(ranges,)``; rows of ``strings``. Threads
+    are named as those of operations.
+    """
+
+    name_row: SmallIntArray
+    thread_row: SmallIntArray
+    start_ns: FloatArray
+    duration_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MeasuredMemory(ColumnTable):
+    """Memory that was taken or given back, in columns of shape ``(changes,)``: what the allocator of
+    ``device`` (-1: the host) has given out and holds behind each change (NaN unknown).
+    """
+
+    time_ns: FloatArray
+    device: SmallIntArray
+    change_bytes: FloatArray
+    allocated_bytes: FloatArray
+    reserved_bytes: FloatArray
+
+
 class EventColumns(TypedDict, total=False):
     """The columns of :class:`Profile` that a source may leave unknown."""
 
@@ -81,15 +120,22 @@ class EventColumns(TypedDict, total=False):
     run: NDArray[np.integer]
     bytes_moved: FloatArray
     host_event: NDArray[np.integer]
+    launch_start_ns: FloatArray
+    launch_end_ns: FloatArray
+    launch_thread_row: NDArray[np.integer]
+    grid_row: NDArray[np.integer]
+    batch_row: NDArray[np.integer]
     repeats: NDArray[np.integer]
     spread_ns: FloatArray
 
 
 _UNKNOWN: dict[str, tuple[type[np.generic], float]] = {
     **dict.fromkeys(("op_row", "module_row", "kernel_row", "category_row", "shapes_row"), (np.int32, 0)),
-    **dict.fromkeys(("dtype_row", "device_index", "rank"), (np.int32, 0)),
+    **dict.fromkeys(
+        ("dtype_row", "launch_thread_row", "grid_row", "batch_row", "device_index", "rank"), (np.int32, 0)
+    ),
     **dict.fromkeys(("run", "host_event"), (np.int32, -1)),
-    **dict.fromkeys(("bytes_moved", "spread_ns"), (np.float64, nan)),
+    **dict.fromkeys(("bytes_moved", "launch_start_ns", "launch_end_ns", "spread_ns"), (np.float64, nan)),
     "op_class": (np.int8, 0),
     "stream": (np.int64, -1),
     "repeats": (np.int32, 1),
@@ -104,11 +150,17 @@ class Profile:
 
     ``op_row`` is the key an event is matched by (``hlo_op``, op name) and ``module_row`` the program that
     key belongs to; ``kernel_row`` the kernel; ``category_row`` the profiler's own class of the event;
-    ``host_event`` the row of ``host`` that caused this one (-1 unknown); ``shapes_row`` the operand shapes
+    ``host_event`` the row of ``host`` that caused this one (-1 unknown); ``launch_start_ns`` and
+    ``launch_end_ns`` when the call of the runtime that enqueued the event began and returned (NaN unknown),
+    on the thread ``launch_thread_row``, named as those of ``host`` are; ``grid_row`` the text
+    ``[[x, y, z],[x, y, z]]`` of how many blocks were launched, of how many threads; ``batch_row`` what the
+    program says of the batch of its step (``execute_32_context_0(...)``); ``shapes_row`` the operand shapes
     as text; ``dtype_row`` the element types; ``op_class`` the :class:`OpClass` code where the source tells.
     ``device_index`` indexes ``devices``. ``run`` counts the runs of the step or module (-1 unknown).
     ``bytes_moved`` is what the profiler says was copied or touched (NaN unknown). ``repeats`` says over how
     many runs a row was aggregated, ``spread_ns`` is the standard deviation between them (NaN for one run).
+    ``ranges`` are functions of Python and ranges that somebody named, around operations of the host;
+    ``waits`` are calls in which the host waits for a device.
     ``attachments`` are documents of the source, kept whole: ``hlo/NAME`` is the HLO proto of module NAME.
     """
 
@@ -130,10 +182,18 @@ class Profile:
     duration_ns: FloatArray
     bytes_moved: FloatArray
     host_event: SmallIntArray
+    launch_start_ns: FloatArray
+    launch_end_ns: FloatArray
+    launch_thread_row: SmallIntArray
+    grid_row: SmallIntArray
+    batch_row: SmallIntArray
     repeats: SmallIntArray
     spread_ns: FloatArray
     comms: MeasuredComms = field(default_factory=MeasuredComms.empty)
     host: HostOps = field(default_factory=HostOps.empty)
+    ranges: HostRanges = field(default_factory=HostRanges.empty)
+    waits: HostRanges = field(default_factory=HostRanges.empty)
+    memory: MeasuredMemory = field(default_factory=MeasuredMemory.empty)
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     attachments: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -154,6 +214,19 @@ class Profile:
         """The device, where there is one; the empty text for none or several."""
         return self.devices[0] if len(self.devices) == 1 else ""
 
+    def shifted(self, by_ns: float) -> Profile:
+        """The same on a clock that reads ``by_ns`` more."""
+        return replace(
+            self,
+            start_ns=self.start_ns + by_ns,
+            launch_start_ns=self.launch_start_ns + by_ns,
+            launch_end_ns=self.launch_end_ns + by_ns,
+            host=replace(self.host, start_ns=self.host.start_ns + by_ns),
+            ranges=replace(self.ranges, start_ns=self.ranges.start_ns + by_ns),
+            waits=replace(self.waits, start_ns=self.waits.start_ns + by_ns),
+            memory=replace(self.memory, time_ns=self.memory.time_ns + by_ns),
+        )
+
     @classmethod
     def of(
         cls,
@@ -165,6 +238,9 @@ class Profile:
         duration_ns: FloatArray | IntArray,
         comms: MeasuredComms | None = None,
         host: HostOps | None = None,
+        ranges: HostRanges | None = None,
+        waits: HostRanges | None = None,
+        memory: MeasuredMemory | None = None,
         metadata: Mapping[str, str] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         **known: Unpack[EventColumns],
@@ -185,6 +261,9 @@ class Profile:
             duration_ns=duration_ns.astype(np.float64, copy=False),
             comms=comms or MeasuredComms.empty(),
             host=host or HostOps.empty(),
+            ranges=ranges or HostRanges.empty(),
+            waits=waits or HostRanges.empty(),
+            memory=memory or MeasuredMemory.empty(),
             metadata=metadata or {},
             attachments=attachments or {},
             **columns,
@@ -247,7 +326,8 @@ class Timeline:
     """When each node of each rank ran; columns of shape ``(spans,)``. What takes no time has no span.
 
     ``resource`` indexes ``resources`` (``compute``, ``communication``, ``copy``, ``host``). ``critical``
-    marks the spans on the critical path of their rank. ``cause`` is the span whose end let this one start
+    marks the spans on the critical path of their rank. ``stream`` tells several streams of one resource apart
+    (-1: the only one, or none that is named). ``cause`` is the span whose end let this one start
     (-1: it starts with the step), ``by_resource`` whether it had to wait for the resource that span held,
     and not for what it made.
 
@@ -272,6 +352,7 @@ class Timeline:
     exposed_comm_ns: FloatArray
     cause: SmallIntArray = field(default_factory=_no_ints)
     by_resource: NDArray[np.bool_] = field(default_factory=_no_flags)
+    stream: SmallIntArray = field(default_factory=_no_ints)
     region: SmallIntArray = field(default_factory=_no_ints)
     trips: FloatArray = field(default_factory=_no_floats)
     shown_by: SmallIntArray = field(default_factory=_no_ints)
@@ -283,6 +364,7 @@ class Timeline:
         nowhere = np.broadcast_to(np.int32(-1), (spans,))
         self._fill("cause", nowhere)
         self._fill("by_resource", np.broadcast_to(np.False_, (spans,)))
+        self._fill("stream", nowhere)
         self._fill("region", nowhere)
         self._fill("trips", np.broadcast_to(np.float64(1.0), (spans,)))
         self._fill("shown_by", np.arange(ranks, dtype=np.int32))
@@ -295,6 +377,7 @@ class Timeline:
             "critical",
             "cause",
             "by_resource",
+            "stream",
             "region",
             "trips",
         )

@@ -59,6 +59,8 @@ _LOSSES = {
     "chakra.idle": _NODES,
     "chakra.empty-rank": _NODES,
     "chakra.host-transfer": ("kind", "op_class", "p2p"),
+    "chakra.waits": _NODES,
+    "chakra.collective-as-work": ("kind", "collectives"),
     "chakra.rounded-counts": _COSTS,
     "chakra.unknown-collective": ("collectives",),
     "chakra.process-groups": ("collectives",),

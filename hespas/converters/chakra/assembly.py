@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
+    DEVICE_ATTRIBUTE,
     GROUPS_ATTRIBUTE,
     INTEGER_FIELDS,
     JOB_ATTRIBUTE,
@@ -361,7 +362,9 @@ _OTHER_TAGS = (
 """What a trace has beside attributes."""
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, WHOLE_JOB})
+_RESERVED_OF_FILE = frozenset(
+    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, DEVICE_ATTRIBUTE, WHOLE_JOB}
+)
 """Names of attributes that readers of traces understand."""
 
 

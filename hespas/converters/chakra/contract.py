@@ -30,6 +30,7 @@ __all__ = [
     "COLLECTIVE_TO_COMM",
     "COMM_TO_COLLECTIVE",
     "DEFAULT_CLASS",
+    "DEVICE_ATTRIBUTE",
     "GROUPS_ATTRIBUTE",
     "INTEGER_FIELDS",
     "JOB_ATTRIBUTE",
@@ -177,6 +178,7 @@ WHOLE_WORLD = frozenset({"", "0"})
 """Values of ``pg_name`` that mean all ranks, as its absence does."""
 
 RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE = "rank", "comm_group", "num_ranks"
+DEVICE_ATTRIBUTE = "recorded_on"
 """Metadata attributes of a file that was written without the rest of its set: which rank it is, its groups,
 and how many ranks the job has.
 """

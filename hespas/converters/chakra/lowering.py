@@ -2,7 +2,8 @@
 
 A ``collective_permute`` becomes a SEND and a RECV that wait for what it waited for, and for both of which its
 users wait. A rank without a target has no SEND, one without a source no RECV, and a collective over a group
-of one has nobody to talk to: such nodes are led around. Transfers to the host, which is no rank, become work.
+of one has nobody to talk to: such nodes are led around. Transfers to the host, which is no rank, become work,
+and so does what a recording knows the time of and little more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 from hespas.converters.chakra.assembly import foreign_texts
 from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds, render_groups
 from hespas.converters.chakra.contract import RANK_ATTRIBUTE
-from hespas.converters.chakra.readiness import LARGEST_COUNT
+from hespas.converters.chakra.readiness import LARGEST_COUNT, is_as_stated
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_of_odd_sizes
 from hespas.converters.chakra.wire import Bools, Longs
+from hespas.converters.measured_ops.waits import with_delays_alone
 from hespas.graph import (
     WHOLE_JOB,
     CollectiveKind,
@@ -33,10 +35,10 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.graph.passes import bypass
+from hespas.graph.passes import bypass, is_recorded_wait
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "report"]
+__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "measured_work", "report"]
 
 _IDLE = "idle"
 
@@ -205,6 +207,30 @@ def host_transfers(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     )
 
 
+def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+    """The graph with what only a recording has in words of a trace: time of the host as delays, which are
+    computation without operations, and collectives of unknown operation or size as computation of their time.
+
+    ASTRA-sim has no statistics for computation on a CPU, and asks a network for every collective.
+    """
+    if is_as_stated(graph):
+        return graph
+    waits = int(is_recorded_wait(graph).sum())
+    message = "recorded waits and time of the host are written as delays behind the work that ended last"
+    diagnostics.info("chakra.waits", graph.name, message, count=waits)
+    graph = with_delays_alone(graph)
+    table = graph.collectives
+    vague = (table.kind == CollectiveKind.UNKNOWN) | np.isnan(table.comm_bytes)
+    vague &= graph.duration_ns[table.node] > 0
+    if not vague.any():
+        return graph
+    message = "collectives of unknown operation or size are written as COMP nodes of their recorded time"
+    diagnostics.warning("chakra.collective-as-work", graph.name, message, count=int(vague.sum()))
+    kind = graph.kind.copy()
+    kind[table.node[vague]] = int(NodeKind.COMPUTE)
+    return replace(graph, kind=kind, collectives=table.take(~vague))
+
+
 def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     """The graph with work that is repeated written once, at the cost of all its runs.
 
@@ -238,7 +264,7 @@ def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE, WHOLE_JOB})
+_OF_FILE = frozenset({"format", "version", "form", "device", RANK_ATTRIBUTE, WHOLE_JOB})
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4

@@ -28,6 +28,7 @@ from hespas.converters.chakra.comm_groups import (
     render_groups,
 )
 from hespas.converters.chakra.contract import (
+    DEVICE_ATTRIBUTE,
     GROUPS_ATTRIBUTE,
     JOB_ATTRIBUTE,
     RANK_ATTRIBUTE,
@@ -300,7 +301,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
     metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
-    metadata |= _whole_job(first.columns)
+    metadata |= _texts(first.columns)
     if not source.is_directory:
         metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
     made = Workload(
@@ -312,11 +313,12 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
 
 
-def _whole_job(columns: EtColumns) -> dict[str, str]:
-    """What a file says of the program that it was made of."""
+def _texts(columns: EtColumns) -> dict[str, str]:
+    """What a file says of the program that it was made of, and of where its times were recorded."""
     facts = AttributeFacts.of(columns.metadata)
-    parts = b"".join(facts.values(facts.texts(WHOLE_JOB)))
-    return {WHOLE_JOB: parts.decode()} if parts else {}
+    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device"}
+    texts = {key: b"".join(facts.values(facts.texts(name))) for name, key in keys.items()}
+    return {key: text.decode("utf-8", "replace") for key, text in texts.items() if text}
 
 
 def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> tuple[int, bool]:

@@ -18,9 +18,22 @@ from hespas.converters.chakra.comm_groups import (
     check_listing,
     render_groups,
 )
-from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE, Tag
+from hespas.converters.chakra.contract import (
+    DEVICE_ATTRIBUTE,
+    GROUPS_ATTRIBUTE,
+    JOB_ATTRIBUTE,
+    RANK_ATTRIBUTE,
+    Tag,
+)
 from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
-from hespas.converters.chakra.lowering import Expanded, expand, flatten_runs, host_transfers, report
+from hespas.converters.chakra.lowering import (
+    Expanded,
+    expand,
+    flatten_runs,
+    host_transfers,
+    measured_work,
+    report,
+)
 from hespas.converters.chakra.sniff import RANK_FILE
 from hespas.converters.chakra.wire import Bools, Bytes, EtColumns, Longs
 from hespas.converters.chakra.wire.encode import encode_chunks
@@ -315,6 +328,7 @@ class _Job:
     def _graph(self, number: int) -> Expanded:
         if number not in self._expanded:
             flat = flatten_runs(self.workload.classes[number], self.diagnostics)
+            flat = measured_work(flat, self.diagnostics)
             expanded = expand(host_transfers(flat, self.diagnostics))
             message = (
                 "permutes are written as SEND and RECV; their time is that of the SEND, "
@@ -402,17 +416,20 @@ def _write_alone(job: _Job, rank: int, path: Path, options: WriteOptions, *, pac
         numbers[RANK_ATTRIBUTE] = rank
     if taken or job.workload.num_ranks > job.least_ranks(rank, groups):
         numbers[JOB_ATTRIBUTE] = job.workload.num_ranks
-    texts = _whole_job(job.workload) | ({GROUPS_ATTRIBUTE: render_groups(groups)} if groups else {})
+    texts = _texts(job.workload) | ({GROUPS_ATTRIBUTE: render_groups(groups)} if groups else {})
     pieces = job.trace(rank, partial(_with_metadata, numbers=numbers, texts=texts), alone=True)
     with open_output(path, packed=packed) as stream:
         for piece in pieces:
             stream.write(piece.data)
 
 
-def _whole_job(workload: Workload) -> dict[str, bytes]:
-    """That the program is one of a whole job, where it is: nobody can tell from a trace."""
-    parts = workload.metadata.get(WHOLE_JOB, "")
-    return {WHOLE_JOB: parts.encode("utf-8", "replace")} if parts else {}
+def _texts(workload: Workload) -> dict[str, bytes]:
+    """What nobody can tell from a trace: that the program is one of a whole job, and on which device times
+    were recorded.
+    """
+    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device"}
+    stated = {name: workload.metadata.get(key, "") for name, key in keys.items()}
+    return {name: text.encode("utf-8", "replace") for name, text in stated.items() if text}
 
 
 def _with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:
@@ -489,7 +506,7 @@ def _write_directory(
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
     size = job.workload.num_ranks
     numbers = {JOB_ATTRIBUTE: size} if len(ranks) < size else dict[str, int]()
-    change = partial(_with_metadata, numbers=numbers, texts=_whole_job(job.workload))
+    change = partial(_with_metadata, numbers=numbers, texts=_texts(job.workload))
     with _Files(options.jobs if len(ranks) >= _MANY_FILES else 1, packed=packed) as files:
         for done, rank in enumerate(ranks):
             files.write(path / f"{name}.{rank}{suffix}", job.trace(rank, change))

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
+from hespas.converters.chrome_events import EventStream, TraceEvent, event_times, report_repairs
 from hespas.converters.chrome_trace.writer import SCHEMA_ID
 from hespas.converters.format import ReadOptions
 from hespas.converters.linking import enclosing, pair
@@ -141,6 +141,7 @@ class _Collector:
         self._threads: dict[_Track, str] = {}
         self._skipped: dict[str, int] = {}
         self._seen = 0
+        self.overflowed = 0
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
@@ -199,7 +200,9 @@ class _Collector:
         kinds: Sequence[int],
     ) -> None:
         self._refuse_missing(slices, chosen)
-        start_ns, duration_ns = event_times(events, array, chosen, path=self._path, before=self._seen)
+        times = event_times(events, array, chosen, path=self._path, before=self._seen)
+        start_ns, duration_ns = times.start_ns, times.duration_ns
+        self.overflowed += len(times.overflowed)
         start, start_part = _with_parts(start_ns, [event.ts for event in slices])
         duration, duration_part = _with_parts(duration_ns, [event.dur for event in slices])
         args = [self._decoded(event) for event in slices]
@@ -315,10 +318,11 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
     Nothing that has a duration is left out; slices that our own writer marked are host operations. Slices
     inside others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
     """
-    stream = EventStream(path, options.max_bytes)
+    stream = EventStream(path, options.max_bytes, recover=options.recover)
     collector = _Collector(str(path))
     for events, array in stream.blocks():
         collector.add(events, array)
+    stream.repairs["overflowed-duration"] = collector.overflowed
     facts = _facts(stream.header, str(path))
     ours = facts.pop("schema", "") == SCHEMA_ID
     found = collector.finish()
@@ -332,8 +336,7 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
             hint="was the profiler stopped before anything ran?",
         )
     findings = diagnostics.about(str(path), "chrome-trace")
-    repaired = "blocks with text that is not Unicode, which was replaced"
-    findings.warning("invalid-utf8", repaired, stream.repaired_blocks)
+    report_repairs(stream.repairs, findings)
     _report(found, device, findings)
     return _profile(path, found, device, host, facts, ours=ours)
 

@@ -14,7 +14,15 @@ import numpy as np
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
 from hespas.graph import Diagnostics, Findings, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray, at_rows, distinct_rows, mapped
+from hespas.graph.columns import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    at_rows,
+    distinct_rows,
+    mapped,
+)
 from hespas.graph.errors import FormatError
 
 __all__ = [
@@ -92,6 +100,7 @@ def to_profile(
     rank = _ranks(work, _processes(trace, links), findings)
     comms = _comms(trace, links.cause, nesting, labels)
     host = _host_ops(trace.ranges, nesting, labels, base_ns, strings)
+    launch_start_ns, launch_end_ns, launch_thread_row = _launch_columns(trace, links, base_ns)
     _report(trace, links, findings)
     return Profile.of(
         path.name.removesuffix(".gz").rpartition(".")[0] or path.name,
@@ -111,6 +120,10 @@ def to_profile(
         duration_ns=work.end_ns - work.start_ns,
         bytes_moved=np.where(work.bytes_moved >= 0, work.bytes_moved.astype(np.float64), np.nan),
         host_event=cause,
+        launch_start_ns=launch_start_ns,
+        launch_end_ns=launch_end_ns,
+        launch_thread_row=launch_thread_row,
+        grid_row=work.grid_row,
         comms=comms,
         host=host,
         metadata={"format": source, **metadata, "first_event_ns": str(base_ns)},
@@ -191,17 +204,37 @@ def _ranks(work: DeviceWork, process: IntArray, findings: Findings) -> IntArray:
 def _host_ops(
     ranges: Ranges, nesting: Nesting, labels: _Labels, base_ns: int, strings: StringTableBuilder
 ) -> HostOps:
-    threads, place = distinct_rows(ranges.process, ranges.thread)
-    rows = [strings.add(f"{process & _OWN_BITS}:{thread & _OWN_BITS}") for process, thread in threads]
     return HostOps.of(
         name_row=labels.name_row,
-        thread_row=np.array(rows, np.int32)[place],
+        thread_row=_thread_rows(ranges.process, ranges.thread, strings),
         parent=nesting.parent,
         start_ns=ranges.start_ns - base_ns,
         duration_ns=ranges.end_ns - ranges.start_ns,
         sequence=labels.sequence,
         shapes_row=labels.shapes_row,
     )
+
+
+def _thread_rows(process: IntArray, thread: IntArray, strings: StringTableBuilder) -> SmallIntArray:
+    """The texts that name the threads, for each row."""
+    threads, place = distinct_rows(process, thread)
+    rows = [strings.add(f"{owner & _OWN_BITS}:{number & _OWN_BITS}") for owner, number in threads]
+    return np.array(rows, np.int32)[place]
+
+
+def _launch_columns(
+    trace: GpuTrace, links: _Links, base_ns: int
+) -> tuple[FloatArray, FloatArray, SmallIntArray]:
+    """When the call that enqueued each event began and returned, and its thread; a range of the program that
+    the recording names as cause is no such call.
+    """
+    calls = trace.launches
+    launch = np.where(at_rows(calls.range_place, links.launch, -1) < 0, links.launch, -1)
+    start_ns = at_rows((calls.start_ns - base_ns).astype(np.float64), launch, np.nan)
+    returned = (calls.end_ns >= calls.start_ns) & (calls.end_ns < _LARGEST_NS)
+    end_ns = np.where(returned, np.where(returned, calls.end_ns, base_ns) - base_ns, np.nan)
+    threads = _thread_rows(calls.process, calls.thread, trace.strings)
+    return start_ns, at_rows(end_ns, launch, np.nan), at_rows(threads, launch, 0)
 
 
 def _comms(trace: GpuTrace, cause: IntArray, nesting: Nesting, labels: _Labels) -> MeasuredComms:

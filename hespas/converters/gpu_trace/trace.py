@@ -28,7 +28,8 @@ def listed(column: IntArray) -> list[int]:
 class DeviceWork(ColumnTable):
     """Kernels, copies and fills. ``gpu`` orders the devices; ``device`` is the place of its name among the
     trace's ``devices``. ``correlation`` is the launch's, ``node`` the graph node replayed, ``range_row`` the
-    range that the profiler itself names as cause, ``op_class`` an ``OpClass`` code.
+    range that the profiler itself names as cause, ``op_class`` an ``OpClass`` code, ``grid_row`` the shape of
+    the launch as :mod:`hespas.converters.launch_shapes` writes it.
     """
 
     process: IntArray
@@ -44,6 +45,7 @@ class DeviceWork(ColumnTable):
     node: IntArray
     range_row: IntArray
     op_class: IntArray
+    grid_row: IntArray
 
     def by_start(self) -> Self:
         """The same in the order it started."""
@@ -57,6 +59,7 @@ class Launches(ColumnTable):
     process: IntArray
     thread: IntArray
     start_ns: IntArray
+    end_ns: IntArray
     correlation: IntArray
     range_place: IntArray
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hespas.converters.measured_ops.bounds import KernelBounds, kernel_bounds
 from hespas.converters.measured_ops.build import CostedOps, costed_ops, resolve_owners
 from hespas.converters.measured_ops.costs import (
     RECORDED_STEPS,
@@ -12,16 +13,34 @@ from hespas.converters.measured_ops.costs import (
     recorded_steps,
     recorded_steps_of,
 )
+from hespas.converters.measured_ops.waits import (
+    Launches,
+    clock_ns,
+    lanes_of,
+    tell_waits,
+    with_delays_alone,
+    with_waits,
+)
+from hespas.converters.measured_ops.workload import measured_workload
 
 __all__ = [
     "RECORDED_STEPS",
     "CostedOps",
     "EventCosts",
+    "KernelBounds",
+    "Launches",
     "RecordedSteps",
+    "clock_ns",
     "costed_ops",
     "event_costs",
     "host_costs",
+    "kernel_bounds",
+    "lanes_of",
+    "measured_workload",
     "recorded_steps",
     "recorded_steps_of",
     "resolve_owners",
+    "tell_waits",
+    "with_delays_alone",
+    "with_waits",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -13,14 +12,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.costs.aten import aten_cost, find_aten_rule, is_composite
+from hespas.converters.linking import nearest
+from hespas.converters.measured_ops.bounds import bounds_of, bounds_text
+from hespas.converters.measured_ops.roles import Role, event_roles, is_to_device
+from hespas.costs.aten import PARTS, CallTexts, aten_cost, find_aten_rule, is_composite
 from hespas.costs.aten.call import AtenCost
+from hespas.costs.kernels import kernel_facts
 from hespas.costs.operation import Cost, add_costed
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
     DType,
     GraphBuilder,
+    GroupSet,
     HostOps,
     NodeKind,
     OpClass,
@@ -32,26 +36,22 @@ from hespas.graph import (
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, mapped
 
-__all__ = ["NOT_RECORDED", "CostedOps", "Role", "costed_ops", "event_roles", "is_to_device", "resolve_owners"]
+__all__ = [
+    "NOT_RECORDED",
+    "CostedOps",
+    "Role",
+    "collective_kind",
+    "costed_ops",
+    "event_roles",
+    "resolve_owners",
+    "stated_group",
+]
 
 # --- Device events sorted into nodes: one for each operation that answers, and what stands apart from it.
 #
 # Apart stand copies between host and device (another link), and communication kernels; events that nothing
 # explains are nodes of their own.
 
-
-class Role(IntEnum):
-    """What a device event is to its operation."""
-
-    WORK = 0
-    HOST_COPY = 1
-    COMMUNICATION = 2
-    DEVICE_COPY = 3
-    FILL = 4
-
-
-_HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH", "CopyHostToDevice", "CopyDeviceToHost")
-_COMMUNICATION = ("nccldevkernel", "ncclkernel", "rccl_generic", "rccldevkernel", "onerccl", "mscclkernel")
 _KINDS: tuple[tuple[str, CollectiveKind], ...] = (
     ("allreduce", CollectiveKind.ALL_REDUCE),
     ("allgather", CollectiveKind.ALL_GATHER),
@@ -66,7 +66,7 @@ _KINDS: tuple[tuple[str, CollectiveKind], ...] = (
 """Found in a name without separators, in this order."""
 
 
-def _collective_kind(names: Iterable[str]) -> CollectiveKind:
+def collective_kind(names: Iterable[str]) -> CollectiveKind:
     """The kind that the first telling name states, such as ``c10d::alltoall_base_``."""
     for name in names:
         plain = name.lower().replace("_", "")
@@ -74,6 +74,17 @@ def _collective_kind(names: Iterable[str]) -> CollectiveKind:
             if part in plain:
                 return kind
     return CollectiveKind.UNKNOWN
+
+
+def stated_group(text: str) -> GroupSet | None:
+    """The group set of a list of ranks written as JSON; None where it is not one."""
+    try:
+        ranks = msgspec.json.decode(text, type=list[int]) if text else []
+    except (msgspec.DecodeError, RecursionError):
+        ranks = []
+    if not ranks or min(ranks) < 0 or max(ranks) >= 1 << 31 or len(set(ranks)) != len(ranks):
+        return None
+    return compress_groups(np.array([ranks], np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,30 +104,6 @@ class _EventGroups:
     stream: IntArray
     busy_ns: FloatArray
     duration_ns: FloatArray
-
-
-def is_to_device(kernel: str) -> bool:
-    """Whether a copy between host and device is one to the device."""
-    return "HtoD" in kernel or "HostToDevice" in kernel
-
-
-def event_roles(profile: Profile) -> NDArray[np.uint8]:
-    """The role of each event, by kernel name and category; each distinct pair is looked at once."""
-    strings = profile.strings
-    pair = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
-    return mapped(pair, lambda pair: _role(strings[pair >> 32], strings[pair & 0xFFFFFFFF]), np.uint8)
-
-
-def _role(kernel: str, category: str) -> Role:
-    if kernel.startswith(_HOST_COPIES):
-        return Role.HOST_COPY
-    if kernel.lower().startswith(_COMMUNICATION):
-        return Role.COMMUNICATION
-    if "memset" in category or kernel.startswith("Memset"):
-        return Role.FILL
-    if "memcpy" in category or kernel.startswith("Memcpy"):
-        return Role.DEVICE_COPY
-    return Role.WORK
 
 
 def _group_events(profile: Profile) -> _EventGroups:
@@ -266,6 +253,8 @@ def _outermost(chain: list[int], claimed: frozenset[int]) -> int:
     return next((op for op in reversed(chain) if op in claimed), -1)
 
 
+_LIBRARY, _BOUNDS = "kernel_library", "work_bounds"
+"""Keys of texts beside nodes whose kernel alone is known."""
 _LONGEST_PATH = 8
 _LONGEST_NAME = 200
 _MOST_NAMED = 10
@@ -349,6 +338,32 @@ class _Source(NamedTuple):
     event: int
 
 
+def _by_name(kernel: str) -> AtenCost:
+    """What the name of a kernel says where no operation answers for it: a class and an element type. How much
+    it does is unknown; :func:`.kernel_bounds` tells what its launch allows.
+    """
+    facts = kernel_facts(kernel)
+    element = find_dtype(facts.dtype)
+    rate = -1 if element is None else element.code
+    return AtenCost(Cost(facts.op_class, nan, nan, nan, nan, nan, rate))
+
+
+def _parts_of(profile: Profile) -> dict[int, list[int]]:
+    """The operations inside others that the rules of those read, in their order."""
+    host, strings = profile.host, profile.strings
+    asking = mapped(host.name_row, lambda row: strings[row] in PARTS, np.bool_)
+    if not asking.any():
+        return {}
+    names = frozenset[str]().union(*PARTS.values())
+    parts = np.flatnonzero(mapped(host.name_row, lambda row: strings[row] in names, np.bool_))
+    parents = host.parent.astype(np.int64)
+    found: dict[int, list[int]] = {}
+    for part, owner in zip(parts.tolist(), nearest(asking, parents, parents[parts]).tolist(), strict=True):
+        if owner >= 0:
+            found.setdefault(owner, []).append(part)
+    return found
+
+
 class _Builder:
     """Adds nodes in order; equal operations are costed once."""
 
@@ -356,8 +371,9 @@ class _Builder:
         self.profile, self.groups, self.host = profile, groups, profile.host
         self.graph = GraphBuilder(profile.name)
         self.texts: dict[int, str] = {}
-        self.costs: dict[tuple[int, int, int, int, int, DType | None], AtenCost] = {}
+        self.costs: dict[tuple[object, ...], AtenCost] = {}
         self.comms = {int(event): row for row, event in enumerate(profile.comms.event)}
+        self.parts = _parts_of(profile)
         self.hints: dict[int, DType | None] = {}
 
     def text(self, row: int) -> str:
@@ -413,7 +429,18 @@ class _Builder:
             self.graph.set(node, framework_row=self.graph.strings.add(self._path(op)))
         if talks:
             self._collective(node, op, event, kernel)
+        elif op < 0 and source.role is Role.WORK:
+            self._say_what_is_known(node, event, kernel)
         return node
+
+    def _say_what_is_known(self, node: int, event: int, kernel: str) -> None:
+        """Keep what a name says beside the node: whose kernel it is, and the bounds of its work."""
+        facts = kernel_facts(kernel)
+        bounds = bounds_of(facts, self.text(int(self.profile.grid_row[event])))
+        told = {_LIBRARY: facts.library, _BOUNDS: bounds_text(bounds) if bounds.known else ""}
+        for key, text in told.items():
+            if text:
+                self.graph.add_extra(node, key, 0, text.encode())
 
     def _around(self, op: int) -> list[str]:
         """Names of an operation and those around it, innermost first."""
@@ -441,7 +468,7 @@ class _Builder:
             case Role.WORK if source.answers:
                 return self._operation(op, event)
             case Role.WORK:
-                return AtenCost(Cost(OpClass.UNKNOWN, nan, nan, nan, nan, nan))
+                return _by_name(kernel)
 
     def _host_copy(self, op: int, event: int, moved: float, kernel: str) -> AtenCost:
         """Over the link to the host: the device side alone touches device memory."""
@@ -454,34 +481,41 @@ class _Builder:
 
     def _operation(self, op: int, event: int) -> AtenCost:
         """The cost of a host operation by the table."""
-        host = self.host
-        columns = (host.name_row, host.shapes_row, host.dtype_row, host.strides_row, host.values_row)
-        name, shapes, types, strides, values = (int(column[op]) for column in columns)
+        rows = self._rows(op)
+        inside = [self._rows(part) for part in self.parts.get(op, ())]
         hint = self.hint(int(self.profile.kernel_row[event]))
-        key = (name, shapes, types, strides, values, hint)
+        step = int(self.profile.batch_row[event])
+        key = (rows, hint, step, *inside)
         if key not in self.costs:
-            texts = self.text(name), self.text(shapes), self.text(types)
-            inputs = {"strides": self.text(strides), "values": self.text(values)}
-            self.costs[key] = aten_cost(*texts, **inputs, hint=hint)
+            name, shapes, types, strides, values = map(self.text, rows)
+            parts = [CallTexts(*map(self.text, part)) for part in inside]
+            inputs = {"strides": strides, "values": values, "step": self.text(step)}
+            self.costs[key] = aten_cost(name, shapes, types, **inputs, hint=hint, parts=parts)
         return self.costs[key]
+
+    def _rows(self, op: int) -> tuple[int, int, int, int, int]:
+        """Rows of the texts that say what an operation was given."""
+        host = self.host
+        return (
+            int(host.name_row[op]),
+            int(host.shapes_row[op]),
+            int(host.dtype_row[op]),
+            int(host.strides_row[op]),
+            int(host.values_row[op]),
+        )
 
     def _group(self, ranks_row: int) -> int:
         """The group set of a list of ranks written as JSON; -1 unknown."""
-        try:
-            ranks = msgspec.json.decode(self.text(ranks_row), type=list[int]) if ranks_row else []
-        except msgspec.DecodeError:
-            ranks = []
-        if not ranks or min(ranks) < 0 or max(ranks) >= 1 << 31 or len(set(ranks)) != len(ranks):
-            return -1
-        return self.graph.group_set(compress_groups(np.array([ranks], np.int64)))
+        found = stated_group(self.text(ranks_row))
+        return -1 if found is None else self.graph.group_set(found)
 
     def _collective(self, node: int, op: int, event: int, kernel: str) -> None:
         row = self.comms.get(event)
         comms = self.profile.comms
         names = ([] if row is None else [self.text(int(comms.kind_row[row]))]) + self._around(op)
-        kind = _collective_kind([name for name in names if name != "record_param_comms"])
+        kind = collective_kind([name for name in names if name != "record_param_comms"])
         if kind is CollectiveKind.UNKNOWN:
-            kind = _collective_kind([kernel])
+            kind = collective_kind([kernel])
         sent = nan if row is None else float(comms.operand_bytes[row])
         self.graph.add_collective(
             node,

@@ -19,14 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops.build import (
-    NOT_RECORDED,
-    CostedOps,
-    Role,
-    costed_ops,
-    event_roles,
-    is_to_device,
-)
+from hespas.converters.measured_ops.build import NOT_RECORDED, CostedOps, costed_ops
+from hespas.converters.measured_ops.roles import Role, event_roles, is_to_device
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
 from hespas.costs.aten.call import AtenCost
 from hespas.costs.operation import Contraction

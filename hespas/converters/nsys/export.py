@@ -14,6 +14,7 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
+from hespas.converters.launch_shapes import shape_rows
 from hespas.converters.linking import match_rows
 from hespas.files.sqlite import MISSING, SQLITE_MAGIC, Database, Table, folded, opened, report_unread
 from hespas.files.streams import open_input
@@ -92,14 +93,15 @@ def _refuse_reports(path: Path) -> None:
 
 def _launches(database: Database) -> Launches:
     """Calls of the runtime and the driver; those of unknown time or thread launch nothing we could link."""
-    names = ("start", "globalTid", "correlationId")
+    names = ("start", "end", "globalTid", "correlationId")
     tables = [database.read(table, names).integers for table in _LAUNCH_TABLES]
-    start, thread, correlation = (np.concatenate([each[name] for each in tables]) for name in names)
+    start, end, thread, correlation = (np.concatenate([each[name] for each in tables]) for name in names)
     known = (start != MISSING) & (thread != MISSING) & (correlation != MISSING)
     return Launches(
         process=thread[known] >> 24,
         thread=thread[known],
         start_ns=start[known],
+        end_ns=end[known],
         correlation=correlation[known],
         range_place=np.full(int(known.sum()), -1, np.int64),
     )
@@ -202,6 +204,7 @@ def _texts(table: Table, rows: IntArray, strings: _Strings) -> tuple[IntArray, l
 # Device work of an export: kernels, copies, fills, and CUDA graphs that were recorded as a whole.
 
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
+_SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 _COPIES = (
     *("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
@@ -245,15 +248,17 @@ class _Reader:
             node=_or_unknown(columns["graphNodeId"]),
             range_row=nothing,
             op_class=nothing.copy(),
+            grid_row=nothing,
         ), columns
 
     def kernels(self) -> DeviceWork:
         names = ("demangledName", "shortName", "mangledName")
-        part, columns = self.part("CUPTI_ACTIVITY_KIND_KERNEL", "kernel", names)
+        part, columns = self.part("CUPTI_ACTIVITY_KIND_KERNEL", "kernel", (*names, *_SHAPE))
         row = np.zeros(len(part), np.int64)
         for name in names:
             row = np.where(row > 0, row, self.strings.rows(columns[name]))
-        return replace(part, name_row=row)
+        grid_row = shape_rows(self.strings.builder, *(columns[name] for name in _SHAPE))
+        return replace(part, name_row=row, grid_row=grid_row.astype(np.int64))
 
     def copies(self) -> DeviceWork:
         further = ("bytes", "copyKind", "srcKind", "dstKind")

@@ -30,6 +30,7 @@ FORMAT_KINETO = Format(
     specification="https://github.com/pytorch/kineto",
     sniff=lazily("hespas.converters.pytorch.records:score_profile"),
     read=lazily("hespas.converters.pytorch.profile:read_kineto"),
+    copy=lazily("hespas.converters.pytorch.copy:copy_kineto"),
     as_workload="pytorch",
 )
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops import EventCosts, event_costs
+from hespas.converters.measured_ops import EventCosts, Launches, clock_ns, event_costs, lanes_of
 from hespas.converters.pytorch.communication import Communication, Named, merged
 from hespas.converters.pytorch.draft import Draft, Edges, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
@@ -40,7 +40,8 @@ class _Nodes:
     """Device events in order of start, and behind them communications that no event shows.
 
     ``event`` is the row of the device event (-1: none), ``host`` the operation of the host that caused it,
-    ``queue`` a number for its device and stream (-1 for what no event shows).
+    ``queue`` a number for its device and stream (-1 for what no event shows), or one of its own where it
+    overlaps what is ahead of it on its stream.
     """
 
     event: IntArray
@@ -68,14 +69,16 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     findings = diagnostics.about(path, "pytorch")
     message = "communications that no device event shows, kept without a time"
     findings.warning("communication-without-kernel", message, len(hidden))
-    control = _order(linked, nodes, findings)
+    order = _order(linked, nodes, findings)
     types = _dataflow(linked, _owners(linked, nodes.host))
     data = _possible(types.data, nodes, findings)
     later = _possible(types.order, nodes, findings)
-    flow = replace(types, data=data, order=Edges.joined(control, later))
+    flow = replace(types, data=data, order=Edges.joined(order.waits, later))
     costs = event_costs(linked.profile(path), diagnostics)
     costs = costs.placed(nodes.event[shown], np.flatnonzero(shown), len(nodes.event))
-    return _draft(linked, nodes, costs, flow, name=name, talks=all_talks)
+    launches = _launches(linked, nodes, order.let_go, findings)
+    draft = _draft(linked, nodes, costs, flow, name=name, talks=all_talks)
+    return replace(draft, launches=launches)
 
 
 def _kernel_talks(
@@ -135,8 +138,18 @@ def _nodes(linked: LinkedTrace, hidden: list[int]) -> _Nodes:
     cause = np.concatenate([linked.links.host, extra])
     keys, of_event = distinct_rows(device.device, device.stream)
     queues = {(number, stream): place for place, (number, stream) in enumerate(keys)}
-    queue = at_rows(of_event, event[order], -1)
-    return _Nodes(event[order], cause[order], start[order], end[order], duration[order], queue, queues)
+    start, end = start[order], end[order]
+    since = _since_first(start, event[order])
+    until = since + (end - start)
+    queue = lanes_of(at_rows(of_event, event[order], -1), since, until, clock_ns(since, until))
+    return _Nodes(event[order], cause[order], start, end, duration[order], queue, queues)
+
+
+def _since_first(start_ns: IntArray, event: IntArray) -> FloatArray:
+    """Time since the first device event."""
+    shown = event >= 0
+    first_ns = int(start_ns[shown].min()) if shown.any() else 0
+    return (start_ns - first_ns).astype(np.float64)
 
 
 def _possible(edges: Edges, nodes: _Nodes, findings: Findings) -> Edges:
@@ -147,14 +160,45 @@ def _possible(edges: Edges, nodes: _Nodes, findings: Findings) -> Edges:
     return edges.where(fits)
 
 
-def _order(linked: LinkedTrace, nodes: _Nodes, findings: Findings) -> Edges:
+class _Order(NamedTuple):
+    """``waits``: of device work for device work, on its stream or another. ``let_go``: of a call of the host
+    that launched a node, for device work whose end a synchronisation before it waited for.
+    """
+
+    waits: Edges
+    let_go: Edges
+
+
+def _launches(linked: LinkedTrace, nodes: _Nodes, let_go: Edges, findings: Findings) -> Launches:
+    """The calls that launched nodes, on the clock of their starts."""
+    launch, calls = linked.kineto.launch, at_rows(linked.links.launch, nodes.event, -1)
+    known = calls >= 0
+    since = _since_first(nodes.start_ns, nodes.event)
+    if not known.any():
+        return Launches.none(len(since))
+    first_ns = int(nodes.start_ns[nodes.event >= 0].min())
+    at_ns = np.where(known, (launch.start_ns - first_ns)[calls].astype(np.float64), np.nan)
+    thread = np.unique(thread_key(launch)[calls], return_inverse=True)[1].reshape(-1)
+    message = "device events start before their launch does, which is left out: two clocks"
+    findings.warning("launch-after-start", message, int((at_ns > since).sum()))
+    found = Launches.recorded(at_ns, thread, since)
+    of = found.of[let_go.consumer]
+    return replace(found, let_go=(of[of >= 0], let_go.producer[of >= 0]))
+
+
+def _order(linked: LinkedTrace, nodes: _Nodes, findings: Findings) -> _Order:
     """Stream order and waits."""
-    chained = chain(nodes.queue)
-    waits = _waits(linked.kineto, at_rows(linked.links.launch, nodes.event, -1), nodes, findings)
-    before = nodes.end_ns[chained.producer] > nodes.start_ns[chained.consumer]
-    message = "device events overlap the one before them on their stream"
-    findings.warning("overlap-on-stream", message, int(before.sum()))
-    return Edges.joined(chained, waits)
+    waits, let_go = _waits(linked.kineto, at_rows(linked.links.launch, nodes.event, -1), nodes, findings)
+    message = "device events overlap the one before them on their stream and get streams of their own"
+    findings.warning("overlap-on-stream", message, int((nodes.queue >= len(nodes.queues)).sum()))
+    return _Order(Edges.joined(chain(nodes.queue), waits), let_go)
+
+
+def _streams(own: IntArray, nodes: _Nodes) -> IntArray:
+    """The stream of each node; those of queues that no stream has follow the largest."""
+    streams = at_rows(own, nodes.event, -1)
+    apart = nodes.queue - len(nodes.queues)
+    return np.where(apart >= 0, int(streams.max(initial=-1)) + 1 + apart, streams)
 
 
 def _owners(linked: LinkedTrace, host: IntArray) -> IntArray:
@@ -220,9 +264,10 @@ def _draft(
         op_row=np.where(framework > 0, framework, category),
         framework_row=framework,
         costs=costs,
-        stream=at_rows(device.own_streams(), nodes.event, -1),
+        stream=_streams(device.own_streams(), nodes),
         queue=nodes.queue,
         duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
+        start_ns=np.where(shown, _since_first(nodes.start_ns, nodes.event), np.nan),
         data=flow.data,
         control=flow.order,
         talks=talks,
@@ -298,12 +343,15 @@ class _Walk:
     by_thread: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     by_queue: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    released: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    let_go: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     known: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     contradicted: int = 0
 
     def launched(self, node: int, thread: int, at_ns: int) -> None:
         """A node is put into its queue."""
         queue = self.queue[node]
+        self.let_go += [(node, producer) for producer in self.released.pop(thread, ())]
         waiting = self.by_thread.pop(thread, [])
         others = [producer for producer in waiting if self.queue[producer] != queue]
         others += self.by_queue.pop(queue, [])
@@ -330,6 +378,7 @@ class _Walk:
             ended = [max(ended, key=lambda node: self.end_ns[node])]
         if ended:
             self.barriers[thread] = _Barrier(ended)
+            self.released[thread] = ended
 
     def stated_wait(self, wait: _Stated) -> None:
         """A queue waits for what stood in another one when an event was recorded there."""
@@ -340,13 +389,13 @@ class _Walk:
             self.by_queue.setdefault(wait.queue, []).append(before[-1])
 
 
-def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Findings) -> Edges:
+def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Findings) -> _Order:
     """Dependencies of nodes that a call ``launched`` (-1: it is not in the trace). Walks over the calls in
     order of time: O((calls + launches) log).
     """
     launch = trace.launch
     if not len(launch):
-        return Edges.empty()
+        return _Order(Edges.empty(), Edges.empty())
     names: list[int] = np.unique(launch.name_row).tolist()
     kind_of = {row: _CALLS.get(trace.strings[row]) for row in names}
     called: list[_Call | None] = [kind_of[row] for row in launch.name_row.tolist()]
@@ -384,7 +433,7 @@ def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Find
     findings.info("inferred-waits", "waits whose streams are inferred from the order of calls", counts[1])
     message = "inferred dependencies that the measured times contradict, left out"
     findings.info("contradicted-waits", message, walk.contradicted)
-    return Edges.of(walk.pairs)
+    return _Order(Edges.of(walk.pairs), Edges.of(walk.let_go))
 
 
 def _stated(trace: KinetoTrace, queues: dict[tuple[int, int], int]) -> dict[int, _Stated]:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.measured_ops import EventCosts
+from hespas.converters.measured_ops import EventCosts, Launches, tell_waits, with_waits
 from hespas.converters.pytorch.communication import Communication, Groups, Members, payload_bytes
 from hespas.graph import (
     CollectiveKind,
@@ -161,8 +161,10 @@ class Rank:
 class Draft:
     """Nodes in order of execution, and what they cost. ``talks`` says which of them communicate.
 
-    ``data`` and ``control`` are dependencies; those that run against the order are dropped by
-    :func:`assembled`, with a finding. Nodes of a ``queue`` (-1: none) all follow each other in ``control``.
+    ``start_ns`` is when nodes started after the first of them (NaN: not measured; None: none was), and
+    ``launches`` what the host did for them. ``data`` and ``control`` are dependencies; those that run against
+    the order are dropped by :func:`assembled`, with a finding. Nodes of a ``queue`` (-1: none) all follow
+    each other in ``control``.
     """
 
     name: str
@@ -178,13 +180,17 @@ class Draft:
     data: Edges
     control: Edges
     talks: dict[int, Communication] = field(default_factory=dict[int, Communication])
+    start_ns: FloatArray | None = None
+    launches: Launches | None = None
 
     def __len__(self) -> int:
         return len(self.name_row)
 
 
 def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
-    """The graph. Findings: groups and peers that nobody names, dependencies against the order of time."""
+    """The graph, with waits where starts are known (:mod:`hespas.converters.measured_ops.waits`). Findings:
+    groups and peers that nobody names, dependencies against the order of time.
+    """
     nodes = len(draft)
     backward = draft.data.producer >= draft.data.consumer
     findings = diagnostics.about(rank.path, "pytorch")
@@ -200,7 +206,7 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
         op_class[node] = OpClass.COLLECTIVE if talk.meaning.node is NodeKind.COLLECTIVE else OpClass.P2P
         tables.add(node, talk)
     tables.report(findings)
-    return OpGraph(
+    graph = OpGraph(
         name=draft.name,
         strings=draft.strings,
         types=costs.types,
@@ -234,6 +240,11 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
         regions=RegionTable.empty(),
         extra=ExtraTable.empty(),
     )
+    if draft.start_ns is None:
+        return graph
+    graph = with_waits(graph, draft.start_ns, draft.launches)
+    tell_waits(graph, findings)
+    return graph
 
 
 class _Tables:

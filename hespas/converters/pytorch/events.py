@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
+from hespas.converters.chrome_events import EventStream, EventTimes, TraceEvent, event_times
+from hespas.converters.launch_shapes import shape_text
 from hespas.converters.pytorch.records import (
     KINDS,
     DeviceArgs,
@@ -21,6 +22,7 @@ from hespas.converters.pytorch.records import (
     HostArgs,
     Kind,
     LaunchArgs,
+    MemoryArgs,
     Number,
     SyncArgs,
     category_of,
@@ -54,13 +56,17 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _DeviceEvents(Events):
-    """Work on devices; -1 where not stated. ``collective_row`` is the JSON text of a collective's facts."""
+    """Work on devices; -1 where not stated. ``collective_row`` is the JSON text of a collective's facts.
+    ``graph_node`` is the node of a captured graph that it replays.
+    """
 
     correlation: IntArray
+    graph_node: IntArray
     external_id: IntArray
     stream: IntArray
     device: IntArray
     bytes: IntArray
+    grid_row: SmallIntArray
     collective_row: SmallIntArray
 
     @property
@@ -103,10 +109,11 @@ class HostEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _LaunchEvents(Events):
-    """Calls of the runtime and the driver."""
+    """Calls of the runtime and the driver; ``kernel_row`` is what a launch says it launches (0: nothing)."""
 
     correlation: IntArray
     external_id: IntArray
+    kernel_row: SmallIntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -121,10 +128,22 @@ class _SyncEvents(Events):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Allocations(Events):
+    """Changes of memory in use, with the totals behind them; ``device_type`` is PyTorch's (0: the CPU)."""
+
+    bytes: IntArray
+    allocated: IntArray
+    reserved: IntArray
+    device_type: IntArray
+    device: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KinetoTrace:
     """One trace. ``annotation`` holds named ranges as operations of the host. ``skipped`` counts events of
     categories that carry no time of ours, by category. ``repeated`` counts events that stood in the file
-    before, with all that is kept of them, by category: they are left out.
+    before, with all that is kept of them, by category: they are left out. ``repairs`` counts what had to be
+    mended, by key of :data:`hespas.converters.chrome_events.REPAIRS`.
     """
 
     header: Header
@@ -134,9 +153,11 @@ class KinetoTrace:
     host: HostEvents
     annotation: HostEvents
     sync: _SyncEvents
+    function: Events
+    allocation: _Allocations
     skipped: dict[str, int]
     repeated: dict[str, int]
-    repaired_blocks: int
+    repairs: dict[str, int]
 
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
@@ -148,6 +169,7 @@ def _is_row(column: str) -> bool:
     return column.endswith("_row") or column in {"process", "thread"}
 
 
+_ALLOCATION = "[memory]"
 _NULL, _NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 
 
@@ -170,11 +192,12 @@ class _Collected:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def build(self, kind: type[_Kind]) -> _Kind:
-        """The columns that a kind of events has; rows of texts are small."""
-        columns: dict[str, Any] = {
-            each.name: self.column(each.name).astype(np.int32 if _is_row(each.name) else np.int64)
-            for each in fields(kind)
-        }
+        """The columns that a kind of events has; rows of texts are small. What they are made of goes."""
+        columns: dict[str, Any] = {}
+        for each in fields(kind):
+            column = self.column(each.name)
+            self.parts.pop(each.name, None)
+            columns[each.name] = column.astype(np.int32 if _is_row(each.name) else np.int64, copy=False)
         return kind(**columns)
 
     def without_repeated(self) -> IntArray:
@@ -183,30 +206,43 @@ class _Collected:
         A stream runs one thing at a time, and a thread begins one: what took time at the same place and
         moment under the same ids was written twice.
         """
-        start_ns, duration_ns = self.column("start_ns"), self.column("duration_ns")
-        order = np.lexsort((duration_ns, start_ns))
-        same = np.flatnonzero(
-            (np.diff(start_ns[order]) == 0)
-            & (np.diff(duration_ns[order]) == 0)
-            & (duration_ns[order[1:]] > 0)
-        )
-        if not len(same):
+        if "id" not in self.parts:  # what has no ids may well repeat itself
             return np.empty(0, np.int64)
-        near = np.unique(np.concatenate([order[same], order[same + 1]]))
-        columns = {name: self.column(name) for name in self.parts}
-        _, first = np.unique(
-            np.stack([column[near] for column in columns.values()]), axis=1, return_index=True
-        )
-        again = np.delete(near, first)
-        again = again[columns["id"][again] >= 0]
-        self.parts = {name: [np.delete(column, again)] for name, column in columns.items()}
-        categories: IntArray = columns["category_row"][again]
+        near = _with_a_twin(self.column("start_ns"), self.column("duration_ns"))
+        near = near[self.column("duration_ns")[near] > 0]
+        for more in ("thread", "name_row"):  # few are left for each column that is looked at
+            near = near[
+                _with_a_twin(*(self.column(name)[near] for name in ("start_ns", "duration_ns", more)))
+            ]
+        if not len(near):
+            return np.empty(0, np.int64)
+        columns = {name: self.column(name)[near] for name in self.parts}
+        _, first = np.unique(np.stack(list(columns.values())), axis=1, return_index=True)
+        repeated = np.delete(np.arange(len(near)), first)
+        repeated = repeated[columns["id"][repeated] >= 0]
+        if len(repeated):
+            again = near[repeated]
+            self.parts = {name: [np.delete(self.column(name), again)] for name in self.parts}
+        categories: IntArray = columns["category_row"][repeated]
         return categories
 
 
-def read_events(path: Path, max_bytes: int) -> KinetoTrace:
-    """Read a trace block by block. Raises ``FormatError`` with the byte of what makes no sense."""
-    stream = EventStream(path, max_bytes)
+def _with_a_twin(*columns: IntArray) -> IntArray:
+    """Rows that are equal to another one in all of these columns."""
+    order = np.lexsort(columns[::-1])
+    same = np.ones(max(len(order) - 1, 0), np.bool_)
+    for column in columns:
+        ordered = column[order]
+        same &= ordered[1:] == ordered[:-1]
+    places = np.flatnonzero(same)
+    return np.unique(np.concatenate([order[places], order[places + 1]]))
+
+
+def read_events(path: Path, max_bytes: int, *, recover: bool = False) -> KinetoTrace:
+    """Read a trace block by block. Raises ``FormatError`` with the byte of what makes no sense, unless it is
+    to ``recover`` what does.
+    """
+    stream = EventStream(path, max_bytes, recover=recover)
     reader = _Reader(str(path))
     for events, text in stream.blocks():
         reader.add(events, text)
@@ -219,7 +255,8 @@ def read_events(path: Path, max_bytes: int) -> KinetoTrace:
             position="header",
             hint="is it a Chrome trace of PyTorch's profiler?",
         ) from error
-    return reader.trace(header, stream.repaired_blocks)
+    stream.repairs["overflowed-duration"] = reader.overflowed
+    return reader.trace(header, dict(stream.repairs))
 
 
 def _makes_sense(decoder: msgspec.json.Decoder[list[_Args]], event: TraceEvent) -> bool:
@@ -238,13 +275,17 @@ class _Reader:
         self.strings = StringTableBuilder()
         self.skipped: dict[str, int] = {}
         self.seen = 0
+        self.overflowed = 0
         self.kinds = {kind: _Collected() for kind in Kind}
         self.device_args = msgspec.json.Decoder(list[DeviceArgs])
         self.launch_args = msgspec.json.Decoder(list[LaunchArgs])
         self.host_args = msgspec.json.Decoder(list[HostArgs])
         self.sync_args = msgspec.json.Decoder(list[SyncArgs])
+        self.memory_args = msgspec.json.Decoder(list[MemoryArgs])
         add = self.strings.add
         self.labels = Rows[int | str | None](lambda label: add(str(label)))
+        self.kernels = Rows[Number](lambda kernel: add(kernel if isinstance(kernel, str) else ""))
+        self.shapes = Rows[bytes](lambda shape: add(_launch_shape(shape)))
         self.texts = Rows[bytes](lambda text: add(text.decode("utf-8", "replace")))
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
@@ -255,6 +296,9 @@ class _Reader:
             if event.ph == "X":
                 if event.cat not in KINDS:
                     event.cat = category_of(event.cat, event.name)
+                places_of[event.cat].append(place)
+            elif event.name == _ALLOCATION:
+                event.cat, event.dur = "cpu_instant_event", 0
                 places_of[event.cat].append(place)
             else:
                 others[event.cat or f"phase {event.ph or '?'}"] += 1
@@ -271,16 +315,15 @@ class _Reader:
             if places:
                 places.sort()  # of several categories
                 these = [events[place] for place in places]
-                times_ns = event_times(events, array, places, path=self.path, before=self.seen)
-                self._common(self.kinds[kind], these, *times_ns)
+                times = event_times(events, array, places, path=self.path, before=self.seen)
+                self.overflowed += len(times.overflowed)
+                self._common(self.kinds[kind], these, times)
                 self._specific(kind, these, places)
         self.seen += len(events)
 
-    def _common(
-        self, into: _Collected, events: list[TraceEvent], start_ns: IntArray, duration_ns: IntArray
-    ) -> None:
-        into.add("start_ns", start_ns)
-        into.add("duration_ns", duration_ns)
+    def _common(self, into: _Collected, events: list[TraceEvent], times: EventTimes) -> None:
+        into.add("start_ns", times.start_ns)
+        into.add("duration_ns", times.duration_ns)
         into.add("name_row", self.labels.of([event.name for event in events]))
         into.add("category_row", self.labels.of([event.cat for event in events]))
         into.add("process", self.labels.of([event.pid for event in events]))
@@ -293,11 +336,16 @@ class _Reader:
                 devices = self._decoded(self.device_args, events, places)
                 into.add_numbers(devices, "correlation", "graph_node", "stream", "device", "bytes")
                 into.add("external_id", _external_ids(devices))
+                into.add(
+                    "grid_row",
+                    self.shapes.of(bytes(each.grid) + b"|" + bytes(each.block) for each in devices),
+                )
                 into.add("collective_row", [self._collective(each) for each in devices])
             case Kind.LAUNCH:
                 launches = self._decoded(self.launch_args, events, places)
                 into.add_numbers(launches, "correlation")
                 into.add("external_id", _external_ids(launches))
+                into.add("kernel_row", self.kernels.of([each.kernel for each in launches]))
             case Kind.HOST | Kind.ANNOTATION:
                 hosts = self._decoded(self.host_args, events, places)
                 into.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
@@ -308,6 +356,12 @@ class _Reader:
             case Kind.SYNC:
                 waits = self._decoded(self.sync_args, events, places)
                 into.add_numbers(waits, "correlation", "device", "stream", "wait_on_stream", "record")
+            case Kind.FUNCTION:
+                return
+            case Kind.ALLOCATION:
+                memory = self._decoded(self.memory_args, events, places)
+                into.add_numbers(memory, "bytes", "allocated", "reserved", "device_type", "device")
+                return
         into.add("id", into.parts["correlation"][-1])
 
     def _decoded(
@@ -355,7 +409,7 @@ class _Reader:
             return [0] * len(raws)
         return self.texts.of(map(bytes, raws))
 
-    def trace(self, header: Header, repaired_blocks: int) -> KinetoTrace:
+    def trace(self, header: Header, repairs: dict[str, int]) -> KinetoTrace:
         """All columns."""
         rows = [collected.without_repeated() for collected in self.kinds.values()]
         strings = self.strings.build()
@@ -369,10 +423,24 @@ class _Reader:
             host=kinds[Kind.HOST].build(HostEvents),
             annotation=kinds[Kind.ANNOTATION].build(HostEvents),
             sync=kinds[Kind.SYNC].build(_SyncEvents),
+            function=kinds[Kind.FUNCTION].build(Events),
+            allocation=kinds[Kind.ALLOCATION].build(_Allocations),
             skipped=self.skipped,
             repeated=dict(repeated),
-            repaired_blocks=repaired_blocks,
+            repairs=repairs,
         )
+
+
+_extents = msgspec.json.Decoder(tuple[int, int, int])
+
+
+def _launch_shape(shape: bytes) -> str:
+    """Grid and block as one text; empty where there is none."""
+    grid, _, block = shape.partition(b"|")
+    try:
+        return shape_text(_extents.decode(grid), _extents.decode(block))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _external_ids(args: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray:
@@ -385,7 +453,7 @@ def _external_ids(args: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray
 # Values of events as columns: numbers however they are spelled, rows of texts, parts of an exchange.
 
 _ABSENT = -1
-_Value = TypeVar("_Value", bound=int | str | bytes | None)
+_Value = TypeVar("_Value", bound=float | str | bytes | None)
 
 
 def integers(values: Sequence[Number]) -> IntArray:

@@ -1,5 +1,7 @@
 """The traces of a job: per rank a profile, an execution trace, or both, as one workload.
 
+Profiles in which graphs were captured that another one replays are joined with that.
+
 Files are told by content and paired by the rank in their names; where names do not do, by the process they
 are of. Each rank is a class: measured times differ.
 """
@@ -7,6 +9,7 @@ are of. Each rank is a class: measured times differ.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +20,11 @@ import numpy as np
 from hespas.converters.format import HEAD_BYTES, ReadOptions
 from hespas.converters.linking import exclusive
 from hespas.converters.measured_ops import RECORDED_STEPS, EventCosts, host_costs, recorded_steps
+from hespas.converters.pytorch.captured import is_capture
 from hespas.converters.pytorch.communication import Communication, Groups, listed_groups
 from hespas.converters.pytorch.device_graph import device_draft
 from hespas.converters.pytorch.draft import Draft, Edges, Rank, assembled, chain, flow_of
-from hespas.converters.pytorch.events import KinetoTrace, read_events
+from hespas.converters.pytorch.events import read_events
 from hespas.converters.pytorch.host_trace import (
     HostTrace,
     host_trace_graph,
@@ -29,7 +33,8 @@ from hespas.converters.pytorch.host_trace import (
     read_host_trace,
     requested_devices,
 )
-from hespas.converters.pytorch.kernels import host_steps_of, link, nesting_of, range_bytes, steps_of
+from hespas.converters.pytorch.joined import JoinedTrace, joined
+from hespas.converters.pytorch.kernels import host_steps_of, range_bytes, steps_of
 from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, join
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.records import is_execution_trace, is_profile, job_name, rank_in_name
@@ -38,16 +43,17 @@ from hespas.graph import CollectiveKind, Diagnostics, Findings, OpClass, OpGraph
 from hespas.graph.columns import IntArray, at_rows, mapped
 from hespas.graph.errors import FormatError, InvariantError
 
-__all__ = ["read_folder"]
+__all__ = ["profiles_in", "read_folder"]
 
 # --- One rank's files as a graph: of its device work, of its host operations, or of its execution trace.
 
 
 class _RankFiles(NamedTuple):
-    """The files of one rank; at least one of them."""
+    """The files of one rank; at least one of profile and execution trace."""
 
     profile: Path | None
     trace: Path | None
+    captures: tuple[Path, ...] = ()
 
 
 class _RankGraph(NamedTuple):
@@ -63,7 +69,7 @@ def _read_rank(
     """Read and link the files of one rank of ``world``. Raises what their readers raise."""
     if files.profile is None:
         return _unmeasured(files, number, world, options, diagnostics)
-    kineto = read_events(files.profile, options.max_bytes)
+    kineto = read_events(files.profile, options.max_bytes, recover=options.recover)
     path = str(files.profile)
     if not len(kineto.device) and not len(kineto.host):
         raise FormatError(
@@ -72,12 +78,17 @@ def _read_rank(
             position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
         )
-    strings = StringTableBuilder(kineto.strings)
+    captures = (*options.capture, *files.captures)
+    found = joined(kineto, replace(options, capture=captures), diagnostics, path)
+    strings = StringTableBuilder(found.trace.strings)
     trace = read_host_trace(files.trace, options.max_bytes, strings, options.version) if files.trace else None
-    linked = _linked(kineto, trace, strings)
+    linked = _linked(found, trace, strings)
+    kineto = linked.kineto
     report_links(kineto, linked.links, diagnostics, path)
     if linked.join:
         _report(linked.join, diagnostics.about(path, "pytorch"))
+    else:
+        diagnostics.info("pytorch.profile-alone", path, _WITHOUT_TRACE)
     distributed = kineto.header.distributed
     listed = trace.groups if trace and trace.groups else ()
     if not listed and distributed:
@@ -88,13 +99,19 @@ def _read_rank(
     name = job_name(files.profile.name)
     make = device_draft if len(kineto.device) else _host_draft
     graph = _with_steps(assembled(make(linked, name, diagnostics, path), rank, diagnostics), linked)
-    metadata = trace_metadata(kineto)
+    metadata = {**trace_metadata(kineto), **found.facts}
     devices = linked.profile(name).devices
     if len(devices) == 1 and devices[0]:
         metadata["device"] = devices[0]
     if trace:
         metadata["schema"] = trace.schema
     return _RankGraph(graph, metadata)
+
+
+_WITHOUT_TRACE = (
+    "order is that of streams, launches and waits; an execution trace beside it (ExecutionTraceObserver) "
+    "would say which operation needs what another made"
+)
 
 
 def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
@@ -123,16 +140,27 @@ def _unmeasured(
     return _RankGraph(graph, {"schema": trace.schema, **stated})
 
 
-def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
-    nesting = nesting_of(kineto.host)
+def _linked(found: JoinedTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
+    """The trace with its links and, where there is one, the execution trace: captured operations are none of
+    those that ran.
+    """
+    kineto, own = found.trace, found.own_host
     events = HostColumns.of(kineto.host, kineto.annotation)
+    matched: Join | None = None
+    if trace is not None:
+        captured = len(kineto.host) - own
+        ran = np.delete(np.arange(len(events.name_row)), np.arange(own, own + captured))
+        matched = join(HostColumns(*(column[ran] for column in events)), trace)
+        row = np.full(len(events.name_row), -1, np.int64)
+        row[ran] = matched.row
+        matched = matched._replace(row=row)
     return LinkedTrace(
         kineto=kineto,
-        nesting=nesting,
-        links=link(kineto, nesting),
+        nesting=found.nesting,
+        links=found.links,
         events=events,
         trace=trace,
-        join=join(events, trace) if trace else None,
+        join=matched,
         strings=strings,
     )
 
@@ -280,6 +308,7 @@ def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts,
         data=data,
         control=control,
         talks=nodes,
+        start_ns=(frame.start_ns[order] - frame.start_ns[order].min()).astype(np.float64),
     )
 
 
@@ -385,7 +414,9 @@ class _Found:
 
 def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read all ranks. Raises ``FormatError`` where files do not make one job, or one of them is broken."""
-    ranks = _paired(path, list(_files(path)), diagnostics)
+    found, captures = _captures_apart(path, list(_files(path)), options)
+    ranks = _paired(path, found, diagnostics)
+    ranks = {number: files._replace(captures=_of_rank(captures, number)) for number, files in ranks.items()}
     requested = requested_devices(options, str(path))
     world = max(requested, len(ranks))
     graphs: list[OpGraph] = []
@@ -438,6 +469,40 @@ def _files(path: Path) -> Iterator[_Found]:
             rank = int(stated[1]) if stated else rank_in_name(entry.name)
             process = _PID.search(head)
             yield _Found(entry, profile, rank, int(process[1]) if process else -1)
+
+
+def _captures_apart(
+    path: Path, found: list[_Found], options: ReadOptions
+) -> tuple[list[_Found], list[_Found]]:
+    """The files that were recorded of runs, and those of captures of graphs: told by content, and looked at
+    where a name says so or several profiles are of one rank.
+    """
+    times = Counter(each.rank for each in found if each.is_profile)
+    captures = [
+        each
+        for each in found
+        if each.is_profile
+        and (times[each.rank] > 1 or "capture" in str(each.path.relative_to(path)).lower())
+        and len(found) > 1
+        and is_capture(read_events(each.path, options.max_bytes))
+    ]
+    runs = [each for each in found if each not in captures]
+    return (runs, captures) if any(each.is_profile for each in runs) else (found, [])
+
+
+def _of_rank(captures: list[_Found], rank: int) -> tuple[Path, ...]:
+    """The captures of a rank; those of all where none is its own, for ranks capture alike."""
+    own = tuple(each.path for each in captures if each.rank == rank)
+    return own or tuple(each.path for each in captures)
+
+
+def profiles_in(path: Path, options: ReadOptions) -> dict[Path, tuple[Path, ...]]:
+    """The profiles in a folder that are of runs, each with those of captures that belong to it.
+
+    Raises what :func:`read_folder` does for files that are broken, or too many.
+    """
+    found, captures = _captures_apart(path, list(_files(path)), options)
+    return {each.path: _of_rank(captures, each.rank) for each in found if each.is_profile}
 
 
 def _rank_alone(each: _Found) -> int:

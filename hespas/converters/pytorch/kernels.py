@@ -14,19 +14,23 @@ from numpy.typing import NDArray
 
 from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
 from hespas.converters.pytorch.communication import (
+    C10D,
     Communication,
     Named,
     is_communication_kernel,
     kernel_operation,
     named,
 )
+from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
+from hespas.converters.pytorch.recorded_comms import recorded_communication
 from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 
 __all__ = [
     "LinkedBy",
     "Links",
+    "batches_of",
     "communication_kernels",
     "host_steps_of",
     "link",
@@ -53,6 +57,7 @@ class LinkedBy(IntEnum):
     NOTHING = 0
     CORRELATION = 1
     EXTERNAL_ID = 2
+    CAPTURE = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +99,7 @@ def owner_with_shapes(host: HostEvents, nesting: Nesting, of: IntArray) -> IntAr
 # Which step of the training loop an event is part of: ranges that the profiler names ``ProfilerStep#N``.
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+_BATCH = "execute_"
 
 
 def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
@@ -103,18 +109,34 @@ def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
 
 def host_steps_of(trace: KinetoTrace, start_ns: IntArray) -> SmallIntArray:
     """The number of the step that runs when something of the host starts; -1 for none."""
-    note = trace.annotation
 
     def number(row: int) -> int:
         found = _STEP.fullmatch(trace.strings[row])
         return int(found[1]) if found else -1
 
-    numbers = mapped(note.name_row, number, np.int32)
+    numbers = mapped(trace.annotation.name_row, number, np.int32)
+    return at_rows(numbers, _running(trace, numbers, start_ns), -1)
+
+
+def batches_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
+    """The name of the range that states the batch of a step (``execute_32_context_0(...)``), row 0 for none,
+    for each device event: the range that runs when the event is launched.
+    """
+    names = trace.annotation.name_row
+    states = mapped(names, lambda row: trace.strings[row].startswith(_BATCH), np.bool_)
+    numbers = np.where(states, names, -1).astype(np.int32)
+    start_ns = at_rows(trace.launch.start_ns, links.launch, np.iinfo(np.int64).min)
+    return at_rows(numbers, _running(trace, numbers, start_ns), 0)
+
+
+def _running(trace: KinetoTrace, numbers: SmallIntArray, start_ns: IntArray) -> IntArray:
+    """Which annotation of those with a number from 0 on is running at each moment; -1 for none."""
+    note = trace.annotation
     steps = np.flatnonzero(numbers >= 0)
     steps = steps[np.lexsort((numbers[steps], note.end_ns[steps], note.start_ns[steps]))]
     place = np.searchsorted(note.start_ns[steps], start_ns, side="right") - 1
     inside = start_ns <= at_rows(note.end_ns[steps], place, np.iinfo(np.int64).min)
-    return at_rows(numbers[steps], np.where(inside, place, -1), -1)
+    return at_rows(steps, np.where(inside, place, -1), -1)
 
 
 _MOST_RANKS = 1 << 20
@@ -241,10 +263,15 @@ def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[_N
     return [ranges[place] for place in places]
 
 
-def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder) -> MeasuredComms:
-    """What is known of all device events that communicate; texts go to ``strings``."""
+def measured_comms(
+    trace: KinetoTrace, nesting: Nesting, links: Links, strings: StringTableBuilder
+) -> MeasuredComms:
+    """What is known of all device events that communicate; texts go to ``strings``. Replays of captured
+    graphs state nothing themselves: sizes and groups are those of the captured operations.
+    """
     kernels = communication_kernels(trace)
     around = ranges_around(trace, links, kernels.event)
+    captured = _captured(trace, nesting, links, kernels.event)
     meaning = [
         name or (outer.meaning if outer else None)
         for name, outer in zip(kernels.meaning, around, strict=True)
@@ -263,6 +290,11 @@ def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder
     groups = [each.group_name if each else "" for each in facts]
     ranks = [str(list(each.ranks)) if each and each.ranks else "" for each in facts]
     group_size = [each.group_size if each and 0 < each.group_size < 1 << 31 else -1 for each in facts]
+    for place, talk in captured.items():
+        sizes[place], received[place] = talk.operand_bytes, talk.result_bytes
+        groups[place], group_size[place] = talk.group, talk.group_size
+        ranks[place] = str(list(talk.ranks)) if talk.ranks else ""
+        names[place] = names[place] or _word(talk.meaning)
     rows_of = {"kind_row": names, "group_row": groups, "ranks_row": ranks}
     return MeasuredComms.of(
         event=kernels.event,
@@ -272,6 +304,26 @@ def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder
         sequence=np.array([each.sequence if each else -1 for each in facts]),
         **{name: np.array([strings.add(text) for text in texts]) for name, texts in rows_of.items()},
     )
+
+
+def _captured(
+    trace: KinetoTrace, nesting: Nesting, links: Links, events: IntArray
+) -> dict[int, Communication]:
+    """The communications that some device events were captured in, by their places."""
+    places = np.flatnonzero(links.linked_by[events] == LinkedBy.CAPTURE)
+    if not len(places):
+        return {}
+    rows = np.unique(trace.host.name_row).tolist()
+    talking = [
+        row for row in rows if trace.strings[row] in C10D or trace.strings[row] == COMMUNICATION_RECORD
+    ]
+    calls = nearest(np.isin(trace.host.name_row, talking), nesting.parent, links.host[events[places]])
+    found: dict[int, Communication] = {}
+    for place, call in zip(places.tolist(), calls.tolist(), strict=True):
+        talk = recorded_communication(trace, call) if call >= 0 else None
+        if talk is not None:
+            found[place] = talk
+    return found
 
 
 def _word(meaning: Named | None) -> str:

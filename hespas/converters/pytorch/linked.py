@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
+from hespas.converters.common_order import common_order
 from hespas.converters.linking import Nesting
-from hespas.converters.pytorch.communication import C10D, Communication, communication_of, merged
-from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD, EtNode, Values, is_list
+from hespas.converters.pytorch.communication import C10D, Communication, merged
+from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
 from hespas.converters.pytorch.kernels import Links, thread_key
 from hespas.converters.pytorch.profile import profile_of
+from hespas.converters.pytorch.recorded_comms import recorded_communication
 from hespas.graph import (
     MeasuredComms,
     Profile,
     StringTableBuilder,
-    find_dtype,
 )
 from hespas.graph.columns import IntArray, at_rows
 
-__all__ = ["HostColumns", "Join", "LinkedTrace", "common_order", "join"]
+__all__ = ["HostColumns", "Join", "LinkedTrace", "join"]
 
 # The same operation in two records: the profiler's events of the host, and the execution trace.
 #
@@ -149,69 +147,6 @@ def _threads(
     return list(found.items())
 
 
-# Two records of the same operations, in order, with gaps in either: which entries belong together.
-
-_WINDOW = 2048
-"""Entries compared at once: gaps of half as many are bridged."""
-
-
-def common_order(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence, found window by window: linear in the length.
-
-    Within a window the result is a longest one (bit-parallel, Hyyro 2004).
-    """
-    pairs: list[tuple[int, int]] = []
-    left, right = 0, 0
-    while left < len(first) and right < len(second):
-        one, other = first[left : left + _WINDOW], second[right : right + _WINDOW]
-        last = left + len(one) == len(first) and right + len(other) == len(second)
-        found = _longest(one, other)
-        if not last:  # the end of a window knows nothing of what follows
-            found = [pair for pair in found if max(pair) < _WINDOW // 2]
-        pairs.extend((left + a, right + b) for a, b in found)
-        if last:
-            break
-        steps = (found[-1][0] + 1, found[-1][1] + 1) if found else (_WINDOW // 2, _WINDOW // 2)
-        left, right = left + steps[0], right + steps[1]
-    return pairs
-
-
-def _longest(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of one longest common subsequence. O(len(first) * len(second) / word)."""
-    places: dict[int, int] = {}
-    for place, value in enumerate(second):
-        places[value] = places.get(value, 0) | 1 << place
-    everywhere = (1 << len(second)) - 1
-    row = everywhere
-    rows: list[int] = []
-    for value in first:
-        met = row & places.get(value, 0)
-        row = ((row + met) | (row - met)) & everywhere
-        rows.append(row)
-    return _traced(rows, len(second))
-
-
-def _traced(rows: list[int], width: int) -> list[tuple[int, int]]:
-    """Walk back from the end; a bit that is 0 says that the column adds one to the length."""
-    pairs: list[tuple[int, int]] = []
-    above, column = len(rows), width
-    while above and column:
-        bit = 1 << (column - 1)
-        if rows[above - 1] & bit:
-            column -= 1
-            continue
-        above -= 1
-        if above and not rows[above - 1] & bit:
-            continue
-        column -= 1
-        pairs.append((above, column))
-    pairs.reverse()
-    return pairs
-
-
-_LIST = msgspec.json.Decoder(list[Any])
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LinkedTrace:
     """``events`` are the operations of the host followed by its named ranges; ``join`` finds their rows in
@@ -264,7 +199,7 @@ class LinkedTrace:
         rows = np.flatnonzero(np.isin(host.name_row, wanted))
         found: dict[int, Communication] = {}
         for event in rows[np.lexsort((-host.duration_ns[rows], host.start_ns[rows]))].tolist():
-            talk = self._stated(event, names[int(host.name_row[event])])
+            talk = self._stated(event)
             if talk is None:
                 continue
             outer = int(self.nesting.parent[event])
@@ -275,55 +210,9 @@ class LinkedTrace:
             found[event] = talk
         return found
 
-    def _stated(self, event: int, name: str) -> Communication | None:
+    def _stated(self, event: int) -> Communication | None:
         """What the execution trace says of a communication, else what the profile does."""
         row = int(self.rows[event])
         if self.trace is not None and row in self.trace.communications:
             return self.trace.communications[row]
-        return communication_of(_as_node(self.kineto, self.kineto.host, event, name))
-
-
-def _as_node(kineto: KinetoTrace, host: HostEvents, event: int, name: str) -> EtNode:
-    """An operation as an execution trace would have it, as far as the profile tells."""
-    dims = _decoded(kineto.strings[int(host.dims_row[event])])
-    kinds = _decoded(kineto.strings[int(host.types_row[event])])
-    concrete = _decoded(kineto.strings[int(host.concrete_row[event])])
-    inputs = Values()
-    for place in range(max(len(dims), len(concrete))):
-        kind = str(kinds[place]) if place < len(kinds) else ""
-        shape: object = dims[place] if place < len(dims) else []
-        tensor = _tensor(shape, kind)
-        text = concrete[place] if place < len(concrete) else ""
-        inputs.values.append(_literal(text) if tensor is None else tensor)
-        inputs.shapes.append(shape)
-        inputs.types.append("" if tensor is None else f"Tensor({kind})")
-    schema = "(bool async_op) ->" if name not in C10D else ""
-    return EtNode(event, name, -1, -1, 0, -1, schema, inputs, Values(), {})
-
-
-def _decoded(text: str) -> list[Any]:
-    try:
-        return _LIST.decode(text or "[]")
-    except (msgspec.DecodeError, RecursionError):
-        return []
-
-
-def _tensor(shape: object, kind: str) -> list[Any] | None:
-    """The six fields of a tensor, of which only size and type are known."""
-    element = find_dtype(kind) if kind else None
-    if element is None or not is_list(shape):
-        return None
-    if not all(type(extent) is int and extent >= 0 for extent in shape):
-        return None
-    elements = prod(shape)
-    return [0, 0, 0, elements, element.storage_bytes(1), ""] if elements < 1 << 60 else None
-
-
-def _literal(text: object) -> object:
-    """A recorded scalar: Python writes ``True``, and numbers in decimal."""
-    if not isinstance(text, str):
-        return text
-    if text in ("True", "False"):
-        return text == "True"
-    digits = text.removeprefix("-")
-    return int(text) if digits.isdecimal() and len(digits) < 19 else text
+        return recorded_communication(self.kineto, event)

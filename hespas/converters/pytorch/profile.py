@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 
+from hespas.converters.chrome_events import report_repairs
 from hespas.converters.format import ReadOptions
+from hespas.converters.launch_shapes import blocks_of_threads
 from hespas.converters.linking import Nesting, exclusive
-from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
+from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace, read_events
+from hespas.converters.pytorch.joined import joined
 from hespas.converters.pytorch.kernels import (
     LinkedBy,
     Links,
+    batches_of,
     host_steps_of,
-    link,
     measured_comms,
-    nesting_of,
     owner_with_shapes,
     steps_of,
     thread_key,
 )
 from hespas.converters.pytorch.records import Header, Number
-from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, StringTableBuilder
-from hespas.graph.columns import IntArray, SmallIntArray, at_rows
+from hespas.graph import (
+    Diagnostics,
+    Findings,
+    HostOps,
+    HostRanges,
+    MeasuredMemory,
+    Profile,
+    StringTable,
+    StringTableBuilder,
+)
+from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 from hespas.graph.errors import FormatError
 
 __all__ = ["profile_of", "read_kineto", "report_links", "trace_metadata"]
@@ -35,12 +47,13 @@ _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instin
 def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read one rank's trace. Raises ``FormatError`` for what is no such trace, naming the byte.
 
-    Where neither a device nor a call of one is recorded the CPU is the device: its operations are the events,
-    each with the time that none inside it takes.
+    What it replays of captured graphs is joined with the captures of ``options``. Where neither a device nor
+    a call of one is recorded the CPU is the device: its operations are the events, each with the time that
+    none inside it takes.
     Nothing that took device time is left out: an event whose cause is not in the trace keeps its kernel name
     and stream. ``diagnostics`` tell how much of the time that is.
     """
-    trace = read_events(path, options.max_bytes)
+    trace = read_events(path, options.max_bytes, recover=options.recover)
     if not len(trace.device) and not len(trace.host):
         raise FormatError(
             "the trace holds neither device events nor host operations",
@@ -48,13 +61,14 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
             position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
         )
-    nesting = nesting_of(trace.host)
-    links = link(trace, nesting)
-    report_links(trace, links, diagnostics, str(path))
+    found = joined(trace, options, diagnostics, str(path))
+    trace, nesting = found.trace, found.nesting
+    report_links(trace, found.links, diagnostics, str(path))
     _report_ranks(trace, diagnostics, str(path))
     name = path.name.removesuffix(".gz").removesuffix(".json")
     if len(trace.device) or len(trace.launch) or trace.header.devices:
-        return profile_of(name, trace, nesting, links)
+        profile = profile_of(name, trace, nesting, found.links)
+        return replace(profile, metadata={**profile.metadata, **found.facts})
     return _profile_of_host(name, trace, nesting)
 
 
@@ -71,7 +85,9 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
     cause = np.where(owner >= 0, owner, links.host)
     count = len(device)
     strings = StringTableBuilder(trace.strings)
-    comms = measured_comms(trace, links, strings)
+    comms = measured_comms(trace, nesting, links, strings)
+    grid_row = _grid_rows(trace, links, strings)
+    calls = trace.launch
     devices, device_index = _devices(trace)
     rank = _rank(trace.header)
     return Profile.of(
@@ -91,10 +107,76 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
         run=steps_of(trace, links),
         bytes_moved=np.where(device.bytes >= 0, device.bytes, np.nan),
         host_event=cause,
+        launch_start_ns=at_rows((calls.start_ns - base_ns).astype(np.float64), links.launch, np.nan),
+        launch_end_ns=at_rows((calls.end_ns - base_ns).astype(np.float64), links.launch, np.nan),
+        launch_thread_row=at_rows(calls.thread, links.launch, 0),
+        grid_row=grid_row,
+        batch_row=batches_of(trace, links),
         comms=comms,
         host=_host_ops(host, nesting, base_ns),
+        ranges=_ranges(trace, base_ns),
+        waits=_waits(trace, base_ns),
+        memory=_memory(trace, base_ns),
         metadata=trace_metadata(trace),
     )
+
+
+def _ranges(trace: KinetoTrace, base_ns: int) -> HostRanges:
+    """Named ranges, then functions of Python."""
+    parts: tuple[Events, ...] = (trace.annotation, trace.function)
+    return HostRanges.joined(
+        [
+            HostRanges.of(
+                name_row=part.name_row,
+                thread_row=part.thread,
+                start_ns=part.start_ns - base_ns,
+                duration_ns=part.duration_ns,
+            )
+            for part in parts
+        ]
+    )
+
+
+def _waits(trace: KinetoTrace, base_ns: int) -> HostRanges:
+    """Calls in which the host waits for a device."""
+    calls = trace.launch
+    rows = np.flatnonzero(
+        mapped(calls.name_row, lambda row: trace.strings[row].endswith("Synchronize"), np.bool_)
+    )
+    return HostRanges.of(
+        name_row=calls.name_row[rows],
+        thread_row=calls.thread[rows],
+        start_ns=calls.start_ns[rows] - base_ns,
+        duration_ns=calls.duration_ns[rows],
+    )
+
+
+def _memory(trace: KinetoTrace, base_ns: int) -> MeasuredMemory:
+    """Memory in use; totals below 0 are unknown."""
+    found = trace.allocation
+    totals = {
+        f"{name}_bytes": np.where(column >= 0, column, np.nan)
+        for name, column in (("allocated", found.allocated), ("reserved", found.reserved))
+    }
+    return MeasuredMemory.of(
+        time_ns=found.start_ns - base_ns,
+        device=np.where(found.device_type > 0, np.maximum(found.device, 0), -1),
+        change_bytes=found.bytes,
+        **totals,
+    )
+
+
+_COUNTS_THREADS = frozenset({"hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel"})
+"""Calls of HIP that are given a grid in threads, which Kineto writes as it is."""
+
+
+def _grid_rows(trace: KinetoTrace, links: Links, strings: StringTableBuilder) -> SmallIntArray:
+    """How each event was launched, in blocks."""
+    names = at_rows(trace.launch.name_row, links.launch, 0)
+    in_threads = mapped(names, lambda row: strings[row] in _COUNTS_THREADS, np.bool_)
+    rows = trace.device.grid_row.copy()
+    rows[in_threads] = blocks_of_threads(strings, rows[in_threads])
+    return rows
 
 
 def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile:
@@ -176,6 +258,11 @@ def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> No
     if stated is None:
         return
     rank, size = stated.rank, stated.world_size
+    unsaid = (
+        "the trace is of a job of several ranks and does not say which it is: it is read as that of rank 0"
+    )
+    missing = rank is None and _is_count(size) and size > 1
+    diagnostics.warning("kineto.missing-rank", path, unsaid, count=int(missing))
     text = f"the trace is of rank {str(rank)[:40]!r} of {str(size)[:40]!r} ranks"
     if rank is not None and not _is_count(rank):
         diagnostics.warning("kineto.impossible-rank", path, f"{text}: it is read as that of rank 0")
@@ -240,8 +327,7 @@ def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, pat
     findings.info(
         "other-events", f"events that carry no work are left out: {listed}", sum(trace.skipped.values())
     )
-    repaired = "blocks with text that is not Unicode, which was replaced"
-    findings.warning("invalid-utf8", repaired, trace.repaired_blocks)
+    report_repairs(trace.repairs, findings)
     _report_times(trace.strings, device.duration_ns, device.name_row, findings)
 
 

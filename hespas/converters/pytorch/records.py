@@ -23,6 +23,7 @@ __all__ = [
     "HostArgs",
     "Kind",
     "LaunchArgs",
+    "MemoryArgs",
     "Number",
     "SyncArgs",
     "category_of",
@@ -53,6 +54,10 @@ class Kind(IntEnum):
     """A range that somebody named: ``ProfilerStep#3``, ``gloo:all_reduce``."""
     SYNC = 4
     """A stream, or the host, waiting for work on a device; recorded where the profiler is asked to."""
+    FUNCTION = 5
+    """A function of Python, or a module of the model (``with_stack``)."""
+    ALLOCATION = 6
+    """Memory that was taken or given back (``profile_memory``): a moment, named ``[memory]``."""
 
 
 KINDS: MappingProxyType[str, Kind] = MappingProxyType(
@@ -88,6 +93,8 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
         "cpu_op": Kind.HOST,
         "user_annotation": Kind.ANNOTATION,
         "cuda_sync": Kind.SYNC,
+        "python_function": Kind.FUNCTION,
+        "cpu_instant_event": Kind.ALLOCATION,
     }
 )
 """Category -> kind; events of other categories are counted and left out."""
@@ -113,7 +120,7 @@ def category_of(category: str, name: str) -> str:
 
 
 class DeviceArgs(msgspec.Struct, gc=False):
-    """Of work on a device; the last ones of collectives."""
+    """Of work on a device; ``grid`` and ``block`` are three numbers each, the last ones of collectives."""
 
     correlation: Number = None
     external_id: Number = field(default=None, name="External id")
@@ -122,6 +129,8 @@ class DeviceArgs(msgspec.Struct, gc=False):
     stream: Number = None
     device: Number = None
     bytes: Number = None
+    grid: msgspec.Raw = _ABSENT
+    block: msgspec.Raw = _ABSENT
     collective: str | None = field(default=None, name="Collective name")
     in_elements: Number = field(default=None, name="In msg nelems")
     out_elements: Number = field(default=None, name="Out msg nelems")
@@ -137,11 +146,22 @@ class DeviceArgs(msgspec.Struct, gc=False):
 
 
 class LaunchArgs(msgspec.Struct, gc=False):
-    """Of a call that launches."""
+    """Of a call that launches; HIP's state the kernel."""
 
     correlation: Number = None
     external_id: Number = field(default=None, name="External id")
     first_external_id: Number = field(default=None, name="external id")
+    kernel: Number = None
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """Of memory that was taken (``bytes`` > 0) or given back; totals are those of the device's allocator."""
+
+    bytes: Number = field(default=None, name="Bytes")
+    allocated: Number = field(default=None, name="Total Allocated")
+    reserved: Number = field(default=None, name="Total Reserved")
+    device_type: Number = field(default=None, name="Device Type")
+    device: Number = field(default=None, name="Device Id")
 
 
 class SyncArgs(msgspec.Struct, gc=False):

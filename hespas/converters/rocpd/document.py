@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
+from hespas.converters.launch_shapes import shape_text
 from hespas.converters.rocpd.recording import Agent, Agents, Assembly, Calls, Work
 from hespas.files.json_text import BracketScan
 from hespas.files.streams import read_bytes
@@ -45,10 +46,20 @@ class _Correlation(msgspec.Struct, gc=False):
     external: int | msgspec.UnsetType | dict[str, int] = msgspec.UNSET
 
 
+class _Extents(msgspec.Struct, gc=False):
+    """Threads in each direction; 0 where it is not told."""
+
+    x: int = 0
+    y: int = 0
+    z: int = 0
+
+
 class _DispatchInfo(msgspec.Struct, gc=False):
-    """What a kernel runs on."""
+    """What a kernel runs on, in groups of how many threads, and how many threads there are."""
 
     kernel_id: int
+    workgroup_size: _Extents = msgspec.field(default_factory=_Extents)
+    grid_size: _Extents = msgspec.field(default_factory=_Extents)
     agent_id: _Handle = msgspec.field(default_factory=_Handle)
     queue_id: _Handle = msgspec.field(default_factory=_Handle)
 
@@ -410,7 +421,15 @@ def _add_dispatches(found: _Columns, part: list[_Dispatch], names: _Names, range
         stack=[_fit(each.correlation_id.internal) for each in part],
         name_row=[names.row(each.dispatch_info.kernel_id) for each in part],
         range_row=[_named_range(each.correlation_id, ranges) for each in part],
+        grid_row=[_grid_row(each.dispatch_info, names.strings) for each in part],
     )
+
+
+def _grid_row(info: _DispatchInfo, strings: StringTableBuilder) -> int:
+    """The shape of a launch, whose grid counts threads."""
+    grid, block = info.grid_size, info.workgroup_size
+    extents = (grid.x, grid.y, grid.z), (block.x, block.y, block.z)
+    return strings.add(shape_text(*extents, in_threads=True))
 
 
 def _named_range(correlation: _Correlation, ranges: dict[int, int]) -> int:

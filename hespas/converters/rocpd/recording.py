@@ -17,6 +17,7 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Launches, Ranges, listed
+from hespas.converters.launch_shapes import shape_rows
 from hespas.converters.linking import match_rows
 from hespas.files.sqlite import MISSING, Database, Table, folded, opened, report_unread
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
@@ -42,7 +43,8 @@ class Agent:
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Work(ColumnTable):
     """Kernels or copies of one process, -1 for unknown. ``target`` and ``source`` are agents; of a kernel
-    both are the one that runs it. ``range_row`` is the range that rocprofv3 names as cause.
+    both are the one that runs it. ``range_row`` is the range that rocprofv3 names as cause, ``grid_row`` the
+    shape of the launch.
     """
 
     start_ns: IntArray
@@ -56,6 +58,7 @@ class Work(ColumnTable):
     name_row: IntArray
     bytes_moved: IntArray
     range_row: IntArray
+    grid_row: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -129,6 +132,7 @@ class Assembly:
                 process=whole,
                 thread=thread,
                 start_ns=calls.start_ns,
+                end_ns=calls.end_ns,
                 correlation=calls.stack,
                 range_place=place,
             )
@@ -168,6 +172,7 @@ class Assembly:
             correlation=np.where(known, part.stack, part.parent_stack),
             node=np.full(count, -1, np.int64),
             range_row=part.range_row,
+            grid_row=part.grid_row,
             op_class=op_class if category == "gpu_memcpy" else zeros,
         )
 
@@ -216,6 +221,10 @@ _SPAN = (
     "agent_id",
     "queue_id",
     "stream_id",
+)
+_SHAPE = (
+    *("grid_size_x", "grid_size_y", "grid_size_z"),
+    *("workgroup_size_x", "workgroup_size_y", "workgroup_size_z"),
 )
 _ORDER = ("type_index", "absolute_index", "id")
 _TRACK = ("nid", "pid", "tid", "agent_id", "queue_id", "stream_id")
@@ -337,7 +346,7 @@ class _Reader:
     def add(self, nodes: dict[int, int]) -> None:
         """Read all processes of the set: one, as rocprofv3 writes it. ``nodes`` numbers machines."""
         agents = self._table("info_agent", ("nid", *_ORDER), ("type", "product_name", "name"))
-        kernels = self._span("kernel_dispatch", ("kernel_id", "event_id", "region_name_id"))
+        kernels = self._span("kernel_dispatch", ("kernel_id", "event_id", "region_name_id", *_SHAPE))
         names = ("name_id", "event_id", "dst_agent_id", "src_agent_id", "size", "region_name_id")
         copies = self._span("memory_copy", names)
         regions = self._span("region", ("name_id", "event_id"))
@@ -387,7 +396,15 @@ class _Reader:
             name_row=name_row[chosen],
             bytes_moved=np.maximum(picked.get("size", unknown), -1),
             range_row=self._rows(picked["region_name_id"]),
+            grid_row=self._shapes(picked),
         )
+
+    def _shapes(self, columns: dict[str, IntArray]) -> IntArray:
+        """Shapes of launches, whose grids count threads; copies have none."""
+        if _SHAPE[0] not in columns:
+            return np.zeros(len(columns["start"]), np.int64)
+        extents = (columns[name] for name in _SHAPE)
+        return shape_rows(self.assembly.strings, *extents, in_threads=True).astype(np.int64)
 
     def _rows(self, ids: IntArray) -> IntArray:
         """Rows of the profile's strings by number of the file's."""

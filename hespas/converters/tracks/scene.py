@@ -33,6 +33,7 @@ __all__ = [
     "shown",
     "shown_ns",
     "side_by_side",
+    "slices_of_events",
 ]
 
 
@@ -212,8 +213,12 @@ def shown(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def side_by_side(scenes: Sequence[tuple[str, Scene]]) -> Scene:
-    """One scene of several; the label of each stands before the names of its processes."""
+def side_by_side(
+    scenes: Sequence[tuple[str, Scene]], between: Sequence[tuple[str, IntArray, IntArray]] = ()
+) -> Scene:
+    """One scene of several; the label of each stands before the names of its processes. Arrows ``between``
+    them are kinds, and the slices they join as numbered through all.
+    """
     parts: list[Tracks] = []
     ends: list[tuple[str, IntArray, IntArray]] = []
     metadata: dict[str, str] = {}
@@ -227,7 +232,7 @@ def side_by_side(scenes: Sequence[tuple[str, Scene]]) -> Scene:
         parts.extend(_renamed(part, label) for part in scene.parts)
         metadata |= {f"{label}.{key}" if label else key: text for key, text in scene.metadata.items()}
     name = " and ".join(dict.fromkeys(scene.name for _, scene in scenes if scene.name))
-    return Scene(name, tuple(parts), Flows.of(ends), metadata)
+    return Scene(name, tuple(parts), Flows.of([*ends, *between]), metadata)
 
 
 def _renamed(tracks: Tracks, label: str) -> Tracks:
@@ -391,6 +396,13 @@ def scene_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: bool
         drawn = (source >= 0) & (target >= 0)
         flows = Flows.of([("launch", source[drawn] + len(device), target[drawn])])
     return Scene(profile.name, (device, host), flows, profile.metadata)
+
+
+def slices_of_events(profile: Profile) -> IntArray:
+    """Where each event stands in the scene of its profile, shape ``(events,)``; -1 for one without start."""
+    _, process = _processes(profile)
+    _, track = distinct_rows(process, profile.stream)
+    return _Placed.of(track, profile.start_ns, profile.duration_ns).place_of(len(profile))
 
 
 def _report(profile: Profile, diagnostics: Diagnostics) -> None:

@@ -21,7 +21,7 @@ from hespas.graph import (
     Timeline,
     Workload,
 )
-from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, mapped
+from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import UsageError
 
 __all__ = ["Simulated", "profile_of_run", "scene_of_timeline"]
@@ -72,18 +72,15 @@ def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[in
 def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[Tracks, IntArray]:
     """The ranks of one class; also the spans in the order of the slices."""
     ranks, place = np.unique(timeline.rank[spans], return_inverse=True)
-    wide = place.reshape(-1) * len(timeline.resources) + timeline.resource[spans]
-    used, track = np.unique(wide, return_inverse=True)
-    track = track.reshape(-1)
+    used, track = distinct_rows(place.reshape(-1), timeline.resource[spans], timeline.stream[spans])
     start_ns, end_ns = timeline.start_ns[spans], timeline.end_ns[spans]
     order = np.lexsort((-end_ns, start_ns, track))
     spans, track = spans[order], track[order]
-    pairs = [divmod(int(code), len(timeline.resources)) for code in used.tolist()]
     alike = np.bincount(timeline.shown_by[timeline.shown_by >= 0], minlength=int(timeline.rank.max()) + 1)
     tracks = Tracks(
         processes=tuple(_rank_name(rank, int(alike[rank])) for rank in ranks.tolist()),
-        track_process=tuple(owner for owner, _ in pairs),
-        track_name=tuple(timeline.resources[resource] for _, resource in pairs),
+        track_process=tuple(owner for owner, _, _ in used),
+        track_name=tuple(_track_name(timeline.resources[kind], stream) for _, kind, stream in used),
         track=track.astype(np.int32),
         name=_span_names(timeline, graph, spans),
         category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES),
@@ -92,6 +89,10 @@ def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[T
         arguments=_arguments(timeline, graph, spans),
     )
     return tracks, spans
+
+
+def _track_name(resource: str, stream: int) -> str:
+    return resource if stream < 0 else f"{resource} {stream}"
 
 
 def _rank_name(rank: int, alike: int) -> str:

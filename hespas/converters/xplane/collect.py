@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hespas.converters.launch_shapes import shape_text
 from hespas.converters.linking import enclosing, nearest
 from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS, Line, LineEvents, LineKind
 from hespas.graph import StringTableBuilder
@@ -409,6 +410,7 @@ def _combined(device: DeviceTable, kept: IntArray, gone: IntArray) -> DeviceTabl
 # --- What a device event is called.
 
 _INSTRUCTION = re.compile(r"%?([\w.\-]+) = ")
+_SHAPE = ("grid", "block")
 _BYTES = re.compile(r"\b(?:num_bytes|size|bytes):(\d{1,18})\b")
 _COLLECTIVE = re.compile(
     r"%?(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
@@ -424,6 +426,7 @@ class Labels:
     kernel_row: IntArray
     category_row: IntArray
     bytes_moved: FloatArray
+    grid_row: IntArray
 
 
 def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: StringTableBuilder) -> Labels:
@@ -441,7 +444,13 @@ def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: StringTable
     op_row = np.where(stats["hlo_op"] > 0, stated, named)
     kernel_row = np.where(of_op_line, short, device.name_row)
     details = np.where(stats["memcpy_details"] > 0, stats["memcpy_details"], stats["memset_details"])
-    return Labels(op_row, kernel_row, _categories(device, lines, strings), _bytes(stats, details, strings))
+    return Labels(
+        op_row,
+        kernel_row,
+        category_row=_categories(device, lines, strings),
+        bytes_moved=_bytes(stats, details, strings),
+        grid_row=mapped(stats["kernel_details"], lambda row: strings.add(_shape(strings[row])), np.int64),
+    )
 
 
 def _instruction(text: str) -> str:
@@ -484,6 +493,15 @@ def _copied(details: str) -> float:
     """The size in ``kind:Unknown size:655360 dest:2 async:1``, NaN where there is none."""
     found = _BYTES.search(details[:1024])
     return float(found[1]) if found else np.nan
+
+
+def _shape(details: str) -> str:
+    """The launch of ``regs:32 static_shared:0 grid:8,1,1 block:128,1,1``, empty where it is not told."""
+    found = [
+        re.search(rf"\b{word}:(\d{{1,10}}),(\d{{1,10}}),(\d{{1,10}})\b", details[:1024]) for word in _SHAPE
+    ]
+    grid, block = ([] if each is None else [int(extent) for extent in each.groups()] for each in found)
+    return shape_text(grid, block)
 
 
 def collective_kinds(op_row: IntArray, strings: StringTableBuilder) -> IntArray:

@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
+from hespas.converters.chrome_events import EventStream, TraceEvent, event_times, report_repairs
 from hespas.converters.format import ReadOptions
 from hespas.converters.xplane.collect import collect
 from hespas.converters.xplane.lines import (
@@ -87,7 +87,7 @@ class _Reader:
         self.thread_name: dict[_Key, str] = {}
         self.skipped: dict[str, int] = {}
         self.shifts_ps: dict[str, int] = {}
-        self.count = self.seen = 0
+        self.count = self.seen = self.overflowed = 0
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
         """Take one block."""
@@ -99,11 +99,13 @@ class _Reader:
                 self._describe(event)
             elif event.ph:
                 self.skipped[event.ph] = self.skipped.get(event.ph, 0) + 1
-        start_ns, duration_ns = event_times(events, array, chosen, path=self.path, before=self.seen)
+        times = event_times(events, array, chosen, path=self.path, before=self.seen)
+        start_ns, duration_ns = times.start_ns, times.duration_ns
+        self.overflowed += len(times.overflowed)
         self.seen += len(events)
         self.count += len(chosen)
-        times = zip(chosen, start_ns.tolist(), duration_ns.tolist(), strict=True)
-        for place, start, duration in times:
+        rows = zip(chosen, start_ns.tolist(), duration_ns.tolist(), strict=True)
+        for place, start, duration in rows:
             self._event(events[place], start, duration)
 
     def _describe(self, event: TraceEvent) -> None:
@@ -196,22 +198,23 @@ class _Reader:
 
 def read_jax_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read a trace. Raises ``FormatError`` for what is none, naming the byte."""
-    stream = EventStream(path, options.max_bytes)
+    stream = EventStream(path, options.max_bytes, recover=options.recover)
     reader = _Reader(str(path))
     for events, array in stream.blocks():
         reader.add(events, array)
+    stream.repairs["overflowed-duration"] = reader.overflowed
     facts = SpaceFacts()
-    _report(reader, stream.repaired_blocks, diagnostics.about(str(path), "jax-trace"))
+    findings = diagnostics.about(str(path), "jax-trace")
+    report_repairs(stream.repairs, findings)
+    _report(reader, findings)
     recorded = Recorded("jax-trace", collect(reader.lines(facts)), facts, reader.strings)
     return profile_of(recorded, path, options, diagnostics)
 
 
-def _report(reader: _Reader, repaired: int, findings: Findings) -> None:
+def _report(reader: _Reader, findings: Findings) -> None:
     listed = ", ".join(f"{phase[:20]} {count:,}" for phase, count in sorted(reader.skipped.items())[:12])
     message = f"events of phases that carry no time are left out: {listed}"
     findings.info("other-events", message, sum(reader.skipped.values()))
-    message = "blocks with text that is not Unicode, which was replaced"
-    findings.warning("invalid-utf8", message, repaired)
     capped = f"the profiler writes at most {_MOST_EVENTS:,} events and drops the rest: read the .xplane.pb"
     findings.warning("capped", capped, int(reader.count >= _MOST_EVENTS))
 

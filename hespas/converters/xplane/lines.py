@@ -86,6 +86,7 @@ TEXTS = (
     "shape_with_layout",
     "memcpy_details",
     "memset_details",
+    "kernel_details",
 )
 """What is kept of the facts about a device event, by the profiler's names."""
 CLOCK = ("device_offset_ps", "device_duration_ps")

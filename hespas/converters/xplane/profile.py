@@ -278,6 +278,7 @@ def _built(name: str, recorded: Recorded, found: _Found, member: _Membership) ->
         stream=_streams(collected.lines)[device.line],
         run=run,
         bytes_moved=labels.bytes_moved,
+        grid_row=labels.grid_row,
         host_event=found.host_event,
         comms=comms,
         host=host,

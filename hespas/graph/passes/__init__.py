@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.opgraph import OpGraph, Totals, known_sum, totals
+from hespas.graph.opgraph import OpGraph, Totals, is_recorded_wait, known_sum, totals
 from hespas.graph.passes.fuse import FuseElementwise, GroupRegions, materialise
 from hespas.graph.passes.rewrite import (
     FoldFree,
@@ -17,6 +17,7 @@ from hespas.graph.passes.rewrite import (
     bypass,
     dead_code,
     find_cycle,
+    is_delay,
     is_free,
     is_topological,
     leaves_loop,
@@ -25,6 +26,7 @@ from hespas.graph.passes.rewrite import (
     topological_order,
     with_default_dtype,
     with_durations,
+    without_waits,
 )
 from hespas.graph.passes.unroll import UnrollLoops
 
@@ -39,7 +41,9 @@ __all__ = [
     "bypass",
     "dead_code",
     "find_cycle",
+    "is_delay",
     "is_free",
+    "is_recorded_wait",
     "is_topological",
     "known_sum",
     "leaves_loop",
@@ -50,6 +54,7 @@ __all__ = [
     "totals",
     "with_default_dtype",
     "with_durations",
+    "without_waits",
 ]
 
 

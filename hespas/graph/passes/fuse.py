@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, StringTableBuilder
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.opgraph import ContractionTable, NodeKind, OpClass, OpGraph, RegionTable, Resource
+from hespas.graph.opgraph import (
+    ContractionTable,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    RegionTable,
+    Resource,
+    is_recorded_wait,
+)
 from hespas.graph.passes.rewrite import all_deps, is_free, take_nodes, topological_order
 
 __all__ = ["FuseElementwise", "GroupRegions", "materialise", "merge_nodes"]
@@ -503,13 +511,14 @@ class GroupRegions:
 
 
 def _joinable(graph: OpGraph) -> list[bool]:
-    """Device computation of known cost."""
+    """Device computation of known cost; recorded waits stay what they are."""
     joins: BoolArray = (
         (graph.kind == int(NodeKind.COMPUTE))
         & (graph.resource == int(Resource.DEVICE))
         & (graph.op_class != int(OpClass.HOST))
         & ~np.isnan(graph.flops)
         & ~np.isnan(graph.bytes_moved)
+        & ~is_recorded_wait(graph)
     )
     timed = ~np.isnan(graph.duration_ns)
     if timed.any():

@@ -18,6 +18,7 @@ from hespas.graph.opgraph import (
     OpClass,
     OpGraph,
     RegionTable,
+    is_recorded_wait,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "bypass",
     "dead_code",
     "find_cycle",
+    "is_delay",
     "is_free",
     "is_topological",
     "leaves_loop",
@@ -34,6 +36,7 @@ __all__ = [
     "topological_order",
     "with_default_dtype",
     "with_durations",
+    "without_waits",
 ]
 
 
@@ -468,6 +471,26 @@ def is_free(graph: OpGraph) -> BoolArray:
     timed = graph.duration_ns > 0
     free: BoolArray = compute & ~timed & ((graph.op_class == int(OpClass.FREE)) | unused)
     return free
+
+
+def is_delay(graph: OpGraph) -> BoolArray:
+    """Recorded waits that no thread and no queue is busy with: they pass beside whatever else runs."""
+    delays: BoolArray = is_recorded_wait(graph) & (graph.stream < 0)
+    return delays
+
+
+def without_waits(graph: OpGraph) -> OpGraph:
+    """The work alone, without recorded waits and what depends on them; the order of the work stays."""
+    kept = ~is_recorded_wait(graph)
+    if kept.all():
+        return graph
+    rows, number = np.flatnonzero(kept), np.cumsum(kept) - 1
+
+    def between_work(deps: Csr) -> Csr:
+        inside = kept[deps.row_ids] & kept[deps.values]
+        return Csr.from_pairs(number[deps.row_ids[inside]], number[deps.values[inside]], len(rows))
+
+    return take_nodes(graph, rows, between_work(graph.data_deps), between_work(graph.control_deps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,10 @@ def accuracy(
     sources: list[tuple[Source, str]] = []
     names = _told_apart(each.name for each in profiles)
     profiles = [replace(each, name=name) for each, name in zip(profiles, names, strict=True)]
-    for profile in profiles:
-        for part, name in by_device(profile, devices, found):
+    for place, profile in enumerate(profiles):
+        parts = by_device(profile, devices, found)
+        profiles[place] = parts[0][0] if len(parts) == 1 else profile
+        for part, name in parts:
             sources.extend((each, name) for each in sources_of(part, workload, devices[name].name, found))
     if not any(len(source.cases) for source, _ in sources):
         raise _nothing_compared(profiles, [source for source, _ in sources], found)

@@ -19,8 +19,8 @@ from hespas.graph.columns import (
     StringTable,
     StringTableBuilder,
 )
-from hespas.graph.errors import UsageError
-from hespas.graph.passes import with_durations
+from hespas.graph.errors import UsageError, clipped
+from hespas.graph.passes import with_durations, without_waits
 from hespas.hardware import Device, canonical
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
@@ -67,8 +67,9 @@ class Source:
 def sources_of(
     profile: Profile | Workload, workload: Workload | None, hardware: str, diagnostics: Diagnostics
 ) -> Iterator[Source]:
-    """The cases of a profile: against ``workload``, else against the compiled programs it brings along, else
-    operation by operation with the costs its recorded shapes give. Of a workload with times: its nodes.
+    """The cases of a profile: against the work of ``workload``, else against the compiled programs it brings
+    along, else operation by operation with the costs its recorded shapes give. Of a workload with times: its
+    nodes.
 
     Events that belong to none of the programs are a source without cases: nobody matches them. Raises
     ``UsageError`` for a profile without anything of these.
@@ -83,7 +84,8 @@ def sources_of(
     if workload is not None:
         from hespas.validators.accuracy.programs import sources_of_program
 
-        yield from sources_of_program(profile, workload, hardware, diagnostics)
+        program = replace(workload, classes=tuple(map(without_waits, workload.classes)))
+        yield from sources_of_program(profile, program, hardware, diagnostics)
         return
     if any(name.startswith(_ATTACHED) for name in profile.attachments):
         from hespas.validators.accuracy.programs import sources_of_attached
@@ -117,9 +119,10 @@ def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
 def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Iterator[Source]:
     """The nodes of a graph that carry a time, once per rank class. What does no work (calls around others,
     bookkeeping) is no case; its time is nobody's. Where it is known how long its steps took, the graph
-    without its times is the program that ran.
+    without its times and its waits is the program that ran.
     """
-    for graph in workload.classes:
+    for measured in workload.classes:
+        graph = without_waits(measured)
         timed = (graph.duration_ns >= LEAST_NS) & (graph.multiplicity > 0)
         idle = timed & (graph.op_class == int(OpClass.FREE))
         node = np.flatnonzero(timed & ~idle)
@@ -127,7 +130,7 @@ def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Itera
         if not len(node):
             continue
         recorded = recorded_steps_of(graph.attachments, graph.name)
-        if recorded is not None and not recorded.describes(graph):
+        if recorded is not None and not recorded.describes(measured):
             diagnostics.warning(
                 "accuracy.times-changed",
                 graph.name,
@@ -258,13 +261,13 @@ def by_device(
     if isinstance(profile, Workload):
         stated = profile.metadata.get("device", "")
         fitting = _fitting(stated, named)
-        return [(profile, fitting or _taken_for(profile.name, [stated], named, diagnostics))]
+        return [(profile, fitting)] if fitting else [_taken_for(profile, [stated], named, diagnostics)]
     texts = (*profile.devices, "")
     place = _places(profile)
     used: list[int] = np.unique(place).tolist() if len(place) else list(range(len(profile.devices)))
     fits = {each: spelling for each in used if (spelling := _fitting(texts[each], named))}
     if not fits:
-        return [(profile, _taken_for(profile.name, [texts[each] for each in used], named, diagnostics))]
+        return [_taken_for(profile, [texts[each] for each in used], named, diagnostics)]
     chosen = list(dict.fromkeys(fits.values()))
     if len(chosen) == 1:
         fits |= {each: chosen[0] for each in used if not texts[each]}
@@ -302,8 +305,16 @@ def _fitting(text: str, named: Mapping[str, Device]) -> str:
     return ""
 
 
-def _taken_for(name: str, texts: Sequence[str], named: Mapping[str, Device], diagnostics: Diagnostics) -> str:
-    """The device of a profile whose own names fit none."""
+def _taken_for(
+    profile: Profile | Workload,
+    texts: Sequence[str],
+    named: Mapping[str, Device],
+    diagnostics: Diagnostics,
+) -> tuple[Profile | Workload, str]:
+    """A profile whose own names fit none, with the device it is compared with. Where it states another one,
+    its name says so in all tables and documents.
+    """
+    name = profile.name
     known = {shipped for text in texts if (shipped := canonical(text))}
     if len(known) > 1 or len(named) > 1:
         listed = ", ".join(text for text in texts if text)
@@ -321,4 +332,13 @@ def _taken_for(name: str, texts: Sequence[str], named: Mapping[str, Device], dia
     elif stated and (stated != _ANY_CPU or canonical(device)):
         told = f"recorded on {stated}, and compared with estimates for {device}, which has no such name"
     diagnostics.warning("accuracy.other-device", name, told, count=int(bool(told)))
-    return spelling
+    return (_recorded_on(profile, stated) if told else profile), spelling
+
+
+def _recorded_on(profile: Profile | Workload, device: str) -> Profile | Workload:
+    """The same under a name that says where it was recorded."""
+    told = f" (recorded on {clipped(device)})"
+    if isinstance(profile, Profile):
+        return replace(profile, name=profile.name + told)
+    graphs = tuple(replace(graph, name=graph.name + told) for graph in profile.classes)
+    return replace(profile, name=profile.name + told, classes=graphs)

@@ -198,6 +198,37 @@ def test_work_that_nothing_explains_is_one_node_an_event() -> None:
     assert diagnostics.counts() == {"measured-ops.unlinked": 1}
 
 
+def test_work_that_nothing_explains_is_called_what_its_name_says() -> None:
+    trace = Trace()
+    trace.event("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn", -1, 0, 2)
+    trace.event("k", -1, 3, 2)
+    trace.event("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(int)", -1, 6, 2)
+    graph = costed_ops(trace.profile()).graph
+    assert [OpClass(code) for code in graph.op_class.tolist()[:2]] == [OpClass.CONTRACTION, OpClass.UNKNOWN]
+    assert graph.rate_dtype.tolist()[:2] == [dtype("bf16").code, -1]
+    assert np.isnan(graph.flops).all(), "a name does not say how much there is to do"
+    assert NodeKind(graph.kind[2]) is NodeKind.COLLECTIVE
+
+
+def test_experts_are_costed_by_the_weights_that_their_parts_look_at() -> None:
+    trace = Trace()
+    bf16 = "c10::BFloat16"
+    forward = trace.op("vllm::moe_forward", ([[16, 64], [16, 8], []], [bf16, bf16, ""]))
+    trace.op("TopK", ([[16, 8], []], [bf16, "Scalar"]), forward, ["", "2"])
+    view = trace.op("aten::view", ([[8, 64, 96], []], [bf16, "ScalarList"]), forward)
+    trace.op("aten::view", ([[8, 48, 64], []], [bf16, "ScalarList"]), view)
+    trace.op("aten::view", ([[8, 999, 64], []], [bf16, "ScalarList"]))
+    trace.event("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu", forward, 0, 5)
+    trace.event("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1", forward, 5, 5)
+    found = costed_ops(trace.profile())
+    rows = found.graph.contractions
+    assert list(zip(rows.m.tolist(), rows.n.tolist(), rows.k.tolist(), strict=True)) == [
+        (32, 96, 64),
+        (32, 64, 48),
+    ]
+    assert found.coverage == 1.0
+
+
 def test_overlapping_kernels_count_once_in_time_and_fully_in_the_balance() -> None:
     trace = Trace()
     mm = trace.op("aten::mm", PAIR)

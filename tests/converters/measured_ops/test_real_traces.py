@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import csv
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,61 @@ def read(path: Path) -> Profile:
 def costed(name: str) -> tuple[Profile, CostedOps]:
     profile = read(DATA / f"{name}.json.gz")
     return profile, costed_ops(profile, Diagnostics())
+
+
+# Replay and capture -> least share of device time with a known cost; a peer's are 0.990 and 0.966.
+REPLAYS = {
+    ("mi300x_sglang_qwen3-8b_decode.replay", "mi300x_sglang_qwen3-8b_decode.capture_bs32"): 0.998,
+    (
+        "mi300x_vllm_prefilldecode_piecewise.replay",
+        "mi300x_vllm_prefilldecode_piecewise.capture",
+    ): 0.999,
+}
+
+
+@pytest.mark.parametrize("pair", REPLAYS)
+def test_replays_are_costed_by_their_captures(pair: tuple[str, str]) -> None:
+    replay, capture = (DATA / "graph_replay" / f"{name}.json.gz" for name in pair)
+    load = load_format("kineto").read
+    assert load is not None
+    profile = load(replay, ReadOptions(capture=(capture,)), Diagnostics())
+    assert isinstance(profile, Profile)
+    found = costed_ops(profile, Diagnostics())
+    assert found.busy_ns.sum() == profile.duration_ns.sum()
+    assert found.coverage >= REPLAYS[pair]
+
+
+@pytest.mark.parametrize("pair", REPLAYS)
+def test_products_are_those_of_the_peer(pair: tuple[str, str]) -> None:
+    """Matrix products of replays, in extents and number. Of experts the peer takes the hidden size for the
+    inner one (3,072); the weights that the capture looks at have 2,944, and launches 46 x 287 blocks of 128.
+    """
+    replay, capture = (DATA / "graph_replay" / f"{name}.json.gz" for name in pair)
+    load = load_format("kineto").read
+    assert load is not None
+    profile = load(replay, ReadOptions(capture=(capture,)), Diagnostics())
+    assert isinstance(profile, Profile)
+    graph = costed_ops(profile, Diagnostics()).graph
+    rows, table = graph.contractions, replay.with_name(f"{pair[0].removesuffix('.replay')}.peer_summary.csv")
+    plain = graph.op_class[rows.node] == OpClass.CONTRACTION
+    experts = plain & (np.bincount(rows.node, minlength=len(graph))[rows.node] > 1)
+    extents = np.stack((rows.m, rows.n, rows.k), axis=1)
+    products = [
+        (*each, flops)
+        for each, flops in zip(
+            extents[plain & ~experts].tolist(), graph.flops[rows.node[plain & ~experts]].tolist(), strict=True
+        )
+    ]
+    wanted = Counter[tuple[float, ...]]()
+    with table.open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            if row["category"] == "GEMM":
+                stated = ast.literal_eval(row["perf_params"])
+                flops = round(float(row["gflop_per_call"]) * 1e9)
+                wanted[stated["M"], stated["N"], stated["K"], flops] += int(row["operation_count"])
+    assert Counter(tuple(each) for each in products) == wanted
+    found = {tuple(each) for each in extents[experts].tolist()}
+    assert found == ({(32768, 5888, 3072), (32768, 3072, 2944)} if "vllm" in pair[0] else set())
 
 
 def assert_conserved(profile: Profile, found: CostedOps) -> None:

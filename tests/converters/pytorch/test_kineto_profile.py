@@ -300,11 +300,20 @@ def test_less_than_no_time_is_no_part_of_the_device_time(tmp_path: Path) -> None
 
 def test_the_event_with_a_bad_time_is_named(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "t.json", host("a", 0, 5), kernel("ok", 1, 2), kernel("gemm", 1, 2) | {"dur": None}
+        tmp_path / "t.json", host("a", 0, 5), kernel("ok", 1, 2), kernel("gemm", 1, 2) | {"ts": None}
     )
     with pytest.raises(FormatError, match=r"'gemm' .* null is no time") as caught:
         read(path)
-    assert caught.value.position == "event 3, field 'dur'"
+    assert caught.value.position == "event 3, field 'ts'"
+
+
+def test_a_duration_that_nobody_knows_counts_as_none(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.json", kernel("ok", 1, 2), kernel("gemm", 1, 2) | {"dur": 18446744073709551.615}
+    )
+    profile, diagnostics = read(path)
+    assert profile.duration_ns.tolist() == [2_000.0, 0.0]
+    assert diagnostics.counts()["kineto.overflowed-duration"] == 1
 
 
 @pytest.mark.parametrize("wrong", [1, 3])

@@ -9,7 +9,7 @@ import pytest
 
 from hespas.graph import ABSENT, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.errors import FormatError
-from hespas.graph.passes import is_topological
+from hespas.graph.passes import is_topological, without_waits
 from tests.converters.pytorch.traces import (
     Json,
     Value,
@@ -86,14 +86,13 @@ def pair(folder: Path, nodes: list[Json], events: list[Json], rank: int = 0, **h
 
 def graph_of(folder: Path) -> OpGraph:
     workload, _ = read_folder(folder)
-    graph = workload.classes[0]
-    assert is_topological(graph)
-    return graph
+    assert is_topological(workload.classes[0])
+    return without_waits(workload.classes[0])
 
 
 def test_a_device_graph_node_by_node(tmp_path: Path) -> None:
     workload, found = read_folder(pair(tmp_path, OPERATIONS, [*HOST, *CALLS, *DEVICE]))
-    graph = workload.classes[0]
+    graph = without_waits(workload.classes[0])
     names = [graph.node_name(each) for each in range(len(graph))]
     assert names == [
         "Memset (Device)", "splitK", "gemm", "relu", "ncclDevKernel_AllReduce_Sum_f32", "mul",
@@ -136,7 +135,7 @@ def test_an_inferred_wait_that_the_times_contradict_is_no_dependency(tmp_path: P
     early = [*DEVICE[:5], kernel("mul", 60, 1, 5)]  # runs while the collective still does
     write_kineto(tmp_path / "a.json", [*HOST, *CALLS, *early])
     workload, found = read_folder(tmp_path)
-    assert deps(workload.classes[0])[5] == ([], [3])
+    assert deps(without_waits(workload.classes[0]))[5] == ([], [3])
     assert found.counts()["pytorch.contradicted-waits"] == 1
 
 
@@ -210,7 +209,7 @@ def test_a_kernel_that_nothing_else_names_is_told_by_the_range_around_its_launch
     ]  # fmt: skip
     path = write_kineto(tmp_path / "a.json", events)
     workload, found = read_folder(tmp_path)
-    kinds = workload.classes[0].collectives.kind.tolist()
+    kinds = without_waits(workload.classes[0]).collectives.kind.tolist()
     assert kinds == [CollectiveKind.ALL_TO_ALL, CollectiveKind.UNKNOWN]
     assert found.counts()["pytorch.unknown-collective"] == 1
     profile, _ = read_profile(path)
@@ -220,7 +219,7 @@ def test_a_kernel_that_nothing_else_names_is_told_by_the_range_around_its_launch
 def test_a_communication_that_no_kernel_shows_is_a_node_without_time(tmp_path: Path) -> None:
     events = [*HOST, *CALLS, *DEVICE[:4], DEVICE[5]]
     workload, found = read_folder(pair(tmp_path, OPERATIONS, events))
-    graph = workload.classes[0]
+    graph = without_waits(workload.classes[0])
     assert graph.collectives.comm_bytes.tolist() == [64.0]
     assert np.isnan(graph.duration_ns[graph.collectives.node]).all()
     assert found.counts()["pytorch.communication-without-kernel"] == 1
@@ -229,7 +228,7 @@ def test_a_communication_that_no_kernel_shows_is_a_node_without_time(tmp_path: P
 def test_an_unknown_communication_kernel_is_kept_and_reported(tmp_path: Path) -> None:
     write_kineto(tmp_path / "a.json", [kernel("rcclGenericKernel", 1, 2)])
     workload, found = read_folder(tmp_path)
-    assert workload.classes[0].collectives.kind.tolist() == [CollectiveKind.UNKNOWN]
+    assert without_waits(workload.classes[0]).collectives.kind.tolist() == [CollectiveKind.UNKNOWN]
     assert found.counts()["pytorch.unknown-collective"] == 1
 
 
@@ -416,7 +415,7 @@ def test_named_ranges_give_the_size_of_a_collective_and_the_world_its_group(tmp_
     info: Json = {"rank": 3, "world_size": 8, "backend": "nccl"}
     path = write_kineto(tmp_path / "a.json", events, distributedInfo=info)
     workload, found = read_folder(tmp_path)
-    graph = workload.classes[0]
+    graph = without_waits(workload.classes[0])
     assert graph.collectives.kind.tolist() == [CollectiveKind.ALL_REDUCE]
     assert graph.collectives.comm_bytes.tolist() == [16 * 4 * 4 + 3 * 2]
     assert graph.group_sets[int(graph.collectives.group_set[0])].members(0).tolist() == list(range(8))
@@ -428,4 +427,23 @@ def test_named_ranges_give_the_size_of_a_collective_and_the_world_its_group(tmp_
 def test_a_single_file_is_a_job_of_one_rank(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "a.json", [*HOST, *CALLS, *DEVICE])
     workload, _ = read_folder(path)
-    assert len(workload.classes[0]) == len(DEVICE)
+    assert len(without_waits(workload.classes[0])) == len(DEVICE)
+
+
+def test_a_thread_that_was_blocked_goes_on_when_its_work_has_ended(tmp_path: Path) -> None:
+    events = [
+        host("aten::mul", 5, 60, 11),
+        launch(10, 1),
+        kernel("a", 20, 30, 1),
+        call("cudaDeviceSynchronize", 15, 36, 90),
+        launch(55, 2),
+        kernel("b", 60, 10, 2),
+    ]
+    path = tmp_path / "a.json"
+    write_kineto(path, events)
+    workload, found = read_folder(path)
+    graph = workload.classes[0]
+    assert [graph.node_name(each) for each in range(len(graph))] == ["a", "host", "idle", "b"]
+    assert graph.duration_ns.tolist() == [30_000, 5_000, 5_000, 10_000]
+    assert deps(graph) == [([], []), ([], [0]), ([], [1]), ([], [0, 1, 2])]
+    assert found.counts()["pytorch.host-time"] == found.counts()["pytorch.delays"] == 1

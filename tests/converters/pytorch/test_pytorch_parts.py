@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hespas.converters.common_order import common_order
 from hespas.converters.linking import exclusive
 from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, named
 from hespas.converters.pytorch.draft import Edges, flow_of
 from hespas.converters.pytorch.events import Rows, integer, integers, read_events
 from hespas.converters.pytorch.kernels import nesting_of
-from hespas.converters.pytorch.linked import common_order
 from hespas.converters.pytorch.records import Number, job_name, rank_in_name
 from hespas.graph import CollectiveKind, Csr, NodeKind
 from tests.converters.pytorch.traces import (

@@ -1,0 +1,150 @@
+"""Profiles alone as graphs and as Chakra traces, simulated, against the span that was measured.
+
+``python -m benchmarks.replayed_spans [FOLDER ...]``: every profile of device work in the folders (default:
+``fixtures/profiles``), every archive of one file per rank as one job. Exits 1 where a simulated span is more
+than 2 % off, device time is lost, or ``hespas-validate check --profile astra-sim`` finds an error. The span
+is from the first start to the last end of device work, of ranks with clocks of their own the longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+import hespas
+from hespas.api.io import read_profiles
+from hespas.converters import is_recognised
+from hespas.graph import Diagnostics, Profile, Severity, Workload
+from hespas.graph.errors import HespasError
+from hespas.graph.passes import totals
+
+__all__ = ["Replayed", "main", "replayed"]
+
+_FIXTURES = Path(__file__).parents[1] / "fixtures" / "profiles"
+_MOST_OFF = 0.02
+_COLUMNS = ("measured ms", "graph", "trace", "device ms in", "graph - in", "trace - in", "nodes", "check")
+
+
+class Replayed(NamedTuple):
+    """One profile: spans and device time [ns] as measured, of its graph, and of the trace of that."""
+
+    name: str
+    span_ns: tuple[float, float, float]
+    device_ns: tuple[float, float, float]
+    nodes: int
+    errors: tuple[str, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether spans and device time come back and the trace is valid; it keeps whole nanoseconds."""
+        measured, *others = self.span_ns
+        close = all(abs(each - measured) <= _MOST_OFF * measured for each in others)
+        before, graph, trace = self.device_ns
+        return close and abs(graph - before) < 1 and abs(trace - before) <= self.nodes and not self.errors
+
+
+def _span_ns(profile: Profile) -> float:
+    known = ~np.isnan(profile.start_ns)
+    ends = profile.start_ns + np.maximum(profile.duration_ns, 0.0)
+    return float(ends[known].max() - profile.start_ns[known].min())
+
+
+def _device_ns(workload: Workload) -> float:
+    sizes = zip(workload.classes, workload.class_sizes, strict=True)
+    return sum(totals(graph).device_time_ns * count for graph, count in sizes)
+
+
+def replayed(path: Path, scratch: Path) -> Replayed | None:
+    """The figures of a profile, or of a folder with one per rank; None where nothing of a device is in it."""
+    try:
+        profiles = [each for each in read_profiles(path) if len(each)]
+    except HespasError:
+        return None
+    if not profiles:
+        return None
+    workload = hespas.read(path, workload=True)
+    assert isinstance(workload, Workload)
+    several = workload.num_present > 1
+    scratch.mkdir()
+    trace = scratch / (path.name.partition(".")[0] + ("" if several else ".et"))
+    hespas.convert(path, trace, overwrite=True)
+    again = hespas.read(trace)
+    assert isinstance(again, Workload)
+    found = hespas.check(trace, profile="astra-sim")
+    return Replayed(
+        name=path.name,
+        span_ns=(
+            max(map(_span_ns, profiles)),
+            hespas.simulate(workload, diagnostics=Diagnostics()).step_ns,
+            hespas.simulate(again, diagnostics=Diagnostics()).step_ns,
+        ),
+        device_ns=(
+            sum(float(np.maximum(each.duration_ns, 0.0).sum()) for each in profiles),
+            _device_ns(workload),
+            _device_ns(again),
+        ),
+        nodes=sum(map(len, workload.classes)),
+        errors=tuple(sorted({each.code for each in found.violations if each.severity is Severity.ERROR})),
+    )
+
+
+def _profiles(folder: Path, scratch: Path) -> Iterator[Path]:
+    """Files of a folder and of those in it that may be profiles; archives as folders of their files."""
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        if path.name.endswith((".tar.gz", ".tgz", ".tar")):
+            unpacked = scratch / path.name.partition(".")[0]
+            with tarfile.open(path) as archive:
+                archive.extractall(unpacked, filter="data")
+            yield unpacked
+        elif is_recognised(path):
+            yield path
+
+
+def _row(found: Replayed) -> list[str]:
+    measured, *spans = found.span_ns
+    before, *device = found.device_ns
+    off = [f"{each / measured - 1:+.4%}" for each in spans]
+    lost = [f"{each - before:+.0f} ns" for each in device]
+    check = ", ".join(found.errors) or "valid"
+    return [
+        found.name,
+        f"{measured / 1e6:,.3f}",
+        *off,
+        f"{before / 1e6:,.3f}",
+        *lost,
+        f"{found.nodes:,}",
+        check,
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row per profile; 1 where one is not kept."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path, default=[_FIXTURES], metavar="FOLDER")
+    rows: list[list[str]] = [["profile", *_COLUMNS]]
+    kept = True
+    with TemporaryDirectory() as scratch:
+        folders: list[Path] = parser.parse_args(arguments).folders
+        paths = (path for folder in folders for path in _profiles(folder, Path(scratch)))
+        for number, path in enumerate(paths):
+            found = replayed(path, Path(scratch) / str(number))
+            if found is None:
+                continue
+            rows.append(_row(found))
+            kept &= found.is_kept
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *figures in rows:
+        padded = (text.rjust(width) for text, width in zip(figures, widths[1:], strict=True))
+        print("  ".join((name.ljust(widths[0]), *padded)))
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

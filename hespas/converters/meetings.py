@@ -1,0 +1,150 @@
+"""What ranks did together: communication that several of them recorded, matched, and their clocks aligned.
+
+The same operation of different ranks is told by its group and its number in it; where recordings state no
+numbers, by the order of operations of one kind, if all ranks that have any did as many.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from hespas.graph import MeasuredComms, Profile
+from hespas.graph.columns import IntArray
+
+__all__ = ["Meetings", "clock_shifts", "meetings_of", "met"]
+
+_SENDS, _RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv", "receive"})
+_RANKS = msgspec.json.Decoder(list[int])
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Meetings:
+    """Communication of several profiles; columns of shape ``(communications,)``: ``profile`` is the place of
+    its profile, ``event`` its row there. ``instance`` numbers what was done together (-1: nobody else has
+    it); ``sends`` marks the side of a message that sends.
+    """
+
+    profile: IntArray
+    event: IntArray
+    rank: IntArray
+    instance: IntArray
+    sends: IntArray
+
+    def pairs(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Rows that an arrow joins: along the members of each collective by rank, and from the sender of each
+        message to who receives it.
+        """
+        order = np.lexsort((self.rank, self.instance))
+        order = order[self.instance[order] >= 0]
+        together = np.flatnonzero(self.instance[order][1:] == self.instance[order][:-1])
+        one, other = order[together], order[together + 1]
+        message = (self.sends[one] >= 0) & (self.sends[other] >= 0)
+        swapped = message & (self.sends[one] == 0)
+        source, target = np.where(swapped, other, one), np.where(swapped, one, other)
+        rows = list(zip(source.tolist(), target.tolist(), strict=True))
+        return (
+            [pair for pair, is_message in zip(rows, message.tolist(), strict=True) if not is_message],
+            [pair for pair, is_message in zip(rows, message.tolist(), strict=True) if is_message],
+        )
+
+
+def meetings_of(profiles: Sequence[Profile]) -> Meetings:
+    """Match the communication of profiles of one job. O(communications log communications)."""
+    parts = [_in_order(profile) for profile in profiles]
+    profile = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    event = np.concatenate([np.empty(0, np.int64), *(part.event.astype(np.int64) for part in parts)])
+    rank = np.concatenate(
+        [np.empty(0, np.int64), *(each.rank[part.event] for each, part in zip(profiles, parts, strict=True))]
+    )
+    keys: list[tuple[str, str]] = []
+    numbers: list[int] = []
+    sends: list[int] = []
+    for each, part in zip(profiles, parts, strict=True):
+        for row, number in enumerate(part.sequence.tolist()):
+            kind, group, ranks = (
+                each.strings[int(column[row])] for column in (part.kind_row, part.group_row, part.ranks_row)
+            )
+            side = 1 if kind.lower() in _SENDS else 0 if kind.lower() in _RECEIVES else -1
+            sender = _sender(ranks, int(each.rank[part.event[row]]), side)
+            keys.append((f"{group} {ranks}", kind if side < 0 else f"from {sender}"))
+            # a number counts what a rank did in its group: two ends of a message may count differently
+            numbers.append(number if side < 0 else -1)
+            sends.append(side)
+    instance, _ = met(rank.tolist(), keys, numbers)
+    return Meetings(
+        profile=profile,
+        event=event,
+        rank=rank.astype(np.int64),
+        instance=instance,
+        sends=np.array(sends, np.int64),
+    )
+
+
+def _in_order(profile: Profile) -> MeasuredComms:
+    """What a profile communicates, by start."""
+    comms = profile.comms
+    return comms.take(np.argsort(profile.start_ns[comms.event], kind="stable"))
+
+
+def _sender(ranks: str, rank: int, side: int) -> str:
+    """The rank that sends a message between two; unknown where a group is not of two."""
+    try:
+        members = _RANKS.decode(ranks) if ranks else []
+    except msgspec.DecodeError:
+        members = []
+    if side < 0 or len(members) != 2 or rank not in members:
+        return "?"
+    return str(rank if side else sum(members) - rank)
+
+
+def met(rank: Sequence[int], keys: Sequence[tuple[str, str]], numbers: Sequence[int]) -> tuple[IntArray, int]:
+    """The instance of each communication (-1: no other rank has it), and how many were matched by order.
+
+    ``keys`` are group and kind, ``numbers`` the number in the group (-1: not recorded); rows of a rank stand
+    in the order of time. Several of one number belong together in their order.
+    """
+    of_key: dict[tuple[str, str | int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row, ((group, kind), number) in enumerate(zip(keys, numbers, strict=True)):
+        # a number is one of its group; without it the kind is all that tells them apart
+        of_key[group, number if number >= 0 else kind][rank[row]].append(row)
+    instance = np.full(len(keys), -1, np.int64)
+    count, by_order = 0, 0
+    for (_, last), of_rank in of_key.items():
+        lists = list(of_rank.values())
+        unlike = isinstance(last, str) and len(set(map(len, lists))) > 1
+        if len(lists) < 2 or unlike:
+            continue
+        for together in zip(*lists, strict=False):
+            instance[list(together)] = count
+            count += 1
+            by_order += len(together) if isinstance(last, str) else 0
+    return instance, by_order
+
+
+def clock_shifts(
+    clock: Sequence[int], instance: IntArray, end_ns: Sequence[float], first_ns: Sequence[float]
+) -> dict[int, float]:
+    """What to add to each clock [ns] so that what ranks did together ends together in the median.
+
+    ``clock`` numbers those of the rows, ``end_ns`` is when each ended, ``first_ns`` when each clock is to
+    begin: what is added to one that shares nothing with those before it is minus that.
+    """
+    shifts: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    numbers: list[int] = instance.tolist()
+    for row, number in enumerate(numbers):
+        if number >= 0:
+            rows_of[clock[row]].append(row)
+    for each, begin_ns in enumerate(first_ns):
+        rows = rows_of[each]
+        apart = [ended[numbers[row]] - end_ns[row] for row in rows if numbers[row] in ended]
+        shifts[each] = float(np.median(apart)) if apart else -begin_ns
+        for row in rows:
+            ended.setdefault(numbers[row], end_ns[row] + shifts[each])
+    return shifts

@@ -1,0 +1,154 @@
+"""A damaged trace is copied clean: what is whole is kept as it was written, and any JSON reader takes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+import hespas
+from hespas.cli.convert import app
+from hespas.graph.errors import FormatError, UsageError
+from tests.converters.pytorch.traces import Json, host, kernel, launch
+
+_DAMAGES = ("twice", "overflow", "null args", "null event", "control", "escape", "nan")
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def _events() -> list[Json]:
+    python: Json = {
+        "ph": "X",
+        "cat": "python_function",
+        "name": "f.py(3): f",
+        "pid": 9,
+        "tid": 9,
+        "ts": 0,
+        "dur": 99,
+    }
+    arrow: Json = {"ph": "s", "id": 1, "pid": 9, "tid": 9, "ts": 3, "cat": "ac2g", "name": "ac2g"}
+    return [
+        python,
+        arrow,
+        host("aten::mm", 0, 9, args={"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}),
+        launch(1, 1),
+        kernel("gemm", 10, 30, 1),
+        kernel("tail", 50, 5, 2),
+    ]
+
+
+def _document(events: list[Json]) -> str:
+    return json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "t.json"})
+
+
+def _damaged(damage: str) -> bytes:
+    events = _events()
+    match damage:
+        case "twice":
+            events.append(events[4])
+        case "overflow":
+            events.append(kernel("never ended", 60, 0) | {"dur": 18446744073709551.0})
+        case "null args":
+            events[0]["args"] = None
+        case _:
+            pass
+    text = _document(events)
+    match damage:
+        case "null event":
+            text = text.replace('{"ph": "s"', 'null, {"ph": "s"')
+        case "control":
+            text = text.replace("gemm", "ge\x01mm")
+        case "escape":
+            text = text.replace("f.py(3)", "C:\\path\\f.py(3)")
+        case "nan":
+            text = text.replace('"correlation": 2', '"correlation": 2, "est. occupancy": NaN')
+        case _:
+            pass
+    return text.encode()
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_a_clean_copy_says_the_same_and_is_json(damage: str, tmp_path: Path) -> None:
+    broken, fixed = tmp_path / "broken.json", tmp_path / "fixed.json"
+    broken.write_bytes(_damaged(damage))
+    done = hespas.convert(broken, fixed)
+    assert done.target_format == "kineto"
+    assert done.events is not None
+    assert done.events.before == done.events.after
+    copied = json.loads(fixed.read_bytes(), strict=True)
+    assert copied["traceName"] == "t.json"
+    assert [event["ph"] for event in copied["traceEvents"]].count("s") == 1
+    assert sum(event["cat"] == "python_function" for event in copied["traceEvents"]) == 1
+    again = hespas.convert(fixed, tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_bytes()) == copied
+    told = set(again.diagnostics.counts()) & {
+        f"kineto.{code}" for code in ("repeated", "overflowed-duration")
+    }
+    assert not told
+
+
+def test_a_sound_trace_is_copied_event_by_event(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(_document(_events()).encode()))
+    hespas.convert(tmp_path / "a.json.gz", tmp_path / "b.pt.trace.json.gz")
+    copied = json.loads(gzip.decompress((tmp_path / "b.pt.trace.json.gz").read_bytes()))
+    assert copied["traceEvents"] == _events()
+
+
+@settings(max_examples=40, deadline=None)
+@given(part=st.floats(0.05, 0.99))
+def test_what_stands_before_a_cut_is_copied(part: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    whole = _document(_events() * 1).encode()
+    first = whole.index(b"[") + 1
+    cut = whole[: first + int(part * (len(whole) - first))]
+    (folder / "broken.json").write_bytes(cut)
+    kept = [event for event in _events() if json.dumps(event).encode() in cut]
+    if not any(event.get("cat") in {"cpu_op", "kernel"} for event in kept):
+        with pytest.raises(FormatError, match="neither device events nor host"):
+            hespas.convert(folder / "broken.json", folder / "fixed.json", recover=True)
+        return
+    done = hespas.convert(folder / "broken.json", folder / "fixed.json", recover=True)
+    assert json.loads((folder / "fixed.json").read_bytes())["traceEvents"] == kept
+    assert done.diagnostics.counts()["kineto.cut"] == 1
+
+
+def test_a_cut_trace_is_refused_until_it_is_to_be_recovered(tmp_path: Path) -> None:
+    broken, fixed = tmp_path / "broken.json", tmp_path / "fixed.json"
+    broken.write_bytes(_document(_events()).encode()[:-150])
+    refused = _run(str(broken), str(fixed))
+    assert refused.exit_code == 3
+    assert "--recover keeps the 5 events before the cut" in refused.stderr
+    assert not fixed.exists()
+    done = _run(str(broken), str(fixed), "--recover")
+    assert done.exit_code == 0
+    assert "bytes behind the last whole event are lost" in done.stderr
+    assert "(kineto) -> " in done.output
+    assert _run(str(broken), str(fixed), "--recover").exit_code == 2
+    assert _run(str(fixed), str(fixed), "--overwrite").exit_code == 0
+
+
+def test_only_a_trace_of_the_profiler_is_copied_as_one(tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text(
+        '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 2, "pid": 1}]}'
+    )
+    assert hespas.convert(tmp_path / "v.json", tmp_path / "w.json").target_format == "chrome-trace"
+    with pytest.raises(UsageError, match="can be read, not written"):
+        hespas.convert(tmp_path / "v.json", tmp_path / "w2.json", target_format="kineto")
+    (tmp_path / "k.json").write_text(_document(_events()))
+    assert hespas.convert(tmp_path / "k.json", tmp_path / "k.chrome.json").target_format == "chrome-trace"
+    seen = hespas.convert(tmp_path / "k.json", tmp_path / "k2.json", target_format="chrome-trace")
+    assert seen.target_format == "chrome-trace"
+
+
+def test_a_trace_that_does_not_say_its_rank_is_told(tmp_path: Path) -> None:
+    document = json.loads(_document(_events())) | {"distributedInfo": {"backend": "nccl", "world_size": 8}}
+    (tmp_path / "k.json").write_text(json.dumps(document))
+    done = hespas.convert(tmp_path / "k.json", tmp_path / "k2.json")
+    assert done.diagnostics.counts()["kineto.missing-rank"] == 1
