@@ -1,0 +1,170 @@
+"""What explains the difference between two recordings: by part of the time, operation, shape and kernel.
+
+A difference is cut in two, exactly: what comes of running more or fewer times, at the mean time of before,
+and what comes of another mean time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from hespas.analysis.breakdown import ALL_STEPS, BreakdownRow
+from hespas.analysis.operations import KernelRow, OperationRow
+from hespas.analysis.table import Row, Table, table_from_rows, table_of
+from hespas.files.documents import Count, Figure
+from hespas.graph.columns import FloatArray
+
+__all__ = ["ChangeRow", "Compared", "Difference", "PartRow", "changes", "difference_of", "parts"]
+
+
+class PartRow(Row, frozen=True, kw_only=True):
+    """One part of the span, summed over ranks, before and after; the parts add up to ``span``."""
+
+    part: str
+    before_ns: Figure
+    after_ns: Figure
+    delta_ns: Figure
+
+
+class ChangeRow(Row, frozen=True, kw_only=True):
+    """One operation, one with its shapes, or one kernel. ``change`` is added, gone, slower, faster or same.
+    ``delta_ns`` = ``count_delta_ns`` (more or fewer runs, at the mean of before) + ``mean_delta_ns``
+    (another mean). ``share`` is of the difference of all device time.
+    """
+
+    name: str
+    shapes: str
+    dtypes: str
+    change: str
+    before_count: Count
+    after_count: Count
+    before_ns: Figure
+    after_ns: Figure
+    delta_ns: Figure
+    count_delta_ns: Figure
+    mean_delta_ns: Figure
+    share: Figure
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Difference:
+    """The tables of a comparison with what was ``before``."""
+
+    parts: Table[PartRow]
+    by_operation: Table[ChangeRow]
+    by_shape: Table[ChangeRow]
+    by_kernel: Table[ChangeRow]
+
+    def tables(self) -> Mapping[str, Table[Any]]:
+        """The tables under their names."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+_PARTS = {
+    "compute_ns": "compute",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_memory_ns": "copies",
+    "idle_ns": "idle",
+    "span_ns": "span",
+}
+
+
+def parts(before: Table[BreakdownRow], after: Table[BreakdownRow]) -> Table[PartRow]:
+    """The parts of the span of whole ranks."""
+    rows: list[PartRow] = []
+    for name, word in _PARTS.items():
+        old, new = (float(each[name][each["step"] == ALL_STEPS].sum()) for each in (before, after))
+        rows.append(PartRow(part=word, before_ns=old, after_ns=new, delta_ns=new - old))
+    return table_from_rows(PartRow, rows)
+
+
+_Key = tuple[str, str, str]
+
+
+def changes(
+    before: Mapping[_Key, tuple[int, float]], after: Mapping[_Key, tuple[int, float]]
+) -> Table[ChangeRow]:
+    """Counts and times of both by name, shapes and types; what changed most first, in either direction."""
+    keys = list(dict.fromkeys((*before, *after)))
+    nothing = (0, 0.0)
+    old, new = (np.array([each.get(key, nothing) for key in keys]).reshape(-1, 2) for each in (before, after))
+    delta = new[:, 1] - old[:, 1]
+    whole = float(new[:, 1].sum() - old[:, 1].sum())
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean: FloatArray = np.where(old[:, 0] > 0, old[:, 1] / old[:, 0], new[:, 1] / new[:, 0])
+        more = np.where(old[:, 0] == new[:, 0], 0.0, (new[:, 0] - old[:, 0]) * mean)
+        gone_or_added = (old[:, 0] == 0) | (new[:, 0] == 0)
+        more = np.where(gone_or_added, delta, more)
+        share = delta / whole if whole else np.full(len(keys), np.nan)
+    order = np.argsort(-np.abs(delta), kind="stable")
+    return table_of(
+        ChangeRow,
+        name=[key[0] for key in keys],
+        shapes=[key[1] for key in keys],
+        dtypes=[key[2] for key in keys],
+        change=[_word(*each) for each in zip(old.tolist(), new.tolist(), strict=True)],
+        before_count=old[:, 0],
+        after_count=new[:, 0],
+        before_ns=old[:, 1],
+        after_ns=new[:, 1],
+        delta_ns=delta,
+        count_delta_ns=more,
+        mean_delta_ns=delta - more,
+        share=share,
+    ).take(order)
+
+
+def _word(old: list[float], new: list[float]) -> str:
+    if not old[0]:
+        return "added"
+    if not new[0]:
+        return "gone"
+    if new[1] == old[1]:
+        return "same"
+    return "slower" if new[1] > old[1] else "faster"
+
+
+def _sums(table: Table[Any], *columns: str) -> dict[_Key, tuple[int, float]]:
+    """Count and time by the texts of some columns."""
+    found: dict[_Key, tuple[int, float]] = {}
+    blank = [""] * len(table)
+    texts = [table[name].tolist() if name else blank for name in columns]
+    for *key, count, total in zip(*texts, table["count"].tolist(), table["total_ns"].tolist(), strict=True):
+        name, shapes, dtypes = key
+        before = found.get((name, shapes, dtypes), (0, 0.0))
+        found[name, shapes, dtypes] = (before[0] + count, before[1] + total)
+    return found
+
+
+class Compared(Protocol):
+    """The tables of one recording that are compared."""
+
+    @property
+    def breakdown(self) -> Table[BreakdownRow]:
+        """Where the time went."""
+        ...
+
+    @property
+    def operations(self) -> Table[OperationRow]:
+        """Operations by shape."""
+        ...
+
+    @property
+    def kernels(self) -> Table[KernelRow]:
+        """Kernels by name."""
+        ...
+
+
+def difference_of(before: Compared, after: Compared) -> Difference:
+    """Compare two recordings of the same job. O(rows log rows)."""
+    operation, shape = ("operation", "", ""), ("operation", "shapes", "dtypes")
+    return Difference(
+        parts=parts(before.breakdown, after.breakdown),
+        by_operation=changes(_sums(before.operations, *operation), _sums(after.operations, *operation)),
+        by_shape=changes(_sums(before.operations, *shape), _sums(after.operations, *shape)),
+        by_kernel=changes(_sums(before.kernels, "kernel", "", ""), _sums(after.kernels, "kernel", "", "")),
+    )

@@ -1,0 +1,127 @@
+"""The folder of a report: the same figures in the page, in CSV files and in the document, and no more."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import hespas
+from hespas.analysis.report.page import SECTIONS
+from hespas.cli.main import app
+from hespas.files.documents import original
+from hespas.graph.errors import OutputError
+from tests.analysis.raw import FIXTURE
+from tests.converters.pytorch.traces import host, kernel, launch, write_kineto
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+HOSTILE = "</script><img src=x onerror=alert(1)>\u2028=HYPERLINK"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["analyze", *map(str, arguments)])
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    document: dict[str, Any] = json.loads(found[1])
+    return document
+
+
+def test_page_tables_and_document_say_the_same(tmp_path: Path) -> None:
+    done = run(FIXTURE, "--report", tmp_path / "out", "--quiet")
+    assert done.exit_code == 0, done.output
+    tables = hespas.analyze(FIXTURE).tables()
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    filled = {name for name, table in tables.items() if len(table)}
+    assert names == {"index.html", "analysis.json", *(f"{name}.csv" for name in filled)}
+    document = json.loads((tmp_path / "out" / "analysis.json").read_text())
+    sections = {
+        each["table"]: each for each in data_of((tmp_path / "out" / "index.html").read_text())["sections"]
+    }
+    assert set(sections) == {each.table for each in SECTIONS} & filled
+    for name in filled:
+        with (tmp_path / "out" / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == len(tables[name]) == len(document[name])
+        for row, known in zip(rows, document[name], strict=True):
+            for key, cell in row.items():
+                value = known[key]
+                wanted = "" if value is None else str(value)
+                assert original(cell) == wanted or float(cell) == pytest.approx(value)
+    for name, section in sections.items():
+        assert section["of"] == len(tables[name])
+        for column, values in zip(section["columns"], section["values"], strict=True):
+            assert values == [row[column["name"]] for row in document[name]]
+
+
+def test_names_from_files_are_text(tmp_path: Path) -> None:
+    events = [host(HOSTILE, 0, 9), launch(1, 4), kernel(HOSTILE, 20, 5, 4)]
+    trace = write_kineto(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": HOSTILE}])
+    hespas.analyze(trace).write(tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    assert "http:" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https:" not in page
+    operation = next(each for each in data_of(page)["sections"] if each["table"] == "operations")
+    assert HOSTILE in operation["values"][0]
+
+
+def test_what_stands_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "kernels.csv").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        hespas.analyze(FIXTURE).write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.csv"]
+    hespas.analyze(FIXTURE).write(tmp_path, overwrite=True)
+    assert (tmp_path / "kernels.csv").read_text().startswith("kernel,kind,")
+    done = run(FIXTURE, "--report", tmp_path)
+    assert done.exit_code == 2 or "exists" in done.stderr
+    assert done.exit_code != 0
+
+
+def test_a_report_in_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    done = run(FIXTURE, "--report", tmp_path / "file")
+    assert done.exit_code != 0
+    assert "expected a folder" in done.stderr
+
+
+def test_figures_of_a_table_are_csv_numbers(tmp_path: Path) -> None:
+    hespas.analyze(FIXTURE).write(tmp_path / "out")
+    table = hespas.analyze(FIXTURE).found.kernels
+    with (tmp_path / "out" / "kernels.csv").open(newline="") as file:
+        deviations = [row["std_ns"] for row in csv.DictReader(file)]
+    for cell, value in zip(deviations, table["std_ns"].tolist(), strict=True):
+        assert (cell == "") == isnan(value)
+        assert isnan(value) or float(cell) == value
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium to open the page in")
+def test_the_page_draws_its_tables(tmp_path: Path) -> None:
+    hespas.analyze(FIXTURE, against=FIXTURE).write(tmp_path / "out")
+    assert BROWSER is not None
+    page = tmp_path / "out" / "index.html"
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
+    profile = f"--user-data-dir={tmp_path / 'browser'}"
+    done = subprocess.run(
+        [BROWSER, *options, profile, "--virtual-time-budget=5000", page.as_uri()],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert b"CONSOLE" not in done.stderr
+    dom = done.stdout.decode("utf-8", "replace")
+    sections = data_of(page.read_text())["sections"]
+    for section in sections:
+        part = dom.partition(f'<section id="{section["table"]}">')[2].partition("</section>")[0]
+        assert part.count("<tr") - 1 == min(section["of"], 50)
