@@ -14,10 +14,12 @@ BENCHMARKS = {
     "convert_speed": "a StableHLO program to Chakra traces, against parsing it only",
     "estimate_speed": "a graph of a million operations estimated by the composite",
     "et_codec": "the Chakra codec against the protobuf library",
+    "graph_replay_peer": "matrix products of replayed graphs, beside a peer's table of the same recordings",
     "hub_memory": "memory of a graph of a million nodes",
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
+    "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",
 }

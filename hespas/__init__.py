@@ -14,6 +14,7 @@ from hespas._version import __version__
 __all__ = [
     "__version__",
     "accuracy",
+    "analyze",
     "calibrate",
     "check",
     "compare",
@@ -31,6 +32,7 @@ __all__ = [
 if TYPE_CHECKING:
     from hespas.api import (
         accuracy,
+        analyze,
         calibrate,
         check,
         compare,

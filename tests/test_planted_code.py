@@ -94,6 +94,7 @@ ON_H100 = ("--hardware", "H100-SXM")
         ("hespas", ["view", "{in}/a.pb"]),
         ("hespas", ["estimate", "{in}/m.mlir", *ON_H100]),
         ("hespas", ["simulate", "{in}/m.mlir", *ON_H100, "--timeline", "t.json"]),
+        ("hespas", ["analyze", "{in}/p.xplane.pb", "--report", "report"]),
         ("hespas", ["estimators"]),
         ("hespas-convert", ["{in}/m.mlir", "m.json"]),
         ("hespas-convert", ["{in}/m.mlirbc", "replay.mlir"]),

@@ -52,6 +52,12 @@ writes: each node writes one, named by the node's id, and reads those of the nod
 other inputs from outside the trace are not listed, so the tracker's peak is that of what the trace makes. A
 trace of another tool is written again with what it states, and `check` with `--system-config` says what it
 lacks (ET024, ET033).
+
+A delay is a computation of `op_class` `free` without a `stream`: recorded time in which a queue of the device
+waited for the host, for a launch, or for what was not recorded. With it a trace made of a profile takes the
+measured time again. Hespas lets it pass beside all other work; ASTRA-sim takes it for computation, which is
+the same where the device does one thing at a time. Threads of the host, which Hespas keeps as nodes, are
+written as such delays: ASTRA-sim has no statistics for computation on a CPU.
 """
 _RULE_NOTES = """
 `hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+from hespas.api.analysis import AnalysisDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.simulation import SimulationDocument
@@ -31,6 +32,7 @@ __all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]
 FOLDER = Path(__file__).parents[1] / "hespas" / "schemas"
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "accuracy": AccuracyDocument,
+    "analyze": AnalysisDocument,
     "calibrate": CalibrationDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "AccuracyReport",
+    "Analysis",
     "CalibrationReport",
     "CheckReport",
     "ClassTotals",
@@ -30,6 +31,8 @@ __all__ = [
     "Summary",
     "TableEstimates",
     "accuracy",
+    "analysis_document",
+    "analyze",
     "calibrate",
     "check",
     "check_timeline",
@@ -64,6 +67,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from hespas.api.analysis import Analysis, analysis_document, analyze
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
@@ -124,6 +128,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.estimation": (
         "ClassTotals",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -19,6 +19,7 @@ from hespas.api.io import (
     STANDARD_STREAM,
     Document,
     Result,
+    as_workload,
     check_streams,
     check_version,
     findings,
@@ -26,6 +27,7 @@ from hespas.api.io import (
     read,
     spooled_input,
     spooled_output,
+    with_capture,
     write,
 )
 from hespas.api.preparation import (
@@ -49,9 +51,16 @@ from hespas.converters import (
     load_format,
 )
 from hespas.files.documents import Count, Figure
-from hespas.files.output import check_destination
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
-from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.errors import (
+    FormatError,
+    HespasError,
+    InvariantError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+)
 from hespas.graph.passes import Totals
 
 if TYPE_CHECKING:
@@ -164,7 +173,7 @@ _NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion(Result):
     """What a conversion did. ``value`` is what was written; ``bytes_written`` counts all its files.
-    ``conservation`` is the account of a workload, ``events`` that of a profile.
+    ``conservation`` is the account of a workload, ``events`` that of a profile. ``captures`` were read too.
     """
 
     source: str
@@ -177,6 +186,7 @@ class Conversion(Result):
     events: EventConservation | None = None
     hardware: str = ""
     estimator: str = ""
+    captures: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
@@ -215,6 +225,7 @@ def convert(
     num_devices: int | None = None,
     num_replicas: int | None = None,
     dims: Mapping[str, int] | None = None,
+    capture: str | Path | Sequence[str | Path] | None = None,
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
@@ -224,29 +235,27 @@ def convert(
 ) -> Conversion:
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
-    With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations (default: those of an unoptimised program that gets times); ``missing`` is what to do about
-    those of unknown time or trip count; ``dims`` are extents of symbolic dimensions; ``recover`` keeps the
-    records before a cut. Raises what ``read`` and ``write`` do; then nothing is written.
+    With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
+    (default: of an unoptimised program that gets times); ``missing`` is for unknown times and trip counts;
+    ``dims`` are extents of symbolic dimensions; ``capture`` as in ``read``; ``recover`` keeps what is before
+    a cut. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     name = source.name if isinstance(source, Workload | Profile) else str(source)
-    target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
-    _check_estimator(hardware, estimator)
     reading = _reading(source_version, num_devices, num_replicas, dims, recover=recover, progress=progress)
+    reading = with_capture(reading, capture)
+    if not capture and (copied := _copied(name, str(destination), source_format, target_format)):
+        return _clean_copy(copied, name, str(destination), reading, found, overwrite=overwrite)
+    target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
+    preparation = _preparation(granularity, missing, hardware, estimator, target)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
-    preparation = Preparation(
-        granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
-    )
     with ExitStack() as stack:
         takes_profile = _format_of(str(destination), target_format, profile=True).profiles
         origin, value = _opened(source, source_format, reading, found, stack, workload=not takes_profile)
         target = _format_of(str(destination), target_format, profile=isinstance(value, Profile))
         value, conservation = _prepared(value, origin, preparation, ranks, found)
-        account = _Account(value, conservation, target, ranks, found)
-        put = partial(write, format=target.name, overwrite=overwrite, options=writing, diagnostics=found)
-        with _placed(destination, stack) as place:
-            size = put(value, place, check=account.take)
+        account = _Account(value, conservation, target, writing, found)
+        size = account.put(destination, stack, overwrite=overwrite)
     return Conversion(
         source=name,
         destination=str(destination),
@@ -258,6 +267,57 @@ def convert(
         events=account.events,
         hardware=hardware or "",
         estimator=estimator if hardware else "",
+        captures=tuple(map(str, reading.capture)),
+        diagnostics=found,
+    )
+
+
+_VIEWED = "chrome-trace"
+"""The format of viewers: what is already of its kind is not rewritten for them."""
+
+
+def _copied(source: str, destination: str, name: str | None, target: str | None) -> Format | None:
+    """The format of a file that is to be copied clean, None for any other job: its own is asked for, or that
+    of viewers by a suffix that both have.
+    """
+    path = Path(source)
+    if STANDARD_STREAM in (source, destination) or not path.is_file():
+        return None
+    if target is None and (".chrome" in Path(destination).suffixes or not Path(destination).suffixes):
+        return None
+    wanted = target or _format_of(destination, None, profile=True).name
+    if wanted != _VIEWED and (target is None or load_format(target).copy is None):
+        return None
+    origin = find_format(path, name)
+    return origin if origin.copy and (wanted == origin.name or target is None) else None
+
+
+def _clean_copy(
+    form: Format, source: str, destination: str, reading: ReadOptions, found: Diagnostics, *, overwrite: bool
+) -> Conversion:
+    """Copy what is whole of a file; the account compares what is read of both."""
+    value = read(source, format=form.name, options=reading, diagnostics=found)
+    place = Path(destination)
+    account = _Account(value, None, form, WriteOptions(), found)
+    copy = form.copy
+    if copy is None:
+        raise InvariantError(f"format {form.name} was chosen for copying and cannot copy")
+
+    def fill(temporary: Path) -> None:
+        copy(Path(source), temporary, reading, WriteOptions(name=place.name), found)
+        account.take(temporary)
+
+    check_destination(place, overwrite=overwrite)
+    size = write_atomically(place, fill, overwrite=overwrite, directory=False)
+    return Conversion(
+        source=source,
+        destination=destination,
+        source_format=form.name,
+        target_format=form.name,
+        value=value,
+        bytes_written=size,
+        conservation=None,
+        events=account.events,
         diagnostics=found,
     )
 
@@ -304,15 +364,23 @@ def _format_of(destination: str, name: str | None, *, profile: bool | None = Non
     return format_for_output(Path(destination), name or ("chakra" if folder else None), profile=profile)
 
 
-def _check_estimator(hardware: str | None, estimator: str) -> None:
-    """Find an unknown device or estimator before a long read."""
-    if hardware is None:
-        return
-    from hespas.estimators import load_estimator
-    from hespas.hardware import load_device
+def _preparation(
+    granularity: Granularity | None,
+    missing: Missing,
+    hardware: str | None,
+    estimator: str,
+    target: Format,
+) -> Preparation:
+    """How a workload is made ready. Finds an unknown device or estimator before a long read."""
+    if hardware is not None:
+        from hespas.estimators import load_estimator
+        from hespas.hardware import load_device
 
-    load_device(hardware)
-    load_estimator(estimator)
+        load_device(hardware)
+        load_estimator(estimator)
+    return Preparation(
+        granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
+    )
 
 
 def _opened(
@@ -329,10 +397,12 @@ def _opened(
     """
     if isinstance(source, Workload | Profile):
         stated = name or source.metadata.get("format", "")
-        return load_format(stated if stated in format_names() else "op-graph"), source
-    path = _spooled(source, name, stack)
-    origin = find_format(path, name, workload=workload)
-    return origin, _read_named(str(source), path, origin.name, reading, found)
+        origin, value = load_format(stated if stated in format_names() else "op-graph"), source
+    else:
+        path = _spooled(source, name, stack)
+        origin = find_format(path, name, workload=workload)
+        value = _read_named(str(source), path, origin.name, reading, found)
+    return origin, as_workload(value, found) if workload else value
 
 
 def _spooled(source: str | Path, name: str | None, stack: ExitStack) -> Path:
@@ -394,16 +464,6 @@ def _named(name: str, path: Path) -> Generator[None]:
         raise
 
 
-@contextmanager
-def _placed(destination: str | Path, stack: ExitStack) -> Generator[str]:
-    """Where to write: the destination, or a file that goes to standard output when it is finished."""
-    if str(destination) != STANDARD_STREAM:
-        yield str(destination)
-        return
-    with spooled_output(stack) as spool:
-        yield str(spool)
-
-
 def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
     """The ranks to write. Raises ``UsageError`` for ranks that the job does not have, or are not here."""
     if ranks is None:
@@ -432,20 +492,38 @@ class _Account:
         value: Value,
         conservation: Conservation | None,
         target: Format,
-        ranks: range | None,
+        options: WriteOptions,
         found: Diagnostics,
     ) -> None:
         self.conservation = conservation
         self.events: EventConservation | None = None
-        self._value, self._target, self._ranks, self._found = value, target, ranks, found
+        self._value, self._target, self._options, self._found = value, target, options, found
         self._noted = found.counts()
+
+    def put(self, destination: str | Path, stack: ExitStack, *, overwrite: bool) -> int:
+        """Write to the destination, or to a file that goes to standard output when it is finished; the bytes
+        written. Raises what ``write`` does.
+        """
+        put = partial(
+            write,
+            self._value,
+            format=self._target.name,
+            overwrite=overwrite,
+            options=self._options,
+            diagnostics=self._found,
+            check=self.take,
+        )
+        if str(destination) != STANDARD_STREAM:
+            return put(str(destination))
+        with spooled_output(stack) as spool:
+            return put(str(spool))
 
     def take(self, written: Path) -> None:
         """Raise ``UnsupportedError`` where what was written cannot be read again."""
         told = self._told()
         try:
             self.events = _event_account(self._value, written, self._target, told, self._found)
-            sums = _as_written(self.conservation, written, self._target, self._ranks, told)
+            sums = _as_written(self.conservation, written, self._target, self._options.ranks, told)
         except (FormatError, UnsupportedError) as error:
             raise UnsupportedError(
                 f"format {self._target.name!r} cannot hold this so that it is read again: {error.message}",
@@ -535,7 +613,7 @@ def conversion_document(done: Conversion) -> msgspec.Struct:
     """What a conversion did: ``hespas.convert/1``."""
     account = done.conservation
     return ConversionDocument(
-        inputs=[done.source],
+        inputs=[done.source, *done.captures],
         diagnostics=findings(done.diagnostics),
         output=done.destination,
         source_format=done.source_format,

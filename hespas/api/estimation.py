@@ -23,7 +23,7 @@ from hespas.files.documents import Count, Figure, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.graph.passes import GroupRegions, known_sum, with_durations
+from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
 from hespas.hardware import load_device
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ def estimate(
     """What ``estimator`` says of each node of each rank class on ``hardware`` (a name or a TOML file).
 
     ``source`` is a workload, or the path of one, read as ``format`` (else the one sniffed) with ``options``.
-    ``granularity`` says which operations are one (by default an unoptimised program is fused first). Raises
-    ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program; for a path
-    also what ``read`` raises.
+    ``granularity`` says which operations are one (by default an unoptimised program is fused first). Of a
+    profile it is the device work that was measured. Raises ``UsageError`` for an unknown name,
+    ``UnsupportedError`` for a profile without device work; for a path also what ``read`` raises.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    name, workload = opened_program(source, format, options, found, "estimate")
+    name, workload = opened_program(source, format, options, found)
     device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     chosen = granularity_of(workload, granularity)
@@ -133,6 +133,7 @@ def estimate(
         if progress:
             progress(done, len(workload.classes))
         estimates.append(estimate_with(model, as_run_on(graph, device, found), device, found))
+        _tell_waits(graph, device.name, found)
     if chosen == "region":
         workload, estimates = _grouped(workload, estimates, model.name)
     energies = [
@@ -141,6 +142,19 @@ def estimate(
     ]
     return NodeEstimates(
         workload, tuple(estimates), tuple(energies), chosen, name, hardware, estimator, found
+    )
+
+
+def _tell_waits(graph: OpGraph, hardware: str, found: Diagnostics) -> None:
+    """Say that recorded waits are not estimated."""
+    waits = is_recorded_wait(graph)
+    time_ns = float(graph.duration_ns[waits].sum())
+    found.info(
+        "estimate.recorded-waits",
+        graph.name,
+        f"time of the host and waits are as they were recorded, not estimated for {hardware}: "
+        f"{time_ns / 1e6:,.3f} ms, side by side where threads and streams are",
+        count=int(waits.sum()),
     )
 
 
@@ -201,6 +215,7 @@ def _longest_first(row: ClassTotals) -> float:
 @np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
 def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
     """Sums per operation class of one step, longest first; durations of the graph where none is given.
+    Recorded waits are no operations.
 
     Raises ``UsageError`` for an estimate of another graph.
     """
@@ -211,9 +226,10 @@ def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[Cla
         )
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
     runs = graph.multiplicity
+    works = (runs != 0) & ~is_recorded_wait(graph)
     rows: list[ClassTotals] = []
     for code in np.unique(graph.op_class).tolist():
-        of_class: BoolArray = (graph.op_class == code) & (runs != 0)
+        of_class: BoolArray = (graph.op_class == code) & works
         times = runs[of_class]
         rows.append(
             ClassTotals(

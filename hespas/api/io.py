@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from html import escape
@@ -30,6 +30,7 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
+from hespas.converters.measured_ops import measured_workload
 from hespas.files.output import check_destination, placed_at_once, write_atomically
 from hespas.files.streams import VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
@@ -51,6 +52,7 @@ __all__ = [
     "Document",
     "Finding",
     "Result",
+    "as_workload",
     "check_document",
     "check_streams",
     "check_version",
@@ -65,9 +67,14 @@ __all__ = [
     "read_profiles",
     "spooled_input",
     "spooled_output",
+    "with_capture",
     "write",
     "write_json",
 ]
+
+
+_REPLAYING = ("kineto", "pytorch")
+"""Formats whose readers take traces of captures."""
 
 
 def read(
@@ -77,9 +84,11 @@ def read(
     options: ReadOptions | None = None,
     diagnostics: Diagnostics | None = None,
     workload: bool = False,
+    capture: str | Path | Sequence[str | Path] | None = None,
 ) -> Value:
-    """Read a file or a directory of per-rank files; the format is sniffed unless named. ``workload`` prefers
-    one where a file can be read as a profile or as a workload, as a trace of PyTorch's profiler can.
+    """Read a file or a directory of per-rank files; the format is sniffed unless named. ``workload`` wants
+    one: of a profile, it is the device work that was measured, in its order and with its times. ``capture``
+    are traces of the capture of the graphs that a trace of PyTorch's profiler replays, or folders of them.
 
     Raises ``FormatError`` for unreadable or malformed input, ``UnsupportedError`` for what this version
     cannot handle, ``UsageError`` for an unknown format name.
@@ -88,7 +97,7 @@ def read(
     chosen = find_format(source, format, workload=workload)
     if chosen.read is None:
         raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
-    settings = options or ReadOptions()
+    settings = with_capture(options or ReadOptions(), capture)
     check_version(settings.version, chosen.read_versions, chosen.name, "`source_version`")
     found = diagnostics if diagnostics is not None else Diagnostics()
     note_unread_files(source, chosen, found)
@@ -99,8 +108,32 @@ def read(
             path=str(source),
             hint="leave `dims` out: it is for StableHLO programs",
         )
+    if settings.capture and chosen.name not in _REPLAYING:
+        raise UsageError(
+            f"format {chosen.name!r} replays no captured graphs",
+            path=str(source),
+            hint="leave `capture` out: it is for traces of PyTorch's profiler",
+        )
     value = chosen.read(source, settings, found)
+    if workload:
+        value = as_workload(value, found)
     return value if element is None else _with_default_dtype(value, element, str(path), found)
+
+
+def with_capture(options: ReadOptions, capture: str | Path | Sequence[str | Path] | None) -> ReadOptions:
+    """How to read, with these traces of captures (None: those there are)."""
+    if capture is None:
+        return options
+    paths = [capture] if isinstance(capture, str | Path) else capture
+    return replace(options, capture=tuple(map(Path, paths)))
+
+
+def as_workload(value: Value, diagnostics: Diagnostics) -> Workload:
+    """The workload itself, or the measured one of a profile (:mod:`hespas.converters.measured_ops`).
+
+    Raises ``UnsupportedError`` for a profile that does not say when its device did what.
+    """
+    return measured_workload(value, diagnostics) if isinstance(value, Profile) else value
 
 
 def opened(
@@ -121,17 +154,10 @@ def opened_program(
     format_name: str | None,
     options: ReadOptions | None,
     diagnostics: Diagnostics,
-    purpose: str,
 ) -> tuple[str, Workload]:
-    """As :func:`opened`, for a command that will ``purpose`` a program; ``UsageError`` for a profile."""
+    """As :func:`opened`, for a command that needs a program: see :func:`as_workload`."""
     name, value = opened(source, format_name, options, diagnostics)
-    if isinstance(value, Profile):
-        raise UsageError(
-            f"a profile holds measured times; there is no program in it to {purpose}",
-            path=name,
-            hint="give the program that was measured, or a trace of one",
-        )
-    return name, value
+    return name, as_workload(value, diagnostics)
 
 
 def _default_dtype(name: str) -> DType | None:
@@ -152,27 +178,45 @@ def _with_default_dtype(value: Value, element: DType, path: str, diagnostics: Di
 
 
 def read_profiles(
-    path: str | Path, *, options: ReadOptions | None = None, diagnostics: Diagnostics | None = None
+    path: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> list[Profile]:
     """The measured profiles of a file, or of a folder with one per rank, in order of ranks.
 
     A folder that is read as one workload of its files, as that of PyTorch's profiler, holds a profile in each
-    file that is one. Raises what :func:`read` does, and ``UsageError`` for what is a program.
+    file that is one; files in which graphs were captured are joined with those that replay them. Raises what
+    :func:`read` does, and ``UsageError`` for what is a program.
     """
     source = Path(path)
-    origin = find_format(source, None)
+    origin = find_format(source, format)
     files = [source]
     if source.is_dir():
         near = sorted([*source.glob("*"), *source.glob("*/*")])
         ranks = [entry for entry in near if entry.is_file() and is_recognised(entry)]
         files = [entry for entry in ranks if find_format(entry, None).as_workload == origin.name] or files
+    captures = _captures(source, options) if origin.name == "pytorch" and len(files) > 1 else {}
     found: list[Profile] = []
     for file in files:
-        value = read(file, options=options, diagnostics=diagnostics)
+        if captures and file not in captures:
+            continue
+        chosen = format if file == source else None
+        own = (*(options.capture if options else ()), *captures.get(file, ()))
+        value = read(file, format=chosen, options=options, diagnostics=diagnostics, capture=own)
         if not isinstance(value, Profile):
             raise UsageError("expected a measured profile, and this is a program", path=str(file))
         found.append(value)
     return sorted(found, key=lambda each: int(each.rank.min()) if len(each) else 0)
+
+
+def _captures(folder: Path, options: ReadOptions | None) -> dict[Path, tuple[Path, ...]]:
+    """The profiles of runs in a folder with the captures of each; nothing where there are no captures."""
+    from hespas.converters.pytorch.folder import profiles_in
+
+    found = profiles_in(folder, options or ReadOptions())
+    return found if any(found.values()) else {}
 
 
 def write(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
+from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
+from hespas.converters.meetings import clock_shifts, meetings_of
 from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
 from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
 from hespas.simulator import ClassResult, Simulation, Simulator
 from hespas.simulator import simulate as run
+from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
 
 if TYPE_CHECKING:
     import pandas
@@ -47,12 +52,16 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
-    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source."""
+    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
+    ``statistics`` are ASTRA-sim's own, in mode ``astra``.
+    """
 
     source: str
     hardware: str
     estimator: str
     diagnostics: Diagnostics
+    mode: Mode = "hespas"
+    statistics: RankStatistics | None = None
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -69,8 +78,9 @@ class SimulationResult(Result, Simulation):
         """One row per rank."""
         import pandas as pd
 
-        rows = [astuple(row) for row in _rank_rows(self.timeline)]
-        return pd.DataFrame(rows, columns=list(_RankRow.__struct_fields__))
+        rows = [astuple(row) for row in _rank_rows(self)]
+        table = pd.DataFrame(rows, columns=list(_RankRow.__struct_fields__))
+        return table[[name for name in table if not len(rows) or table[name].iloc[0] is not UNSET]]
 
 
 def simulate(
@@ -86,10 +96,20 @@ def simulate(
     timeline: str | Path | None = None,
     beside: str | Path | Profile | Sequence[str | Path | Profile] = (),
     overwrite: bool = False,
+    mode: Mode = "hespas",
+    system_config: str | Path | None = None,
+    network_config: str | Path | None = None,
+    memory_config: str | Path | None = None,
+    backend: Backend = "unaware",
+    queues_per_dim: int = 1,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """One step of every rank that is here: see :func:`hespas.simulator.simulate`.
+
+    Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
+    simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
+    ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
@@ -99,36 +119,83 @@ def simulate(
     measured profiles ``beside`` it (values, or paths of files and of folders of ranks): see
     :func:`hespas.api.write_timeline`. An earlier timeline is replaced with ``overwrite`` only.
 
-    Raises ``UsageError`` for an unknown name, and for a profile as ``source``, which holds measurements and
-    no program; for ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
+    Of a profile it is the device work that was measured: without ``hardware``, as long as it was. Raises
+    ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile without device work; for
+    ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
+    request = AstraRequest(system_config, network_config, memory_config, backend, queues_per_dim)
+    astra = request.options(mode)
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
-    name, workload = opened_program(source, format, options, found, "simulate")
+    name, workload = opened_program(source, format, options, found)
     measured = _profiles(shown, found)
     if missing == "error":
         refuse_global(workload)
-    estimates = None
-    if hardware is None:
-        workload = merged(workload, granularity, found)
-    else:
-        done = estimate(
-            workload,
-            hardware,
-            estimator=estimator,
-            granularity=granularity,
-            diagnostics=found,
-            progress=progress,
-        )
-        workload, estimates = done.workload, done.estimates
-    ran = run(workload, estimates, simulator=simulator, missing=missing, diagnostics=found)
-    columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
-    by, where = (estimator, hardware) if hardware else ("", "")
-    result = SimulationResult(source=name, hardware=where, estimator=by, diagnostics=found, **columns)
+    asked = _Asked(hardware, estimator, granularity, missing, found, progress)
+    ran = asked.on_astra(workload, astra) if astra else asked.scheduled(workload, simulator)
+    result = asked.told(name, ran)
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Where times come from, and what is done about those that nobody knows."""
+
+    hardware: str | None
+    estimator: str
+    granularity: Granularity | None
+    missing: MissingPolicy
+    diagnostics: Diagnostics
+    progress: Callable[[int, int], None] | None
+
+    def told(self, source: str, ran: Simulation) -> SimulationResult:
+        """A simulation with what was asked."""
+        columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
+        statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
+        return SimulationResult(
+            source=source,
+            hardware=self.hardware or "",
+            estimator=self.estimator if self.hardware else "",
+            diagnostics=self.diagnostics,
+            mode="hespas" if statistics is None else "astra",
+            statistics=statistics,
+            **columns,
+        )
+
+    def on_astra(self, workload: Workload, options: AstraOptions) -> AstraSimulation:
+        """As ASTRA-sim runs it."""
+        return run_astra(
+            workload,
+            options,
+            hardware=self.hardware,
+            estimator=self.estimator,
+            granularity=self.granularity,
+            missing=self.missing,
+            diagnostics=self.diagnostics,
+            progress=self.progress,
+        )
+
+    def scheduled(self, workload: Workload, simulator: Simulator | None) -> Simulation:
+        """Each rank class on its own streams."""
+        estimates = None
+        if self.hardware is None:
+            workload = merged(workload, self.granularity, self.diagnostics)
+        else:
+            done = estimate(
+                workload,
+                self.hardware,
+                estimator=self.estimator,
+                granularity=self.granularity,
+                diagnostics=self.diagnostics,
+                progress=self.progress,
+            )
+            workload, estimates = done.workload, done.estimates
+        return run(
+            workload, estimates, simulator=simulator, missing=self.missing, diagnostics=self.diagnostics
+        )
 
 
 def _write_timeline_of(
@@ -200,6 +267,14 @@ class _RankRow(msgspec.Struct, frozen=True):
     exposed_comm_ns: Figure
     compute_ns: Figure
     comm_ns: Figure
+    wall_ns: Figure | UnsetType = UNSET
+    cpu_ns: Figure | UnsetType = UNSET
+    remote_memory_ns: Figure | UnsetType = UNSET
+    overlap_ns: Figure | UnsetType = UNSET
+    compute_bound: Figure | UnsetType = UNSET
+    compute_utilization: Figure | UnsetType = UNSET
+    memory_utilization: Figure | UnsetType = UNSET
+    operation_intensity: Figure | UnsetType = UNSET
 
 
 class SimulationDocument(Document, frozen=True, kw_only=True):
@@ -209,6 +284,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     hardware: str
     estimator: str
     simulator: str
+    mode: Mode
     num_ranks: Count
     step_ns: Figure
     step_low_ns: Figure
@@ -229,6 +305,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         hardware=done.hardware,
         estimator=done.estimator,
         simulator=done.simulator,
+        mode=done.mode,
         num_ranks=sum(found.num_ranks for found in done.classes),
         step_ns=done.step_ns,
         step_low_ns=done.low_ns,
@@ -236,7 +313,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
         rank_classes=[_simulated_class(found) for found in done.classes],
-        ranks=list(_rank_rows(done.timeline)) if ranks else [],
+        ranks=list(_rank_rows(done)) if ranks else [],
     )
 
 
@@ -265,16 +342,27 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
     )
 
 
-def _rank_rows(timeline: Timeline) -> Iterator[_RankRow]:
+def _rank_rows(done: SimulationResult) -> Iterator[_RankRow]:
     """One row per rank that is here, in order of the ranks."""
-    columns = (
+    timeline = done.timeline
+    columns = [
         timeline.finish_ns,
         timeline.exposed_comm_ns,
         timeline.resource_ns("compute"),
         timeline.resource_ns("communication"),
-    )
+        *_astra_columns(done.statistics),
+    ]
     figures = zip(timeline.shown_by.tolist(), *(column.tolist() for column in columns), strict=True)
     return (_RankRow(rank, *row) for rank, (shown_by, *row) in enumerate(figures) if shown_by >= 0)
+
+
+def _astra_columns(statistics: RankStatistics | None) -> list[FloatArray]:
+    """What mode ``astra`` says besides; NaN is not defined."""
+    if statistics is None:
+        return []
+    times = (statistics.wall_ns, statistics.cpu_ns, statistics.remote_memory_ns, statistics.overlap_ns)
+    known = [np.where(column < 0, np.nan, column) for column in times]
+    return known if statistics.roofline is None else [*known, *statistics.roofline.T]
 
 
 def write_simulation_json(done: SimulationResult, path: Path, *, overwrite: bool = False) -> None:
@@ -286,7 +374,7 @@ def write_simulation_json(done: SimulationResult, path: Path, *, overwrite: bool
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as stream:
             stream.write(beginning.removesuffix(b"]\n}\n"))
-            rows, separator = _rank_rows(done.timeline), b"\n    "
+            rows, separator = _rank_rows(done), b"\n    "
             while part := list(islice(rows, _ROWS_AT_ONCE)):
                 stream.write(separator + b",\n    ".join(map(encoded, part)))
                 separator = b",\n    "
@@ -401,28 +489,18 @@ def aligned(profiles: Sequence[Profile]) -> list[Profile]:
 
     Recordings of several processes have clocks of their own. All ranks leave a collective together: a later
     profile is moved so that the ends of those it shares with an earlier one, by group and number, agree in
-    the median; one that shares none begins at 0 itself.
+    the median (see :mod:`hespas.converters.meetings`); one that shares none begins at 0 itself.
     """
-    found: list[Profile] = []
-    left_ns: dict[tuple[str, int], float] = {}
-    for profile in profiles:
-        ends_ns = _collective_ends(profile)
-        apart = [left_ns[key] - end for key, end in ends_ns.items() if key in left_ns]
-        shift_ns = float(np.median(apart)) if apart else -_step_start(profile)
-        for key, end in ends_ns.items():
-            left_ns.setdefault(key, end + shift_ns)
-        host = replace(profile.host, start_ns=profile.host.start_ns + shift_ns)
-        found.append(replace(profile, start_ns=profile.start_ns + shift_ns, host=host))
-    return found
-
-
-def _collective_ends(profile: Profile) -> dict[tuple[str, int], float]:
-    """When each numbered collective of a group ended."""
-    comms, strings = profile.comms, profile.strings
-    rows = np.flatnonzero(comms.sequence >= 0)
-    ends = (profile.start_ns + profile.duration_ns)[comms.event[rows]]
-    groups = [strings[row] for row in comms.group_row[rows].tolist()]
-    return dict(zip(zip(groups, comms.sequence[rows].tolist(), strict=True), ends.tolist(), strict=True))
+    found = meetings_of(profiles)
+    ends_ns = [
+        float(profiles[which].start_ns[event] + profiles[which].duration_ns[event])
+        for which, event in zip(found.profile.tolist(), found.event.tolist(), strict=True)
+    ]
+    starts_ns = [_step_start(profile) for profile in profiles]
+    # a message may be sent long before it is received: only collectives are left together
+    together = np.where(found.sends < 0, found.instance, -1)
+    shifts = clock_shifts(found.profile.tolist(), together, ends_ns, starts_ns)
+    return [profile.shifted(shifts[which]) for which, profile in enumerate(profiles)]
 
 
 def _step_start(profile: Profile) -> float:

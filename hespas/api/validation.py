@@ -258,6 +258,7 @@ def accuracy(
     table: _Path | Sequence[_Path] = (),
     workload: _Path | Workload | None = None,
     estimator: str | Sequence[str] = DEFAULT_ESTIMATOR,
+    capture: _Path | Sequence[_Path] = (),
     split: str = "",
     max_mape: float | None = None,
     max_e2e: float | None = None,
@@ -268,8 +269,9 @@ def accuracy(
     """Compare estimates with measured profiles (or graphs with times) on ``hardware``, or with tables of
     measured operations, always beside naive baselines and the noise of the measurement.
 
-    ``workload`` is the program that ran; without it, what the profile holds. ``split`` chooses rows of
-    tables. ``max_mape``, ``max_e2e`` and ``min_coverage`` are limits as fractions: see ``exceeded`` of the
+    ``workload`` is the program that ran; without it, what the profile holds. ``capture`` are traces of the
+    capture of the graphs that the profiles replay, or folders of them. ``split`` chooses rows of tables.
+    ``max_mape``, ``max_e2e`` and ``min_coverage`` are limits as fractions: see ``exceeded`` of the
     report. Raises ``UsageError`` for what contradicts itself and where nothing can be compared, and what
     ``read`` does.
     """
@@ -282,17 +284,21 @@ def accuracy(
         min_coverage=limit_of("min_coverage", min_coverage, most=1.0),
     )
     recorded, tables, devices, models = _sources(measured), _paths(table), _names(hardware), _names(estimator)
-    check_measured(recorded, tables, devices, workload=workload, split=split, max_e2e=max_e2e)
+    check_measured(
+        recorded, tables, devices, workload=workload, capture=_paths(capture), split=split, max_e2e=max_e2e
+    )
     found = diagnostics if diagnostics is not None else Diagnostics()
     program = read_program(workload, found)
-    names = [*([_name(workload)] if workload is not None else []), *map(_name, [*recorded, *tables])]
+    captures = _paths(capture)
+    named = [*recorded, *captures, *tables]
+    names = [*([_name(workload)] if workload is not None else []), *map(_name, named)]
     if tables:
         result = accuracy_of_tables(
             _measurements(tables, progress), devices, models, split=split, inputs=names, diagnostics=found
         )
         devices = devices or list(dict.fromkeys(each.hardware for each in result.cases))
         return AccuracyReport(result=result, limits=limits, hardware=tuple(devices), estimators=tuple(models))
-    profiles = _values(recorded, found, progress)
+    profiles = _values(recorded, found, progress, captures)
     result = of_profiles(profiles, devices, models, workload=program, inputs=names, diagnostics=found)
     return AccuracyReport(
         result=result,
@@ -310,10 +316,15 @@ def check_measured(
     hardware: Sequence[str],
     *,
     workload: object = None,
+    capture: Sequence[object] = (),
     split: str = "",
     max_e2e: float | None = None,
 ) -> None:
     """Refuse what contradicts itself before anything is read. Raises ``UsageError``."""
+    if capture and not any(isinstance(each, str | Path) for each in measured):
+        raise UsageError(
+            "a capture belongs to a trace that replays it", hint="give the trace with `measured`"
+        )
     if tables and (measured or workload is not None):
         raise UsageError(
             "a table states its operations itself", hint="give `table`, or `measured` with `workload`"
@@ -333,14 +344,17 @@ def _name(source: object) -> str:
 
 
 def _values(
-    sources: Sequence[_Path | Value], diagnostics: Diagnostics, progress: _Progress | None = None
+    sources: Sequence[_Path | Value],
+    diagnostics: Diagnostics,
+    progress: _Progress | None = None,
+    captures: Sequence[_Path] = (),
 ) -> list[Value]:
     found: list[Value] = []
     for place, source in enumerate(sources):
         if progress:
             progress(place, len(sources))
         if not isinstance(source, Profile | Workload):
-            source = read(source, diagnostics=diagnostics)  # noqa: PLW2901 # what it holds
+            source = read(source, diagnostics=diagnostics, capture=captures)  # noqa: PLW2901 # what it holds
         found.append(source)
     return found
 

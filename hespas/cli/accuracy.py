@@ -92,6 +92,7 @@ def accuracy(
         str, typer.Option(metavar="NAME", help="Compare only these rows of the tables: devval.")
     ] = "",
     workload: options.Workload = None,
+    capture: options.Capture = None,
     estimator: _EstimatorOption = None,
     report: _ReportOption = None,
     json_file: options.Json = None,
@@ -114,7 +115,8 @@ def accuracy(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    inputs = [*(measured or ()), *(table or ())]
+    captures = capture or []
+    inputs = [*(measured or ()), *(table or ()), *captures]
     source = str(inputs[0]) if inputs else ""
     models = estimator or [DEFAULT_ESTIMATOR]
     reads = [workload, *inputs, *(hardware or ()), *models]
@@ -123,7 +125,13 @@ def accuracy(
         from hespas.api.validation import check_measured
 
         check_measured(
-            measured or [], table or [], hardware or [], workload=workload, split=split, max_e2e=max_e2e
+            measured or [],
+            table or [],
+            hardware or [],
+            workload=workload,
+            capture=captures,
+            split=split,
+            max_e2e=max_e2e,
         )
         check_once(inputs)
         taken = {
@@ -138,6 +146,7 @@ def accuracy(
                 hardware=hardware or [],
                 table=table or [],
                 workload=workload,
+                capture=captures,
                 estimator=models,
                 split=split,
                 max_mape=max_mape,

@@ -58,7 +58,9 @@ _FromVersion = Annotated[
 _ToVersion = Annotated[
     str, typer.Option(metavar="VERSION", help="Which version of DST's format to write: see --list-formats.")
 ]
-_Recover = Annotated[bool, typer.Option("--recover", help="Keep what is whole of a SRC that was cut off.")]
+_Recover = Annotated[
+    bool, typer.Option("--recover", help="Keep what is whole of a SRC that was cut off or is damaged.")
+]
 _Hardware = Annotated[
     str,
     options.hardware_option("Give operations the time they take on this device."),
@@ -104,6 +106,7 @@ def convert(
     default_dtype: options.DefaultDtype = "",
     dim: options.Dim = None,
     comm_groups: options.CommGroups = None,
+    capture: options.Capture = None,
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
@@ -114,12 +117,12 @@ def convert(
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
-    diagnostics, reads = Diagnostics(), [source, hardware, estimator]
+    diagnostics, reads = Diagnostics(), [source, hardware, estimator, *(capture or ())]
     with command_line(debug, diagnostics, source, documents=[log_json], reads=reads, writes=[destination]):
         if list_formats:
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return
-        _check(source, destination, log_json, overwrite=overwrite)
+        _check(source, destination, log_json, capture or [], overwrite=overwrite)
         from hespas import api
 
         with progress_bar("converting", progress) as callback:
@@ -136,6 +139,7 @@ def convert(
                 ranks=_parse_ranks(ranks),
                 num_devices=num_devices,
                 num_replicas=num_replicas,
+                capture=capture or (),
                 granularity=granularity,
                 missing=missing,
                 overwrite=overwrite,
@@ -154,11 +158,13 @@ def _tell(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
     _report(done)
 
 
-def _check(source: str, destination: str, log_json: Path | None, *, overwrite: bool) -> None:
+def _check(
+    source: str, destination: str, log_json: Path | None, captures: list[Path], *, overwrite: bool
+) -> None:
     """Refuse what is not said, and a log that cannot be written, before any work is done."""
     if not source or not destination:
         raise UsageError("SRC and DST are needed", hint=_EXAMPLE)
-    others = {"SRC": [source], "DST": [destination]}
+    others: dict[str, list[str] | list[Path]] = {"SRC": [source], "DST": [destination], "--capture": captures}
     check_reports({"--log-json": log_json}, others, overwrite=overwrite)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli import options
+from hespas.cli.analyze import analyze
 from hespas.cli.estimate import estimate
 from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
@@ -36,7 +37,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Look at workloads and devices, estimate and simulate. See also hespas-convert and hespas-validate.",
+    help="Look at workloads and devices, estimate, simulate, analyse what ran. "
+    "See also hespas-convert and hespas-validate.",
 )
 hardware_app = typer.Typer(no_args_is_help=True, help="List, show and measure devices.")
 app.add_typer(hardware_app, name="hardware")
@@ -71,6 +73,7 @@ def estimators(
 
 app.command()(view)
 app.command()(simulate)
+app.command()(analyze)
 point_elsewhere(
     app,
     "hespas",

@@ -19,6 +19,7 @@ from hespas.files.streams import VARIABLE
 
 __all__ = [
     "AsJson",
+    "Capture",
     "CommGroups",
     "Debug",
     "DefaultDtype",
@@ -168,6 +169,15 @@ CommGroups = Annotated[
         callback=_assume_groups,
         expose_value=False,
         help="The process groups of a trace (default: comm_group.json beside it).",
+    ),
+]
+Capture = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--capture",
+        metavar="CAPTURE",
+        help="The trace in which graphs were captured that a trace of PyTorch replays, or a folder of such; "
+        "repeatable.",
     ),
 ]
 RunTimeUnit = Annotated[

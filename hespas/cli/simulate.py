@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.api.astra import Mode
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
 from hespas.cli.session import (
@@ -21,6 +22,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.simulator.astra.options import Backend
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
@@ -35,6 +37,23 @@ _MOST_CLASSES = 8
 
 _Timeline = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
+]
+_Mode = Annotated[
+    Mode,
+    typer.Option(help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond."),
+]
+_SystemConfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).")
+]
+_NetworkConfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's network.yml (mode astra).")
+]
+_MemoryConfig = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file (mode astra).")
+]
+_Backend = Annotated[Backend, typer.Option(help="The network without congestion, or with it (mode astra).")]
+_Queues = Annotated[
+    int, typer.Option(metavar="N", min=1, max=1024, help="Queues of each network dimension (mode astra).")
 ]
 _Beside = Annotated[
     Path | None,
@@ -54,6 +73,12 @@ def simulate(
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,
     missing: options.Missing = "warn",
+    mode: _Mode = "hespas",
+    system_config: _SystemConfig = None,
+    network_config: _NetworkConfig = None,
+    memory_config: _MemoryConfig = None,
+    backend: _Backend = "unaware",
+    queues_per_dim: _Queues = 1,
     json_file: options.Json = None,
     timeline: _Timeline = None,
     beside: _Beside = None,
@@ -70,17 +95,20 @@ def simulate(
     """How long one step takes: compute, communication and copies side by side, and the critical path.
 
     hespas simulate step.mlir --hardware H100-SXM
+
+    hespas simulate traces/ --mode astra --system-config system.json --network-config network.yml
     """
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    reads: list[Path | str | None] = [source, hardware, estimator, beside]
+    configs = (system_config, network_config, memory_config)
+    reads: list[Path | str | None] = [source, hardware, estimator, beside, *configs]
     with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline]):
         from hespas import api
         from hespas.converters import ReadOptions
 
         drawn = _Drawn(timeline, beside, json_file, overwrite)
-        drawn.check(source, hardware)
+        drawn.check(source, hardware, [path for path in configs if path])
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
@@ -95,6 +123,12 @@ def simulate(
                 timeline=timeline,
                 beside=measured,
                 overwrite=overwrite,
+                mode=mode,
+                system_config=system_config,
+                network_config=network_config,
+                memory_config=memory_config,
+                backend=backend,
+                queues_per_dim=queues_per_dim,
                 diagnostics=diagnostics,
                 progress=callback,
             )
@@ -112,11 +146,13 @@ class _Drawn:
     json_file: Path | None
     overwrite: bool
 
-    def check(self, source: Path, hardware: str) -> None:
+    def check(self, source: Path, hardware: str, configs: Sequence[Path]) -> None:
         """Refuse files that cannot be written, or would replace what is read, before any work is done."""
         from hespas import api
 
         taken: dict[str, Sequence[str | Path]] = {"SRC": [source], "--hardware": hardware_files(hardware)}
+        if configs:
+            taken["a configuration"] = configs
         if self.beside:
             taken["--beside"] = [self.beside]
         if self.file:
@@ -156,7 +192,8 @@ def _show(done: Simulation, hardware: str) -> None:
     emit(step_text(done, hardware))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
-        emit(f"mixed: times that were recorded, on whatever device, of {kept} stand beside estimates")
+        device = done.workload.metadata.get("device", "") or "whatever device"
+        emit(f"mixed: times that were recorded, on {device}, of {kept} stand beside estimates")
     for found in done.classes[:_MOST_CLASSES]:
         _show_class(found)
     left = len(done.classes) - _MOST_CLASSES

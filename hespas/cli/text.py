@@ -9,7 +9,10 @@ from math import isfinite, isnan, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from hespas.graph.errors import clipped
+
 if TYPE_CHECKING:
+    from hespas.graph import Workload
     from hespas.simulator import Simulation
 
 __all__ = [
@@ -37,9 +40,10 @@ _LONGEST = 1e15
 
 
 _SAME_NAME = (
-    "beside comm_groups default_dtype estimator granularity hardware max_e2e max_input_bytes max_mape "
-    "max_regression measured min_coverage missing num_devices num_replicas out overwrite ranks recover "
-    "report run_time_unit split table test_by timeline workload"
+    "against backend beside capture comm_groups default_dtype estimator granularity hardware max_e2e "
+    "max_input_bytes max_mape max_regression measured memory_config min_coverage missing mode "
+    "network_config num_devices num_replicas out overwrite queues_per_dim ranks recover report "
+    "run_time_unit split system_config table test_by timeline workload"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
     "dims": "--dim",
@@ -122,10 +126,16 @@ def step_text(done: Simulation, hardware: str) -> str:
 
 def _interval_text(done: Simulation, hardware: str) -> str:
     if not hardware:
-        return ""
+        return _recorded_text(done.workload)
     if isnan(done.low_ns):
         return f" on {hardware} (no interval: its estimators give none)"
     return f" on {hardware} (90 % interval: {time_text(done.low_ns)} to {time_text(done.high_ns)})"
+
+
+def _recorded_text(workload: Workload) -> str:
+    """Where times were recorded that nobody estimated; empty where the input does not say."""
+    device = workload.metadata.get("device", "")
+    return f" as recorded on {clipped(device)}" if device else ""
 
 
 def count_text(count: float) -> str:

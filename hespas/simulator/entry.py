@@ -9,11 +9,11 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import MissingPolicy, apply_estimate, kept_durations
-from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph, Workload
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph, Resource, Workload
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
-from hespas.graph.passes import is_free, with_durations
+from hespas.graph.passes import is_delay, is_free, with_durations
 from hespas.simulator.list_scheduler import ListScheduler
 from hespas.simulator.schedule import Simulation, Simulator
 
@@ -57,7 +57,7 @@ def simulate(
         settled, unknown_trips = _settle_trips(graph, missing, found)
         timed, unknown_times = _timed(settled, estimate, missing, found)
         unknown[index] = unknown_trips + unknown_times
-        classes.append(timed)
+        classes.append(_on_one_queue(timed, found) if estimate.hardware else timed)
     done = (simulator or ListScheduler()).run(replace(workload, classes=tuple(classes)), found)
     results = tuple(
         replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
@@ -65,6 +65,23 @@ def simulate(
     )
     low_ns, high_ns = _interval(done, estimates)
     return replace(done, workload=workload, classes=results, low_ns=low_ns, high_ns=high_ns)
+
+
+def _on_one_queue(graph: OpGraph, found: Diagnostics) -> OpGraph:
+    """The graph without the streams of its device: an estimate is of an operation that has the device to
+    itself, so two of a kind do not run side by side. Threads of the host stay.
+    """
+    named = np.unique(graph.stream[(graph.stream >= 0) & (graph.resource == int(Resource.DEVICE))])
+    if len(named) < 2:
+        return graph
+    found.info(
+        "simulate.streams-merged",
+        graph.name,
+        "streams of the device are merged into one per kind of work, since their work is estimated alone",
+        count=len(named) - 1,
+    )
+    keeps = is_delay(graph) | (graph.resource == int(Resource.HOST))
+    return replace(graph, stream=np.where(keeps, graph.stream, named[0]).astype(np.int32))
 
 
 def _interval(done: Simulation, estimates: Sequence[Estimate] | None) -> tuple[float, float]:
@@ -83,7 +100,7 @@ def _relative_bounds(timed: OpGraph, estimate: Estimate) -> tuple[float, float]:
     different models or classes add up as squares. Times without an interval err as the others do, but
     recorded ones not at all; NaN where most of the time has none.
     """
-    positive = estimate.duration_ns > 0
+    positive = (estimate.duration_ns > 0) & (estimate.estimator >= 0)  # nobody's are recorded
     bounded = positive & ~np.isnan(estimate.low_ns) & ~np.isnan(estimate.high_ns)
     source = estimate.estimator[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
     with np.errstate(over="ignore", invalid="ignore"):  # sums may be more than a number holds

@@ -1,4 +1,4 @@
-"""One rank at a time on four streams: no network, no other rank; every node takes the time it states.
+"""One rank at a time on its streams: no network, no other rank; every node takes the time it states.
 
 The time of communication is what the estimate says (latency and bandwidth, :mod:`hespas.estimators.rates`).
 Ranks of one class do the same at the same time, so a class is scheduled once. Ranks of different classes do
@@ -20,7 +20,6 @@ from hespas.graph.errors import UsageError
 from hespas.graph.passes import all_deps, take_nodes
 from hespas.simulator.schedule import (
     PRIORITIES,
-    STREAMS,
     Block,
     ClassResult,
     CriticalPath,
@@ -36,6 +35,7 @@ from hespas.simulator.schedule import (
     prepared,
     with_trips,
 )
+from hespas.simulator.streams import FREE, STREAMS, kinds_of, shown_streams
 
 __all__ = ["ListScheduler", "expanded", "too_long"]
 
@@ -291,7 +291,7 @@ class _Trips:
         return _Run(
             time_ns=schedule.finish_ns,
             exposed_ns=exposed_ns(program, schedule),
-            busy_ns=busy_ns(program),
+            busy_ns=busy_ns(program, schedule),
             critical_ns=critical_ns(program, schedule, schedule.critical()),
         )
 
@@ -381,6 +381,7 @@ class _Spans(NamedTuple):
     node: SmallIntArray
     rank: SmallIntArray
     resource: NDArray[np.int8]
+    stream: SmallIntArray
     start_ns: FloatArray
     end_ns: FloatArray
     critical: BoolArray
@@ -390,9 +391,9 @@ class _Spans(NamedTuple):
     trips: FloatArray
 
 
-def _spans_of(program: Program, schedule: Schedule, path: IntArray, rank: int) -> _Spans:
-    """One span per task that takes a stream, in order of their starts. O(tasks log tasks)."""
-    tasks = np.flatnonzero(program.tasks.stream >= 0)
+def _spans_of(program: Program, graph: OpGraph, schedule: Schedule, path: IntArray, rank: int) -> _Spans:
+    """One span per task that takes time, in order of their starts. O(tasks log tasks)."""
+    tasks = np.flatnonzero(program.tasks.stream != FREE)
     tasks = tasks[np.argsort(schedule.start_ns[tasks], kind="stable")]
     place = np.full(len(program.tasks) + 1, -1, np.int32)  # the last: no cause
     place[tasks] = np.arange(len(tasks), dtype=np.int32)
@@ -401,12 +402,15 @@ def _spans_of(program: Program, schedule: Schedule, path: IntArray, rank: int) -
     blocks = program.block[tasks]
     regions = np.array([*(block.region for block in program.blocks), -1], np.int32)
     trips = np.array([*(block.trips for block in program.blocks), 1.0], np.float64)
+    node, codes = program.node[tasks], program.tasks.stream[tasks]
+    start_ns, end_ns = schedule.start_ns[tasks], schedule.end_ns[tasks]
     return _Spans(
-        node=program.node[tasks],
+        node=node,
         rank=np.broadcast_to(np.int32(rank), (len(tasks),)),
-        resource=program.tasks.stream[tasks].astype(np.int8),
-        start_ns=schedule.start_ns[tasks],
-        end_ns=schedule.end_ns[tasks],
+        resource=kinds_of(codes).astype(np.int8),
+        stream=shown_streams(graph, node, codes, (start_ns, end_ns)),
+        start_ns=start_ns,
+        end_ns=end_ns,
         critical=critical[tasks],
         cause=place[schedule.cause[tasks]],
         by_resource=schedule.by_resource[tasks],
@@ -479,12 +483,11 @@ class ListScheduler:
 
     def _scheduled(self, workload: Workload, index: int, ranks: int, diagnostics: Diagnostics) -> _Scheduled:
         graph = workload.classes[index]
-        _tell_streams(graph, diagnostics)
         program = expanded(graph, self.max_executions, self.priority, diagnostics)
         schedule = list_schedule(program.tasks, self.priority)
         path = schedule.critical()
         rank = int(np.argmax(workload.rank_class == index))
-        busy = busy_ns(program)
+        busy = busy_ns(program, schedule)
         result = ClassResult(
             rank_class=index,
             name=graph.name,
@@ -496,11 +499,11 @@ class ListScheduler:
             critical_path=_critical_path(program, schedule, path),
             extrapolated=len(program.blocks),
         )
-        return _Scheduled(result, busy, _spans_of(program, schedule, path, rank))
+        return _Scheduled(result, busy, _spans_of(program, graph, schedule, path, rank))
 
 
 def _critical_path(program: Program, schedule: Schedule, path: IntArray) -> CriticalPath:
-    on_stream = path[program.tasks.stream[path] >= 0]
+    on_stream = path[program.tasks.stream[path] != FREE]
     table = critical_ns(program, schedule, path)
     by_class, by_stream = table.sum(axis=1).tolist(), table.sum(axis=0).tolist()
     longest = sorted(range(len(by_class)), key=lambda code: -by_class[code])
@@ -509,16 +512,6 @@ def _critical_path(program: Program, schedule: Schedule, path: IntArray) -> Crit
         after_resource=int(schedule.by_resource[on_stream].sum()),
         class_ns={timed_class_name(code): by_class[code] for code in longest if by_class[code]},
         resource_ns=dict(zip(STREAMS, by_stream, strict=True)),
-    )
-
-
-def _tell_streams(graph: OpGraph, diagnostics: Diagnostics) -> None:
-    named = np.unique(graph.stream[graph.stream >= 0])
-    diagnostics.info(
-        "simulate.streams-merged",
-        graph.name,
-        "streams that the program names are merged into one per kind of work",
-        count=max(len(named) - 1, 0),
     )
 
 

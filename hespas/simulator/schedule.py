@@ -1,8 +1,8 @@
 """A list schedule: each stream runs, whenever it is idle, the first of the nodes that are ready.
 
 A node is ready when all it depends on has ended. A node without a stream takes no time: it ends when it is
-ready. Nodes are not interrupted. At one moment all that ends then ends first, then idle streams take up work.
-O((nodes + edges) log nodes).
+ready. A delay ends its time after it is ready and holds no stream. Nodes are not interrupted. At one moment
+all that ends then ends first, then idle streams take up work. O((nodes + edges) log nodes).
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from hespas.graph import (
     ContractionTable,
     Diagnostics,
     ExtraTable,
-    NodeKind,
     OpClass,
     OpGraph,
     P2pTable,
     RegionKind,
-    Resource,
     Timeline,
     Workload,
 )
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
+from hespas.graph.intervals import united
 from hespas.graph.opgraph import RegionTable
 from hespas.graph.passes import UnrollLoops, all_deps, bypass
+from hespas.simulator.streams import (
+    COMMUNICATION,
+    COMPUTE,
+    DELAY,
+    FREE,
+    STREAMS,
+    kinds_of,
+    side_by_side,
+    stream_codes,
+)
 
 __all__ = [
-    "COMMUNICATION",
-    "COMPUTE",
-    "COPY",
-    "FREE",
-    "HOST",
     "PRIORITIES",
-    "STREAMS",
     "Block",
     "ClassResult",
     "CriticalPath",
@@ -71,7 +74,8 @@ behind it."""
 class Tasks:
     """What to schedule, in program order; columns of shape ``(tasks,)``.
 
-    ``stream`` is ``FREE`` or an index of ``STREAMS``; ``deps`` are task numbers.
+    ``stream`` is ``FREE``, ``DELAY`` or the code of a stream (:mod:`hespas.simulator.streams`); ``deps`` are
+    task numbers.
     """
 
     name: str
@@ -193,11 +197,11 @@ def _simulate(
     """The events in order of time. ``waiting`` counts dependencies still to end and is used up."""
     starts = [float("nan")] * len(streams)
     ran: list[int] = []
-    each_stream = range(len(STREAMS))
-    ready: list[list[int]] = [[] for _ in each_stream]
-    running = [-1 for _ in each_stream]
-    until = [inf for _ in each_stream]
+    ready: list[list[int]] = [[] for _ in range(max(streams, default=FREE) + 1)]
+    idle = [True] * len(ready)
+    ends: list[tuple[float, int]] = []
     fresh = [task for task, count in enumerate(waiting) if not count]
+    changed: set[int] = set()
     now = 0.0
     while True:
         while fresh:
@@ -205,22 +209,29 @@ def _simulate(
             stream = streams[task]
             if stream >= 0:
                 heappush(ready[stream], task)
+                changed.add(stream)
                 continue
             starts[task] = now
-            _release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
-        for stream in each_stream:
-            if running[stream] < 0 and ready[stream]:
-                task = running[stream] = heappop(ready[stream])
-                starts[task] = now
-                ran.append(task)
-                until[stream] = now + durations[task]
-        now = min(until)
-        if now == inf:
-            return np.array(starts, np.float64), np.array(ran, np.int64)
-        for stream in each_stream:
-            if until[stream] == now:
-                task, running[stream], until[stream] = running[stream], -1, inf
+            if stream == DELAY:
+                heappush(ends, (now + durations[task], task))
+            else:
                 _release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
+        for stream in sorted(changed):
+            if idle[stream] and ready[stream]:
+                task = heappop(ready[stream])
+                idle[stream], starts[task] = False, now
+                ran.append(task)
+                heappush(ends, (now + durations[task], task))
+        changed.clear()
+        if not ends or ends[0][0] == inf:
+            return np.array(starts, np.float64), np.array(ran, np.int64)
+        now = ends[0][0]
+        while ends and ends[0][0] == now:
+            task = heappop(ends)[1]
+            if streams[task] >= 0:
+                idle[streams[task]] = True
+                changed.add(streams[task])
+            _release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
 
 
 def _release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None:
@@ -272,37 +283,6 @@ def _past_free(tasks: Tasks, cause: IntArray) -> IntArray:
         step = np.where(through, step[step], step)
 
 
-# Which stream of a device a node occupies.
-
-STREAMS = ("compute", "communication", "copy", "host")
-"""The streams of a rank; each runs one node at a time."""
-COMPUTE, COMMUNICATION, COPY, HOST = range(len(STREAMS))
-FREE = -1
-"""The code of a node that takes no time, and so no stream."""
-
-_TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
-_LOADING = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
-_COPYING = (OpClass.HOST, OpClass.MEMORY)
-
-
-def _stream_codes(graph: OpGraph) -> SmallIntArray:
-    """The stream of each node, an index of ``STREAMS`` or ``FREE``.
-
-    Collectives and messages communicate; loads, stores and transfers between host and device (messages over
-    the host link too) are copies; other nodes of the host have a stream of their own, or compute where the
-    device has nothing to compute: the host is the device then. A time of 0 is ``FREE``. O(nodes).
-    """
-    codes = np.full(len(graph), COMPUTE, np.int32)
-    codes[graph.resource == int(Resource.HOST)] = HOST
-    codes[np.isin(graph.op_class, _COPYING) | np.isin(graph.kind, _LOADING)] = COPY
-    codes[np.isin(graph.kind, _TALKING)] = COMMUNICATION
-    codes[graph.p2p.node[graph.p2p.host]] = COPY
-    codes[(graph.duration_ns == 0) | (graph.multiplicity == 0)] = FREE
-    if not (codes == COMPUTE).any():
-        codes[codes == HOST] = COMPUTE
-    return codes
-
-
 # What a schedule adds up to: busy streams, exposed communication, where the critical path spends time.
 
 _CLASSES = max(OpClass) + 1
@@ -339,27 +319,39 @@ class Program:
     blocks: tuple[Block, ...]
 
 
-def busy_ns(program: Program) -> FloatArray:
-    """Time each stream works, shape ``(streams,)``."""
+def busy_ns(program: Program, schedule: Schedule) -> FloatArray:
+    """Time in which each kind of stream works, shape ``(streams,)``: that of any of them where there are
+    several of a kind. O(tasks log tasks).
+    """
     tasks = program.tasks
-    alone = (program.block < 0) & (tasks.stream >= 0)
-    busy = np.bincount(tasks.stream[alone], tasks.duration_ns[alone], len(STREAMS)).astype(np.float64)
+    alone = (program.block < 0) & (tasks.stream != FREE)
+    resource = kinds_of(tasks.stream)
+    busy = np.bincount(resource[alone], tasks.duration_ns[alone], len(STREAMS)).astype(np.float64)
+    for kind in side_by_side(tasks.stream[alone]):
+        mine = alone & (resource == kind)
+        from_ns, to_ns = united(schedule.start_ns[mine], schedule.end_ns[mine])
+        busy[kind] = (to_ns - from_ns).sum()
     for task in np.flatnonzero(program.block >= 0).tolist():
-        stream = int(tasks.stream[task])
-        busy[stream] += program.blocks[int(program.block[task])].busy_ns[stream]
+        kind = int(resource[task])
+        busy[kind] += program.blocks[int(program.block[task])].busy_ns[kind]
     return busy
 
 
 def exposed_ns(program: Program, schedule: Schedule) -> float:
     """Time in which communication runs and no computation; blocks say theirs. O(tasks log tasks)."""
-    stream, block = program.tasks.stream, program.block
-    compute = stream == COMPUTE
-    talking = np.flatnonzero((stream == COMMUNICATION) & (block < 0))
+    resource, block = kinds_of(program.tasks.stream), program.block
+    several = side_by_side(program.tasks.stream)
+    compute, talking = resource == COMPUTE, (resource == COMMUNICATION) & (block < 0)
     start, end = schedule.start_ns, schedule.end_ns
     from_ns, to_ns = np.sort(start[compute]), np.sort(end[compute])
-    covered = _covered(from_ns, to_ns, end[talking]) - _covered(from_ns, to_ns, start[talking])
-    exposed = float(np.maximum(end[talking] - start[talking] - covered, 0.0).sum())
-    for task in np.flatnonzero((stream == COMMUNICATION) & (block >= 0)).tolist():
+    if COMPUTE in several:
+        from_ns, to_ns = united(start[compute], end[compute])
+    begin, until = start[talking], end[talking]
+    if COMMUNICATION in several:
+        begin, until = united(begin, until)
+    covered = _covered(from_ns, to_ns, until) - _covered(from_ns, to_ns, begin)
+    exposed = float(np.maximum(until - begin - covered, 0.0).sum())
+    for task in np.flatnonzero((resource == COMMUNICATION) & (block >= 0)).tolist():
         exposed += program.blocks[int(block[task])].exposed_ns
     return exposed
 
@@ -376,9 +368,9 @@ def _covered(from_ns: FloatArray, to_ns: FloatArray, at_ns: FloatArray) -> Float
 
 
 def critical_ns(program: Program, schedule: Schedule, path: IntArray) -> FloatArray:
-    """Time that the critical path spends by operation class and stream, shape ``(CLASSES, streams)``."""
+    """Time that the critical path spends by operation class and kind of stream, ``(CLASSES, STREAMS)``."""
     spent = schedule.end_ns[path] - schedule.start_ns[path]
-    stream, block = program.tasks.stream[path], program.block[path]
+    stream, block = kinds_of(program.tasks.stream[path]), program.block[path]
     alone = (block < 0) & (stream >= 0)
     key = program.op_class[path][alone] * len(STREAMS) + stream[alone]
     sums = np.bincount(key, spent[alone], _CLASSES * len(STREAMS)).astype(np.float64)
@@ -392,7 +384,7 @@ def critical_ns(program: Program, schedule: Schedule, path: IntArray) -> FloatAr
 # A graph reduced to what a schedule needs, in columns that the loop passes carry along.
 
 
-# Passes copy these columns with the nodes and look at none of them: ``stream`` holds the stream to run on,
+# Passes copy these columns with the nodes and look at none of them: ``stream`` holds the code to run on,
 # ``source_row`` the number of the node in the graph the user knows, or -1 - b for block b.
 
 
@@ -400,7 +392,7 @@ def prepared(graph: OpGraph) -> OpGraph:
     """The graph without side tables and branches not taken; regions that run several times are loops."""
     nodes, regions = len(graph), graph.regions
     kind = np.where(regions.trips > 1, int(RegionKind.LOOP_BODY), regions.kind).astype(np.uint8)
-    stream = _stream_codes(graph)
+    stream = stream_codes(graph)
     reduced = replace(
         graph,
         group_sets=(),

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
 
 from hespas import api
+from hespas.cli import main
 from hespas.cli.validate import app
 from hespas.graph import OpClass, Workload
 from tests.validators.accuracy.small_profiles import Program, Recording
@@ -350,3 +351,25 @@ def test_help(command: str, words: list[str]) -> None:
     done = run(command, "--help")
     assert done.exit_code == 0
     assert all(word in done.stdout for word in words)
+
+
+def test_a_recording_of_another_device_says_so_wherever_it_is_named(tmp_path: Path) -> None:
+    profile = ROOT / "fixtures" / "profiles" / "ffn_train_rank0of2.pt.trace.json.gz"
+    folder = tmp_path / "et"
+    api.convert(profile, f"{folder}/")
+    for measured in (profile, folder):
+        document, report = tmp_path / f"{measured.name}.json", tmp_path / f"{measured.name}.report"
+        common: list[str | Path] = ["--measured", measured, "--quiet"]
+        done = run("accuracy", *common, "--hardware", "MI300X", "--json", document, "--report", report)
+        assert done.exit_code == 0, done.output
+        assert "(recorded on NVIDIA H100 80GB HBM3) on MI300X: " in done.stdout
+        text = document.read_text()
+        sources = [each["source"] for each in json.loads(text)["end_to_end"]]
+        assert all("recorded on NVIDIA H100" in source for source in sources)
+        assert "accuracy.other-device" in text
+        for name in ("report.html", "report.csv", "report.md"):
+            assert "recorded on NVIDIA H100" in (report / name).read_text()
+        own = run("accuracy", *common, "--hardware", "H100-SXM")
+        assert "recorded on" not in own.output
+    ran = CliRunner().invoke(main.app, ["simulate", str(folder)])
+    assert " per step as recorded on NVIDIA H100 80GB HBM3, " in ran.stdout

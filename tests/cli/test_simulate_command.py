@@ -178,3 +178,19 @@ def test_classes_that_do_not_wait_for_each_other_are_told(tmp_path: Path) -> Non
     api.write_simulation_json(done, tmp_path / "s.json")
     rows = cast("list[dict[str, float]]", validated(tmp_path / "s.json")["ranks"])
     assert [row["finish_ns"] for row in rows] == [2000, 3000]
+
+
+def test_a_profile_alone_takes_as_long_as_it_was_measured(tmp_path: Path) -> None:
+    profile = FIXTURES / "profiles" / "nsys_two_processes.sqlite.gz"
+    done = run(profile, "--json", tmp_path / "s.json")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("3.295 us per step as recorded on NVIDIA H100 80GB HBM3, 2 ranks")
+    assert "host overhead" in done.stdout
+    document = validated(tmp_path / "s.json")
+    assert document["step_ns"] == pytest.approx(3295)
+    codes = {each["code"] for each in cast("list[dict[str, str]]", document["diagnostics"])}
+    assert codes >= {"measured-workload.delays", "measured-workload.profile-alone"}
+    estimated = run(profile, "--hardware", "H100-SXM", "--json", tmp_path / "e.json")
+    assert estimated.exit_code == 0, estimated.output
+    told = cast("list[dict[str, str]]", validated(tmp_path / "e.json")["diagnostics"])
+    assert "estimate.recorded-waits" in {each["code"] for each in told}

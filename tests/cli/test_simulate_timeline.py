@@ -146,6 +146,9 @@ def test_a_folder_of_ranks_stands_beside_the_run_on_one_clock(tmp_path: Path) ->
     assert starts == {"warm-up": [-60, -60], "gemm": [0, 3]}
     ends = [each["ts"] + each["dur"] for each in slices if each["name"] == "ncclDevKernel"]
     assert ends == [50, 50]
+    talks = {(each["pid"], each["tid"]) for each in slices if each["name"] == "ncclDevKernel"}
+    arrows = [event for event in trace_events(target) if event["ph"] in "sf" and event["cat"] == "collective"]
+    assert {(each["pid"], each["tid"]) for each in arrows if (each["pid"], each["tid"]) in talks} == talks
 
 
 def test_what_is_found_in_the_profile_is_told_under_its_name(tmp_path: Path) -> None:

@@ -335,7 +335,10 @@ def _events_commanded(judged: Judged, path: Path, form: str, turn: int) -> None:
     from hespas.cli.validate import app as validate
 
     options: list[str | Path] = ["--no-progress", "--json", judged.place() / "figures.json"]
-    if turn % 8:
+    if turn % 8 == 1:
+        report = judged.place() / "report"
+        judged.command("analyze", app, "analyze", path, *options, "--from", form, "--report", report)
+    elif turn % 8:
         judged.command("view", app, "view", path, *options, "--from", form)
     else:
         device: list[str | Path] = ["--hardware", DEVICES[turn // 8 % len(DEVICES)]]

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 from hespas.graph import Csr, Timeline, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.simulator import ListScheduler, Simulation, simulate
-from hespas.simulator.schedule import (
-    COMMUNICATION,
-    COMPUTE,
-    COPY,
-    FREE,
-    HOST,
-    PRIORITIES,
-    STREAMS,
-    Priority,
-    Tasks,
-    list_schedule,
-)
+from hespas.simulator.schedule import PRIORITIES, Priority, Tasks, list_schedule
+from hespas.simulator.streams import COMMUNICATION, COMPUTE, COPY, FREE, HOST, STREAMS
 from tests.simulator.small_programs import Sketch
 
 

@@ -12,7 +12,7 @@ import pytest
 from hespas import api
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, Profile, RegionKind, StringTable, Workload
-from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
+from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.frames import to_pandas
 from hespas.graph.passes import UnrollLoops, totals
 from hespas.simulator import ListScheduler, Simulator, simulate
@@ -114,14 +114,17 @@ def test_trips_that_cannot_be_are_refused(trips: float) -> None:
         simulate(Workload.spmd(s.build(), 1))
 
 
-def test_a_profile_has_no_program() -> None:
+def test_a_profile_without_device_work_cannot_be_simulated() -> None:
     strings = StringTable.from_strings([""])
     nothing = np.empty(0)
     profile = Profile.of("p", (), strings, start_ns=nothing, duration_ns=nothing)
     for function in (api.simulate, api.estimate):
-        with pytest.raises(UsageError, match="no program") as refused:
+        with pytest.raises(UnsupportedError, match="does not hold a device event") as refused:
             function(profile, "L4")
-        assert (refused.value.path, "give the program" in (refused.value.hint or "")) == ("p", True)
+        assert (refused.value.path, "record what the device does" in (refused.value.hint or "")) == (
+            "p",
+            True,
+        )
 
 
 # --- ranks and classes
@@ -163,12 +166,48 @@ def test_estimates_must_be_those_of_the_classes() -> None:
         simulate(chain(1), [])
 
 
-def test_streams_of_the_program_are_merged_and_that_is_told() -> None:
+def test_streams_of_the_program_run_side_by_side() -> None:
+    s = Sketch()
+    s.add("compute", 3, stream=7)
+    s.add("compute", 4, stream=9)
+    s.add("comm", 5, stream=7)
+    done = simulate(Workload.spmd(s.build(), 1))
+    assert done.step_ns == 5
+    assert done.classes[0].busy_ns["compute"] == 4
+    assert done.classes[0].exposed_comm_ns == 1
+    assert done.timeline.stream.tolist() == [7, 9, -1]
+
+
+def test_a_delay_holds_no_stream() -> None:
+    s = Sketch()
+    first = s.add("compute", 3)
+    for _ in range(2):
+        s.add("free", 10, first)
+    s.add("compute", 4, first)
+    done = simulate(Workload.spmd(s.build(), 1))
+    assert done.step_ns == 13
+    assert done.classes[0].busy_ns == {"compute": 7, "communication": 0, "copy": 0, "host": 10}
+    assert done.timeline.stream.tolist() == [-1, 0, 1, -1]
+
+
+def test_recorded_waits_keep_their_time_on_any_device() -> None:
+    s = Sketch()
+    first = s.add("free", 1e9)
+    s.add("compute", 3, first)
+    found, workload = Diagnostics(), Workload.spmd(s.build(), 1)
+    estimated = api.estimate(workload, "H100-SXM", diagnostics=found).estimates[0]
+    assert estimated.duration_ns.tolist() == [1e9, pytest.approx(nan, nan_ok=True)]
+    assert estimated.estimator[0] == -1
+    assert found.counts()["estimate.recorded-waits"] == 1
+
+
+def test_streams_of_a_device_are_merged_for_estimates_and_that_is_told() -> None:
     s = Sketch()
     s.add("compute", 3, stream=7)
     s.add("compute", 3, stream=9)
-    found = Diagnostics()
-    assert simulate(Workload.spmd(s.build(), 1), diagnostics=found).step_ns == 6
+    found, workload = Diagnostics(), Workload.spmd(s.build(), 1)
+    estimate = api.estimate(workload, "H100-SXM").estimates[0]
+    assert simulate(workload, [estimate], diagnostics=found).step_ns == 6
     assert found.counts()["simulate.streams-merged"] == 1
 
 
@@ -242,3 +281,14 @@ def test_dependencies_that_leave_a_loop_and_come_back_are_refused() -> None:
     graph.add_carried(region, 2, 0)
     with pytest.raises(UnsupportedError, match="leave a loop and come back"):
         UnrollLoops()(graph.build(), Diagnostics())
+
+
+def test_delays_stay_beside_merged_streams() -> None:
+    s = Sketch()
+    for stream in (7, 9):
+        wait = s.add("free", 1e6)
+        s.add("product", nan, wait, stream=stream)
+    done = api.estimate(Workload.spmd(s.build(), 1), "H100-SXM")
+    step = api.step_of(done)
+    assert step is not None
+    assert step.step_ns < 1.1e6

@@ -16,7 +16,7 @@ import numpy as np
 from hespas.converters import ReadOptions, find_format, note_unread_files
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
-from hespas.validators.checker.configuration import (
+from hespas.simulator.astra.configuration import (
     MemoryConfig,
     NetworkConfig,
     SystemConfig,

@@ -19,7 +19,7 @@ from hespas.files.documents import Count, document_bytes
 from hespas.graph import Diagnostic, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import HespasError, exit_code
-from hespas.validators.checker.configuration import MemoryConfig, NetworkConfig, SystemConfig
+from hespas.simulator.astra.configuration import MemoryConfig, NetworkConfig, SystemConfig
 from hespas.validators.checker.rank_equivalence import RankEquivalence, rank_equivalence_of
 from hespas.validators.checker.replay import NodeProgram, Task, replay
 

@@ -15,12 +15,12 @@ import pytest
 from hespas.converters.chakra.contract import Tag
 from hespas.graph import CollectiveKind, ExtraTable, NodeKind, OpClass, StridedGroups, Workload
 from hespas.graph.errors import FormatError
-from hespas.validators.checker import CheckOptions, check_workload
-from hespas.validators.checker.configuration import (
+from hespas.simulator.astra.configuration import (
     read_memory_config,
     read_network_config,
     read_system_config,
 )
+from hespas.validators.checker import CheckOptions, check_workload
 from hespas.validators.checker.job import Backend
 from tests.validators.checker.small_jobs import Steps
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hespas.converters.chakra.readiness import list_faults, stand_ins
 from hespas.graph import CollectiveKind, GroupSet, NodeKind, Resource, Severity
-from hespas.validators.checker.configuration import NetworkConfig, SystemConfig
+from hespas.simulator.astra.configuration import NetworkConfig, SystemConfig
 from hespas.validators.checker.job import Job, Report
 from hespas.validators.checker.rules.collectives import SIMULATED, collective_name
 from hespas.validators.checker.rules.nodes import is_kind

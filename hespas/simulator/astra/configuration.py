@@ -1,8 +1,9 @@
 """ASTRA-sim's configuration files, read strictly: system.json, network.yml, remote memory.
 
 Keys and defaults: reference of ASTRA-sim 518bd51, https://astra-sim.github.io. Bandwidths of network.yml are
-GiB/s, ``local-mem-bw`` is 10^9 B/s. ``network.yml`` is read without YAML: it holds ``key: [list]`` lines and
-nothing else, and anything else is refused.
+GiB/s, ``local-mem-bw`` is 10^9 B/s, ``remote-mem-bw`` bytes/ns. ``network.yml`` is read without YAML: keys
+with lists, on one line (``key: [a, b]``) or below each other (``- a``), and anything else is refused.
+Keys that change nothing in the analytical simulator are listed in ``unread``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from hespas.graph import CollectiveKind
 from hespas.graph.errors import FormatError, clipped
 
 __all__ = [
+    "IMPLEMENTATION_KEYS",
+    "MAX_NPUS",
     "MemoryConfig",
     "NetworkConfig",
+    "Optimization",
     "SystemConfig",
     "Topology",
     "read_memory_config",
@@ -34,7 +38,7 @@ __all__ = [
 Topology = Literal["Ring", "FullyConnected", "Switch"]
 
 _TOPOLOGIES: Mapping[str, Topology] = {name: name for name in get_args(Topology)}
-_IMPLEMENTATIONS: Mapping[CollectiveKind, str] = {
+IMPLEMENTATION_KEYS: Mapping[CollectiveKind, str] = {
     CollectiveKind.ALL_REDUCE: "all-reduce-implementation",
     CollectiveKind.ALL_GATHER: "all-gather-implementation",
     CollectiveKind.REDUCE_SCATTER: "reduce-scatter-implementation",
@@ -48,11 +52,32 @@ _MEMORY_TYPES = (
 )
 _LARGEST = sys.float_info.max
 _LINE = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*\[([^\[\]]*)\]\s*$")
+_KEY = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*$")
+_ENTRY = re.compile(r"^\s*-\s+(\S.*)$")
+
+Optimization = Literal["baseline", "localBWAware"]
+MAX_NPUS = 1 << 24
+"""Ranks that a network may have: beyond, their figures alone take gigabytes."""
+_NETWORK_KEYS = ("topology", "npus_count", "bandwidth", "latency")
+_MEMORY_KEYS = ("memory-type", "num-nodes", "num-npus-per-node", "remote-mem-latency", "remote-mem-bw")
+_READ_KEYS = frozenset(
+    {
+        "collective-optimization", "active-chunks-per-dimension", "endpoint-delay", "model-shared-bus",
+        "preferred-dataset-splits", "peak-perf", "local-mem-bw", "roofline-enabled", "replay-only",
+        "per-node-custom-implementation",
+        *IMPLEMENTATION_KEYS.values(),
+        *(f"{key}-custom" for key in IMPLEMENTATION_KEYS.values()),
+    }
+)  # fmt: skip
+"""Keys of system.json that change a time. ``scheduling-policy`` is none of them: a rank has one collective
+open at a time, so that chunks of different priority never wait in one queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """``system.json``. None where the file says nothing; ``custom`` kinds run a Chakra graph as algorithm."""
+    """``system.json``. None where the file says nothing; ``custom`` kinds run a Chakra graph as algorithm.
+    ``unread`` are keys that change no time.
+    """
 
     path: str
     scheduling_policy: str
@@ -64,6 +89,11 @@ class SystemConfig:
     tracks_local_memory: bool
     implementations: Mapping[CollectiveKind, tuple[str, ...]]
     custom: frozenset[CollectiveKind]
+    endpoint_delay_ns: int = 10
+    optimization: Optimization = "baseline"
+    replays_only: bool = False
+    models_shared_bus: bool = False
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +105,7 @@ class NetworkConfig:
     npus: tuple[int, ...]
     bandwidth_gib_per_s: tuple[float, ...]
     latency_ns: tuple[float, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -84,10 +115,19 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """The remote memory file: its kind, and whether load and store nodes have anywhere to go."""
+    """The remote memory file: its kind, and whether load and store nodes have anywhere to go.
+
+    A transaction takes ``latency_ns`` and its bytes over ``bandwidth`` [bytes/ns]; ``nodes`` memories serve
+    ``npus_per_node`` ranks each where there is one per node.
+    """
 
     path: str
     memory_type: str
+    latency_ns: int = 0
+    bandwidth: int = 0
+    nodes: int = 0
+    npus_per_node: int = 0
+    unread: tuple[str, ...] = ()
 
     @property
     def has_remote_memory(self) -> bool:
@@ -155,6 +195,13 @@ class _Json:
             raise self.fault(key, "a number that is not negative")
         return float(value)
 
+    def time(self, key: str) -> float | None:
+        """A number below 2^31."""
+        value = self.real(key)
+        if value is not None and value >= 1 << 31:
+            raise self.fault(key, "a number below 2^31 that is not negative")
+        return value
+
     def count(self, key: str) -> int | None:
         value = self.values.get(key)
         if value is None:
@@ -199,9 +246,11 @@ def read_system_config(path: Path) -> SystemConfig:
     source = _Json(path)
     splits = source.count("preferred-dataset-splits")
     implementations = {
-        kind: names for kind, key in _IMPLEMENTATIONS.items() if (names := source.texts(key)) is not None
+        kind: names for kind, key in IMPLEMENTATION_KEYS.items() if (names := source.texts(key)) is not None
     }
-    custom = {kind for kind, key in _IMPLEMENTATIONS.items() if f"{key}-custom" in source.values}
+    custom = {kind for kind, key in IMPLEMENTATION_KEYS.items() if f"{key}-custom" in source.values}
+    delay = source.time("endpoint-delay")
+    optimization = source.text("collective-optimization", get_args(Optimization), "baseline")
     return SystemConfig(
         path=str(path),
         scheduling_policy=source.text("scheduling-policy", ("LIFO", "FIFO", "EXPLICIT"), "LIFO"),
@@ -212,16 +261,33 @@ def read_system_config(path: Path) -> SystemConfig:
         roofline=source.flag("roofline-enabled"),
         tracks_local_memory=source.flag("track-local-mem"),
         implementations=implementations,
-        custom=frozenset(_IMPLEMENTATIONS)
+        custom=frozenset(IMPLEMENTATION_KEYS)
         if "per-node-custom-implementation" in source.values
         else frozenset(custom),
+        endpoint_delay_ns=10 if delay is None else int(delay),
+        optimization="localBWAware" if optimization == "localBWAware" else "baseline",
+        replays_only=source.flag("replay-only"),
+        models_shared_bus=source.flag("model-shared-bus"),
+        unread=tuple(key for key in source.values if key not in _READ_KEYS),
     )
 
 
 def read_memory_config(path: Path) -> MemoryConfig:
     """Read the remote memory file. Raises ``FormatError`` with the key at fault."""
     source = _Json(path)
-    return MemoryConfig(path=str(path), memory_type=source.text("memory-type", _MEMORY_TYPES, None))
+    kind = source.text("memory-type", _MEMORY_TYPES, None)
+    bandwidth = int(source.time("remote-mem-bw") or 0)
+    if kind != "NO_MEMORY_EXPANSION" and "remote-mem-bw" in source.values and not bandwidth:
+        raise source.fault("remote-mem-bw", "a whole number of bytes per ns, at least 1")
+    return MemoryConfig(
+        path=str(path),
+        memory_type=kind,
+        latency_ns=int(source.time("remote-mem-latency") or 0),
+        bandwidth=bandwidth,
+        nodes=source.count("num-nodes") or 0,
+        npus_per_node=source.count("num-npus-per-node") or 0,
+        unread=tuple(key for key in source.values if key not in _MEMORY_KEYS),
+    )
 
 
 def read_network_config(path: Path) -> NetworkConfig:
@@ -237,19 +303,34 @@ def read_network_config(path: Path) -> NetworkConfig:
             path=str(path),
             hint="topology, npus_count, bandwidth and latency have one entry per dimension",
         )
+    if prod(npus) > MAX_NPUS:
+        raise FormatError(
+            f"{prod(npus):,} NPUs are more than {MAX_NPUS:,}", path=str(path), position="npus_count",
+            hint="state fewer per dimension",
+        )  # fmt: skip
     return NetworkConfig(
-        path=str(path), topology=topology, npus=npus, bandwidth_gib_per_s=bandwidth, latency_ns=latency
+        path=str(path),
+        topology=topology,
+        npus=npus,
+        bandwidth_gib_per_s=bandwidth,
+        latency_ns=latency,
+        unread=tuple(key for key in lists if key not in _NETWORK_KEYS),
     )
 
 
 def _lists(path: Path) -> dict[str, list[str]]:
-    """The ``key: [a, b]`` lines of a file, comments and blank lines left out."""
+    """The lists of a file by their keys, comments and blank lines left out."""
     found: dict[str, list[str]] = {}
+    open_list: list[str] | None = None
     for number, raw in enumerate(_read(path).splitlines(), 1):
         line = raw.split("#", 1)[0].rstrip()
         if not line or line == "---":
             continue
-        match = _LINE.match(line)
+        entry = _ENTRY.match(line)
+        if entry is not None and open_list is not None:
+            open_list.append(_unquoted(entry[1]))
+            continue
+        match = _LINE.match(line) or _KEY.match(line)
         if match is None or match[1] in found:
             what = "the key stands twice" if match else "not of the form 'key: [a, b]'"
             raise FormatError(
@@ -258,12 +339,17 @@ def _lists(path: Path) -> dict[str, list[str]]:
                 position=f"line {number}",
                 hint="write each list on one line: npus_count: [8, 2]",
             )
-        entries = [entry.strip().strip("\"'") for entry in match[2].split(",")]
-        found[match[1]] = [] if entries == [""] else entries
-    for key in ("topology", "npus_count", "bandwidth", "latency"):
+        on_line = match[2].strip() if match.re is _LINE else ""
+        found[match[1]] = [_unquoted(each) for each in on_line.split(",")] if on_line else []
+        open_list = found[match[1]] if match.re is _KEY else None
+    for key in _NETWORK_KEYS:
         if key not in found:
             raise FormatError(f"{key} is missing", path=str(path), hint=f"add a line '{key}: [...]'")
     return found
+
+
+def _unquoted(text: str) -> str:
+    return text.strip().strip("\"'")
 
 
 def _topology(path: Path, name: str) -> Topology:

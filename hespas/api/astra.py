@@ -1,0 +1,113 @@
+"""Mode ``astra`` of :func:`hespas.api.simulate`: a workload as the traces that ASTRA-sim would be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from hespas.api.preparation import Granularity, Preparation
+from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
+from hespas.converters.chakra.assembly import simulated_ns
+from hespas.converters.chakra.comm_groups import GroupIds
+from hespas.converters.chakra.reader import read_chakra
+from hespas.converters.chakra.writer import write_chakra
+from hespas.estimators import MissingPolicy
+from hespas.graph import Diagnostics, GroupSet, Workload
+from hespas.graph.errors import UsageError
+from hespas.simulator.astra import (
+    AstraOptions,
+    AstraSimulation,
+    Backend,
+    read_memory_config,
+    read_network_config,
+    read_system_config,
+    simulate_astra,
+)
+
+__all__ = ["AstraRequest", "Mode", "run_astra"]
+
+Mode = Literal["hespas", "astra"]
+"""``hespas``: the list schedule of each rank class; ``astra``: ASTRA-sim's analytical simulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class AstraRequest:
+    """ASTRA-sim's configuration files, the backend of its network, and queues per dimension."""
+
+    system_config: str | Path | None = None
+    network_config: str | Path | None = None
+    memory_config: str | Path | None = None
+    backend: Backend = "unaware"
+    queues_per_dim: int = 1
+
+    def options(self, mode: Mode) -> AstraOptions | None:
+        """The files as read, None in mode ``hespas``. Raises ``UsageError`` where one is missing, or given in
+        the other mode.
+        """
+        stated = [self.system_config, self.network_config, self.memory_config]
+        if mode not in {"hespas", "astra"}:
+            raise UsageError(f"unknown mode {mode!r}", hint="one of: hespas, astra")
+        if mode == "hespas":
+            if any(stated) or self.backend != "unaware" or self.queues_per_dim != 1:
+                raise UsageError(
+                    "configuration files of ASTRA-sim, `backend` and `queues_per_dim` belong to mode astra",
+                    hint="add `mode=astra`",
+                )
+            return None
+        if not self.system_config or not self.network_config:
+            missing = "network_config" if self.system_config else "system_config"
+            raise UsageError(f"mode astra needs `{missing}`", hint="give system.json and network.yml")
+        return AstraOptions(
+            system=read_system_config(Path(self.system_config)),
+            network=read_network_config(Path(self.network_config)),
+            memory=read_memory_config(Path(self.memory_config)) if self.memory_config else None,
+            backend=self.backend,
+            queues_per_dim=self.queues_per_dim,
+        )
+
+
+def run_astra(
+    workload: Workload,
+    options: AstraOptions,
+    *,
+    hardware: str | None,
+    estimator: str,
+    granularity: Granularity | None,
+    missing: MissingPolicy,
+    diagnostics: Diagnostics,
+    progress: Callable[[int, int], None] | None,
+) -> AstraSimulation:
+    """The step as ASTRA-sim has it. What is no Chakra trace, or gets times of a device, is what
+    ``hespas-convert`` would write for it: whole microseconds, messages for permutes, loops unrolled.
+
+    Raises what :func:`hespas.api.write` and :func:`hespas.simulator.astra.simulate_astra` do.
+    """
+    if hardware is None and granularity is None and workload.metadata.get("format") == "chakra":
+        return _run(workload, options, diagnostics)
+    target = load_format("chakra")
+    preparation = Preparation(
+        granularity=granularity,
+        missing=missing,
+        hardware=hardware,
+        estimator=estimator,
+        target=target,
+        folds=not is_flat(workload.metadata, load_format("stablehlo")),  # its first format decides
+    )
+    prepared, _ = preparation.run(workload, range(workload.num_ranks), diagnostics)
+    with TemporaryDirectory(prefix="hespas-astra-") as folder:
+        traces = Path(folder) / "traces"
+        write_chakra(prepared, traces, WriteOptions(progress=progress), diagnostics)
+        return _run(read_chakra(traces, ReadOptions(comm_groups=None), Diagnostics()), options, diagnostics)
+
+
+def _run(workload: Workload, options: AstraOptions, diagnostics: Diagnostics) -> AstraSimulation:
+    ids = GroupIds.of(workload)
+
+    def number(groups: GroupSet, rank: int) -> int:
+        return int(ids.text(groups, rank) or b"0")
+
+    stated_ns = [simulated_ns(graph) for graph in workload.classes]
+    return simulate_astra(workload, options, stated_ns, number, diagnostics)

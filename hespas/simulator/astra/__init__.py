@@ -1,0 +1,30 @@
+"""ASTRA-sim's analytical simulator, exact to the nanosecond: files, networks, collectives, issue rules."""
+
+from __future__ import annotations
+
+from hespas.simulator.astra.configuration import (
+    MemoryConfig,
+    NetworkConfig,
+    SystemConfig,
+    read_memory_config,
+    read_network_config,
+    read_system_config,
+)
+from hespas.simulator.astra.entry import simulate_astra
+from hespas.simulator.astra.options import AstraOptions, Backend
+from hespas.simulator.astra.results import AstraSimulation
+from hespas.simulator.astra.statistics import RankStatistics
+
+__all__ = [
+    "AstraOptions",
+    "AstraSimulation",
+    "Backend",
+    "MemoryConfig",
+    "NetworkConfig",
+    "RankStatistics",
+    "SystemConfig",
+    "read_memory_config",
+    "read_network_config",
+    "read_system_config",
+    "simulate_astra",
+]

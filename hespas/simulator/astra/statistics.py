@@ -1,0 +1,138 @@
+"""What ASTRA-sim reports of each rank, in whole ns: columns of shape ``(ranks,)``.
+
+Times of a class are the length of the union of its nodes' intervals [issue, end]; a receive counts from when
+it is asked for, so that waiting is communication. ``exposed_comm_ns`` is the finish less all computation of
+the device, so that idle waiting counts as communication there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.simulator.astra.runs import RankRun
+from hespas.simulator.astra.traces import Action, Roofline, Statistic, Trace
+
+__all__ = ["UNKNOWN", "RankFigures", "RankStatistics", "RooflineAverages", "figures_of", "union_ns"]
+
+UNKNOWN = -1
+"""Where a figure is not defined."""
+
+
+class RooflineAverages(NamedTuple):
+    """Weighted by time, over that time and 1 ns; utilisations are shares of the peaks."""
+
+    compute_bound: float
+    compute_utilization: float
+    memory_utilization: float
+    intensity: float
+
+
+class RankFigures(NamedTuple):
+    """The figures of one rank [ns]. ``overlap_ns`` is ``UNKNOWN`` where a rank runs more than computation of
+    the device and communication: ASTRA-sim ends with an error there.
+    """
+
+    finish_ns: int
+    exposed_comm_ns: int
+    wall_ns: int
+    compute_ns: int
+    comm_ns: int
+    cpu_ns: int
+    remote_memory_ns: int
+    overlap_ns: int
+    roofline: RooflineAverages | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RankStatistics:
+    """The figures of all ranks, by rank."""
+
+    finish_ns: IntArray
+    exposed_comm_ns: IntArray
+    wall_ns: IntArray
+    compute_ns: IntArray
+    comm_ns: IntArray
+    cpu_ns: IntArray
+    remote_memory_ns: IntArray
+    overlap_ns: IntArray
+    roofline: FloatArray | None
+    """Averages of roofline mode, shape ``(ranks, 4)``, in the order of :class:`RooflineAverages`."""
+
+    @classmethod
+    def of(cls, figures: Sequence[RankFigures], shown_by: IntArray) -> RankStatistics:
+        """Of ranks that are alike, the figures of one of them: ``shown_by`` indexes ``figures``."""
+        columns = np.array([row[:8] for row in figures], np.int64).T[:, shown_by]
+        averages = [row.roofline for row in figures if row.roofline is not None]
+        table = np.array(averages, np.float64)[shown_by] if averages else None
+        return cls(
+            finish_ns=columns[0],
+            exposed_comm_ns=columns[1],
+            wall_ns=columns[2],
+            compute_ns=columns[3],
+            comm_ns=columns[4],
+            cpu_ns=columns[5],
+            remote_memory_ns=columns[6],
+            overlap_ns=columns[7],
+            roofline=table,
+        )
+
+
+def union_ns(start_ns: IntArray, end_ns: IntArray) -> int:
+    """The time that at least one interval covers. O(n log n)."""
+    if not len(start_ns):
+        return 0
+    order = np.argsort(start_ns, kind="stable")
+    start, latest = start_ns[order], np.maximum.accumulate(end_ns[order])
+    gaps = np.maximum(start[1:] - latest[:-1], 0)
+    return int(latest[-1] - start[0] - gaps.sum())
+
+
+def figures_of(rank: RankRun, *, with_roofline: bool) -> RankFigures:
+    """The figures of one rank, with averages of roofline mode where it was in use."""
+    trace, finish_ns = rank.trace.trace, rank.finish_ns
+    start_ns, end_ns = np.array(rank.start_ns, np.int64), np.array(rank.end_ns, np.int64)
+    statistic = np.array(trace.statistic, np.int64)
+    by_class = [union_ns(start_ns[statistic == each], end_ns[statistic == each]) for each in Statistic]
+    waits = np.array(trace.action, np.int64) == Action.WAIT
+    counted: BoolArray = waits & np.array(trace.counted, np.bool_)
+    computed = int(np.array(trace.delay_ns, np.int64)[counted].sum())
+    wall_ns = int(end_ns.max(initial=0))
+    present = set(np.unique(statistic).tolist()) - {int(Statistic.NONE)}
+    gpu_ns, comm_ns = by_class[Statistic.GPU], by_class[Statistic.COMMUNICATION]
+    both = {int(Statistic.GPU), int(Statistic.COMMUNICATION)}
+    overlap_ns = gpu_ns + comm_ns - wall_ns if present == both else (0 if present < both else UNKNOWN)
+    return RankFigures(
+        finish_ns=finish_ns,
+        exposed_comm_ns=finish_ns - computed,
+        wall_ns=wall_ns,
+        compute_ns=gpu_ns,
+        comm_ns=comm_ns,
+        cpu_ns=by_class[Statistic.CPU],
+        remote_memory_ns=by_class[Statistic.REMOTE_MEMORY],
+        overlap_ns=overlap_ns,
+        roofline=_averages(trace, end_ns - start_ns, statistic) if with_roofline else None,
+    )
+
+
+def _averages(trace: Trace, duration_ns: IntArray, statistic: IntArray) -> RooflineAverages:
+    timed = (statistic == Statistic.CPU) | (statistic == Statistic.GPU)
+    total = float(duration_ns[timed].sum()) + 1.0
+    rows = list(trace.roofline.items())
+    weight: NDArray[np.float64] = duration_ns[[place for place, _ in rows]].astype(np.float64)
+    facts: list[Roofline] = [each for _, each in rows]
+
+    def mean(values: Sequence[float]) -> float:
+        return float((np.array(values, np.float64) * weight).sum() / total)
+
+    return RooflineAverages(
+        mean([float(each.is_compute_bound) for each in facts]),
+        mean([each.compute_utilization for each in facts]),
+        mean([each.memory_utilization for each in facts]),
+        mean([each.intensity for each in facts]),
+    )
