@@ -17,6 +17,7 @@ BENCHMARKS = {
     "graph_replay_peer": "matrix products of replayed graphs, beside a peer's table of the same recordings",
     "hub_memory": "memory of a graph of a million nodes",
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
+    "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",

@@ -1,4 +1,4 @@
-"""What names of kernels alone say of profiles: ``python -m benchmarks.kernel_names FOLDER``.
+"""What names of kernels alone say of profiles: ``python -m benchmarks.kernel_names [FOLDER]``.
 
 Per trace the share of device time whose class the name tells, the share with bounds on the work (of all of
 it, and of what is no communication and whose launch is recorded), and the names that nothing is known of.
@@ -28,6 +28,7 @@ from hespas.graph.errors import HespasError
 __all__ = ["Told", "main", "told"]
 
 _MOST_NAMED = 3
+_OWN = Path(__file__).parents[1] / "fixtures" / "profiles"
 
 
 class Told(NamedTuple):
@@ -120,7 +121,7 @@ def _profiles(folder: Path) -> Iterator[tuple[str, Profile]]:
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 1 where a bound does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_names", description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=_OWN)
     folder: Path = parser.parse_args(arguments).folder
     columns = ("classified", "bounded", "of launches", "holds", "fails")
     print(f"{'trace':58}" + "".join(f"{column:>13}" for column in columns) + "  names that say nothing")

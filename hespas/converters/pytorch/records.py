@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
@@ -264,26 +265,29 @@ def score_execution_trace(head: Head) -> int:
 
 
 def score_folder(head: Head) -> int:
-    """Whether a file of the folder, or of one right below it, is one of PyTorch's."""
+    """Whether a file right in the folder is one of PyTorch's, or every sub-folder with JSON has one: a job
+    in folders, one a rank or a run, and no collection in which PyTorch's files lie beside others.
+    """
     if not head.is_directory:
         return _NO
-    looked = 0
-    for name in head.names:
+    folders: list[bool] = []
+    for name in head.names[:_MOST_LOOKED_AT]:
         entry = head.path / name
         try:
-            inner = sorted(entry.iterdir())[:4] if entry.is_dir() else [entry]
+            inner = sorted(entry.iterdir())[:4] if entry.is_dir() else None
         except OSError:
             continue
-        for path in inner:
-            if ".json" not in path.suffixes:
-                continue
-            looked += 1
-            data = first_bytes(path, HEAD_BYTES)
-            if is_profile(data) or is_execution_trace(data):
+        if inner is None:
+            if _is_ours(entry):
                 return _DIRECTORY
-            if looked >= _MOST_LOOKED_AT:
-                return _NO
-    return _NO
+        elif any(".json" in path.suffixes for path in inner):
+            folders.append(any(_is_ours(path) for path in inner))
+    return _DIRECTORY if folders and all(folders) else _NO
+
+
+def _is_ours(path: Path) -> bool:
+    data = first_bytes(path, HEAD_BYTES) if ".json" in path.suffixes else b""
+    return is_profile(data) or is_execution_trace(data)
 
 
 # What file names say: the rank, and which of several jobs a file is of.
