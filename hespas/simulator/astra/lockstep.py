@@ -5,6 +5,8 @@ at the same time, and a rank whose messages go to ranks like those of another be
 ranks are alike, structure alone tells (:mod:`hespas.simulator.astra.symmetry`); one of each is run, with
 phases of collectives that take the time which one rank tells (:mod:`hespas.simulator.astra.phase_times`).
 
+Congestion is left to a run of all ranks, but for rings in which no two messages meet on a link.
+
 Without congestion, ranks touch each other in nothing but times of messages. What is left is the order of
 events of one moment on one rank: they run in the order in which they were entered. Where two were entered at
 the same moment too, and one of them by what is not run here, nothing is claimed and all ranks are run.
@@ -20,7 +22,7 @@ from hespas.graph.columns import IntArray
 from hespas.simulator.astra.events import Callback, EventQueue, Timers
 from hespas.simulator.astra.mailbox import Channel, Mailbox
 from hespas.simulator.astra.memory import RemoteMemory
-from hespas.simulator.astra.network import Network, UnawareNetwork
+from hespas.simulator.astra.network import EmptyNetwork, Network, UnawareNetwork
 from hespas.simulator.astra.options import AstraOptions
 from hespas.simulator.astra.phase_times import Ambiguous, PhaseTime, PhaseTimes
 from hespas.simulator.astra.phases import Machine, PhaseStart
@@ -40,7 +42,7 @@ def run_alike(traces: JobTraces, options: AstraOptions) -> Run | None:
     """
     queue = EventQueue()
     planner = Planner(options.system, options.network)
-    wires = UnawareNetwork(options.network, queue)
+    wires = (EmptyNetwork if options.backend == "aware" else UnawareNetwork)(options.network, queue)
     kinds = alike(traces, options, planner, wires)
     if kinds is None:
         return None

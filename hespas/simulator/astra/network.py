@@ -17,7 +17,7 @@ from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.simulator.astra.configuration import NetworkConfig, Topology
 from hespas.simulator.astra.events import Callback, EventQueue
 
-__all__ = ["AwareNetwork", "Network", "UnawareNetwork", "checked", "hops_between"]
+__all__ = ["AwareNetwork", "EmptyNetwork", "Network", "UnawareNetwork", "checked", "hops_between"]
 
 _LONGEST_NS = float(1 << 62)
 
@@ -120,6 +120,17 @@ def _whole(time_ns: float, size: int) -> int:
             hint="check bandwidth and latency of the network, and the sizes in the trace",
         )
     return int(time_ns)
+
+
+class EmptyNetwork(UnawareNetwork):
+    """With congestion, where each message finds its links free: each of its hops takes floor(latency +
+    size / B).
+    """
+
+    def along(self, path: tuple[int, int], size: int) -> int:
+        """The time of a message on a path [ns]."""
+        dim, hops = path
+        return hops * super().along((dim, 1), size)
 
 
 class _Message:

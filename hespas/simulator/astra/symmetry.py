@@ -38,17 +38,28 @@ def alike(
     traces: JobTraces, options: AstraOptions, planner: Planner, wires: UnawareNetwork
 ) -> IntArray | None:
     """The kind of each rank, counted from 0; None where ranks are not proved alike, or few are."""
-    if options.backend != "unaware" or not options.system.endpoint_delay_ns:
+    if not options.system.endpoint_delay_ns or not _is_lonely(options):
         return None
-    if options.memory is not None and options.memory.memory_type not in _LONELY_MEMORIES:
+    is_aware = options.backend == "aware"
+    if is_aware and not _sends_one_at_a_time(traces, options):
         return None
     try:
-        return _Kinds(traces, planner, wires).refined()
+        return _Kinds(traces, planner, wires, is_aware).refined()
     except _Unlike:
         return None
 
 
-_LONELY_MEMORIES = {"NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION"}
+def _is_lonely(options: AstraOptions) -> bool:
+    """Whether no rank waits for the memory of another."""
+    kinds = {"NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION"}
+    return options.memory is None or options.memory.memory_type in kinds
+
+
+def _sends_one_at_a_time(traces: JobTraces, options: AstraOptions) -> bool:
+    """Whether ranks have one chunk under way, and nothing else that they send."""
+    is_single = options.queues_per_dim == options.system.active_chunks_per_dimension == 1
+    talks = any(trace.messages for trace in traces.classes.values())
+    return is_single and not talks and len(options.network.npus) == 1
 
 
 @dataclass(slots=True)
@@ -56,6 +67,7 @@ class _Kinds:
     traces: JobTraces
     planner: Planner
     wires: UnawareNetwork
+    is_aware: bool
 
     def refined(self) -> IntArray:
         workload = self.traces.workload
@@ -118,6 +130,10 @@ class _Kinds:
         flat = any(phase.algorithm.flat for phase in plan.phases) and len(self.planner.network.npus) > 1
         if "tree" in families or (flat and plan.group is None):
             raise _Unlike
+        if self.is_aware and "direct" in families:
+            raise _Unlike  # all messages of a rank at once
+        if self.is_aware and plan.group is None and "halving" in families:
+            self._views(np.arange(self._ranks, dtype=np.int64)[None], "halving")
         return plan.phases[0].algorithm.family if plan.group is not None else ""
 
     def _subgroups(
@@ -137,6 +153,10 @@ class _Kinds:
         numbers[table] = self._views(table, family)[:, None]
         yield table, numbers
 
+    def _may_meet(self, paths: IntArray) -> bool:
+        """Whether messages pass links that those of other ranks pass too: behind the first hop of a ring."""
+        return self.planner.network.topology[0] == "Ring" and bool((paths > 1).any())
+
     @property
     def _ranks(self) -> int:
         return self.traces.workload.num_ranks
@@ -150,7 +170,7 @@ class _Kinds:
         for step in _steps(family, size):
             others = table[:, np.arange(size) ^ step] if family == "halving" else np.roll(table, -step, 1)
             paths = self._paths(table.reshape(-1), others.reshape(-1)).reshape(table.shape)
-            if (paths != paths[:, :1]).any():
+            if (paths != paths[:, :1]).any() or (self.is_aware and self._may_meet(paths)):
                 raise _Unlike
             columns.append(paths[:, 0])
         return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
@@ -195,11 +215,15 @@ class _Kinds:
 
     def _check_mutual(self) -> None:
         """Whoever sends is asked for it."""
+        if not any(trace.messages for trace in self.traces.classes.values()):
+            return
         if not np.array_equal(self._listed(sends=True), self._listed(sends=False)):
             raise _Unlike
 
     def _check_single(self, kinds: IntArray) -> None:
         """Of the ranks of a kind, a rank exchanges messages of one tag and size with one."""
+        if not any(trace.messages for trace in self.traces.classes.values()):
+            return
         listed = self._listed(sends=True)
         for end, other in ((0, 1), (1, 0)):
             keys = np.stack([listed[:, end], kinds[listed[:, other]], listed[:, 2], listed[:, 3]], 1)
