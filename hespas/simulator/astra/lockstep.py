@@ -67,7 +67,7 @@ def run_alike(traces: JobTraces, options: AstraOptions) -> Run | None:
         queue.run()
     except Ambiguous:
         return None
-    if any(rank.ended < len(rank.trace.trace) for rank in ranks):
+    if any(rank.ended < len(rank.trace.trace) for rank in ranks) or mailbox.unreceived():
         return None
     return Run([rank.result() for rank in ranks], kinds)
 

@@ -46,7 +46,7 @@ def kinds_and_equal(
     alike = run_alike(traces, options)
     if alike is None:
         return None
-    ranks = run_all(traces.of_ranks(range(workload.num_ranks)), options)
+    ranks, _ = run_all(traces.of_ranks(range(workload.num_ranks)), options)
     for rank, shown_by in zip(ranks, alike.shown_by.tolist(), strict=True):
         shown, full = alike.ranks[shown_by], rank.result()
         assert list(shown.start_ns) == list(full.start_ns)
