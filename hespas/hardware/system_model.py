@@ -42,7 +42,7 @@ def _is_size(value: float) -> bool:
     return value != 0
 
 
-Size = Annotated[
+_Size = Annotated[
     int,
     Meta(
         ge=_ANY,
@@ -51,7 +51,7 @@ Size = Annotated[
         extra={"remedy": "write it as 8; -1 where the job decides", "within": _is_size},
     ),
 ]
-Ratio = Annotated[float, Meta(ge=1, le=1e6, description="a number that is 1 or more")]
+_Ratio = Annotated[float, Meta(ge=1, le=1e6, description="a number that is 1 or more")]
 
 
 class Dimension(Row, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Dimension(Row, frozen=True, kw_only=True):
 
     name: Text
     topology: DimensionTopology
-    size: Size
+    size: _Size
     bandwidth_bytes_per_s: Positive
     latency_ns: NotNegativeOrNan
     links_per_device: CountOrUnknown
@@ -80,7 +80,7 @@ class Dimension(Row, frozen=True, kw_only=True):
     closes_at: Count = 1
     closes_from: Count = 1
     closes_source: Text = ""
-    oversubscription: Ratio = 1.0
+    oversubscription: _Ratio = 1.0
     oversubscription_source: Text = ""
     nics_per_node: CountOrUnknown = -1
     reduction: Text = ""
