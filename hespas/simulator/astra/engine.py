@@ -10,7 +10,8 @@ from hespas.simulator.astra.memory import RemoteMemory
 from hespas.simulator.astra.network import AwareNetwork, Network, UnawareNetwork
 from hespas.simulator.astra.options import AstraOptions
 from hespas.simulator.astra.plans import Planner
-from hespas.simulator.astra.ranks import Rank, Shared
+from hespas.simulator.astra.ranks import Rank
+from hespas.simulator.astra.shared import Shared
 from hespas.simulator.astra.traces import RankTrace
 
 __all__ = ["run_all"]

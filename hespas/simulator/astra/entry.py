@@ -16,11 +16,12 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.simulator.astra.deadlock import check_finished
 from hespas.simulator.astra.engine import run_all
+from hespas.simulator.astra.lockstep import run_alike
 from hespas.simulator.astra.network import checked
 from hespas.simulator.astra.options import AstraOptions
 from hespas.simulator.astra.results import AstraSimulation, simulation_of
 from hespas.simulator.astra.runs import Run
-from hespas.simulator.astra.traces import GroupNames, rank_traces
+from hespas.simulator.astra.traces import GroupNames, JobTraces
 
 __all__ = ["simulate_astra"]
 
@@ -46,10 +47,12 @@ def simulate_astra(
             hint="set it to 0: the analytical networks are used without it",
         )  # fmt: skip
     _tell_unread(options, diagnostics)
-    traces = rank_traces(workload, options.system, stated_ns, group_number)
-    ranks = run_all(traces, options)
-    check_finished(ranks, diagnostics)
-    run = Run([rank.result() for rank in ranks], np.arange(len(ranks)))
+    traces = JobTraces.of(workload, options.system, stated_ns, group_number)
+    run = run_alike(traces, options)
+    if run is None:
+        ranks = run_all(traces.of_ranks(range(workload.num_ranks)), options)
+        check_finished(ranks, diagnostics)
+        run = Run([rank.result() for rank in ranks], np.arange(len(ranks)))
     return simulation_of(workload, options, run)
 
 
