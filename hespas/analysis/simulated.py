@@ -302,7 +302,9 @@ def _share(part: FloatArray, whole: float) -> FloatArray:
 
 def _rate(amount: FloatArray, time_ns: FloatArray) -> FloatArray:
     """Per ns; NaN where nothing took time."""
-    return np.divide(amount, time_ns, out=np.full(len(amount), np.nan), where=time_ns > 0)
+    rates: FloatArray = np.full(len(amount), np.nan)
+    np.divide(amount, time_ns, out=rates, where=time_ns > 0)
+    return rates
 
 
 def _on_last_path(spans: _Spans) -> BoolArray:
