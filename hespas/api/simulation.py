@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 4096
-REPORT_DOCUMENT = "simulation.json"
+_REPORT_DOCUMENT = "simulation.json"
 """The document in the folder of a report."""
 
 
@@ -102,7 +102,7 @@ class SimulationResult(Result, Simulation):
             diagnostics=self.diagnostics,
         )
         document = self.to_json()
-        write_report(Path(folder), page, document, tables, name=REPORT_DOCUMENT, overwrite=overwrite)
+        write_report(Path(folder), page, document, tables, name=_REPORT_DOCUMENT, overwrite=overwrite)
 
 
 def simulate(
