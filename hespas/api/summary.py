@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.api.io import Document, Result, findings, json_of, read
+from hespas.api.systems import DimensionRow, dimension_rows
 from hespas.converters import ReadOptions, Value, find_format
 from hespas.estimators.registry import ListedEstimator
 from hespas.files.documents import Count, Figure
@@ -33,9 +34,9 @@ from hespas.graph import (
     timed_class_name,
 )
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.graph.groups import GroupSet
+from hespas.graph.groups import first_group, groups_text
 from hespas.graph.passes import find_cycle, levels
-from hespas.hardware import Device
+from hespas.hardware import Device, System
 
 if TYPE_CHECKING:
     import pandas
@@ -137,9 +138,6 @@ def _stated(graph: OpGraph, key: str, texts: dict[str, int]) -> IntArray:
         if len(text) <= _LONGEST and text.isprintable():
             found[int(extra.node[row])] = texts.setdefault(text, len(texts))
     return found
-
-
-_FIRST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,31 +399,14 @@ def _collectives(graph: OpGraph, num_ranks: int) -> Iterator[CollectiveRow]:
         groups = graph.group_sets[which] if which >= 0 else StridedGroups.all_ranks(num_ranks)
         yield CollectiveRow(
             kind=CollectiveKind(kind).name.lower(),
-            groups=_groups_text(groups, num_ranks),
+            groups=groups_text(groups, num_ranks),
             num_groups=groups.num_groups,
             group_size=groups.group_size,
-            first_group=_first_group(groups),
+            first_group=first_group(groups),
             nodes=int(mine.sum()),
             executions=float(runs[mine].sum()),
             comm_bytes=float((table.comm_bytes[mine] * runs[mine]).sum()),
         )
-
-
-def _first_group(groups: GroupSet) -> tuple[int, ...]:
-    first: list[int] = groups.members(0)[:_FIRST_RANKS].tolist() if groups.num_groups else []
-    return tuple(first)
-
-
-def _groups_text(groups: GroupSet, num_ranks: int) -> str:
-    """``4 groups of 2, the first 0 4``: grouping the same ranks otherwise reads otherwise."""
-    if groups.is_world(num_ranks):
-        return "all ranks"
-    size = f"{groups.group_size:,}" if groups.group_size >= 0 else f"up to {groups.max_group_size:,}"
-    first = _first_group(groups)
-    more = " ..." if groups.group_size > len(first) else ""
-    plural = "" if groups.num_groups == 1 else "s"
-    which = f", the first {' '.join(map(str, first))}{more}" if first else ""
-    return f"{groups.num_groups:,} group{plural} of {size}{which}"
 
 
 def _regions(graph: OpGraph) -> Iterator[RegionRow]:
@@ -559,19 +540,40 @@ class _DeviceRow(msgspec.Struct, frozen=True):
     links: tuple[_Link, ...]
 
 
+class _SystemRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str
+    device: str
+    aliases: tuple[str, ...]
+    max_devices: int
+    dimensions: list[DimensionRow]
+
+
 class DevicesDocument(Document, frozen=True, kw_only=True):
     """What hespas hardware list --json writes."""
 
     schema: Literal["hespas.devices/1"] = "hespas.devices/1"
     devices: list[_DeviceRow]
+    systems: list[_SystemRow]
 
 
-def devices_document(devices: Sequence[Device]) -> msgspec.Struct:
-    """The devices that ship with the package: ``hespas.devices/1``. A peak is per device, dense or sparse as
-    it says; ``hespas hardware show`` tells the sources.
+def devices_document(devices: Sequence[Device], systems: Sequence[System] = ()) -> msgspec.Struct:
+    """Devices and systems of them (-1: no bound): ``hespas.devices/1``. A peak is per device, dense or sparse
+    as it says; ``hespas hardware show`` tells the sources.
     """
     return DevicesDocument(
         inputs=[],
         diagnostics=[],
         devices=msgspec.convert(list(devices), list[_DeviceRow], from_attributes=True),
+        systems=[
+            _SystemRow(
+                name=each.name,
+                description=each.description,
+                device=each.device,
+                aliases=each.aliases,
+                max_devices=each.most,
+                dimensions=dimension_rows(each),
+            )
+            for each in systems
+        ],
     )
