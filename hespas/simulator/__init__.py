@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from hespas.simulator.entry import simulate
+from hespas.simulator.job import JobScheduler
 from hespas.simulator.list_scheduler import ListScheduler
 from hespas.simulator.schedule import ClassResult, CriticalPath, Simulation, Simulator
 
-__all__ = ["ClassResult", "CriticalPath", "ListScheduler", "Simulation", "Simulator", "simulate"]
+__all__ = [
+    "ClassResult",
+    "CriticalPath",
+    "JobScheduler",
+    "ListScheduler",
+    "Simulation",
+    "Simulator",
+    "simulate",
+]
