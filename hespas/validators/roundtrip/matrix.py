@@ -150,10 +150,14 @@ def unreported(pair: Pair) -> list[str]:
 def _is_reported(
     column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
 ) -> bool:
-    """Whether the findings about a column are as many as its rows that changed."""
+    """Whether the findings about a column are as many as its rows that changed; where one of them is that
+    there are other nodes now, rows stand elsewhere and are not counted.
+    """
     names = {_ANY, column.column, column.column.partition(".")[0]}
-    codes = {code for code, columns in declared if names & set(columns) and (not code or code in findings)}
-    if "" in codes:
+    about = [(code, columns) for code, columns in declared if names & set(columns)]
+    found = [(code, columns) for code, columns in about if not code or code in findings]
+    codes = {code for code, _ in found}
+    if "" in codes or any("nodes" in columns for _, columns in found):
         return True
     if not codes or column.column in _SHIFTED:
         return bool(codes)
