@@ -60,9 +60,8 @@ def simulate(
         timed, unknown_times = _timed(settled, estimate, missing, found)
         unknown[index] = unknown_trips + unknown_times
         classes.append(_on_one_queue(timed, found) if estimate.hardware else timed)
-    done = (simulator or _whole_job(workload, recorded=estimates is None)).run(
-        replace(workload, classes=tuple(classes)), found
-    )
+    chosen = _settled(simulator, workload, recorded=estimates is None)
+    done = chosen.run(replace(workload, classes=tuple(classes)), found)
     results = tuple(
         replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
         for result in done.classes
@@ -71,14 +70,19 @@ def simulate(
     return replace(done, workload=workload, classes=results, low_ns=low_ns, high_ns=high_ns)
 
 
-def _whole_job(workload: Workload, *, recorded: bool) -> JobScheduler:
-    """The simulator for times of estimates, or for those of the graphs: where these have recorded waits,
-    ranks begin when they did, and a collective takes as long as for its last member.
+def _settled(simulator: Simulator | None, workload: Workload, *, recorded: bool) -> Simulator:
+    """The simulator with what is left open settled: where times of the graphs have recorded waits, ranks
+    begin when they did, and a collective takes as long as for its last member.
     """
-    if not recorded:
-        return JobScheduler()
-    waits = any(bool(is_recorded_wait(graph).any()) for graph in workload.classes)
-    return JobScheduler(differing="shortest", starts="recorded" if waits else "together")
+    if simulator is not None and not isinstance(simulator, JobScheduler):
+        return simulator
+    job = simulator or JobScheduler()
+    waits = recorded and any(bool(is_recorded_wait(graph).any()) for graph in workload.classes)
+    return replace(
+        job,
+        differing=job.differing or ("shortest" if recorded else "longest"),
+        starts=job.starts or ("recorded" if waits else "together"),
+    )
 
 
 def _on_one_queue(graph: OpGraph, found: Diagnostics) -> OpGraph:

@@ -25,7 +25,18 @@ from hespas.simulator.schedule import (
 )
 from hespas.simulator.streams import FREE, POSTED, STREAMS, kinds_of, shown_streams
 
-__all__ = ["Across", "ClassOf", "Scheduled", "Spans", "alone", "critical_path", "simulation_of", "spans_of"]
+__all__ = [
+    "Across",
+    "ClassOf",
+    "Scheduled",
+    "Segment",
+    "Spans",
+    "alone",
+    "critical_path",
+    "segments",
+    "simulation_of",
+    "spans_of",
+]
 
 
 class Spans(NamedTuple):
@@ -164,6 +175,32 @@ class Across(NamedTuple):
 
     awaited: SmallIntArray
     path: IntArray
+
+
+class Segment(NamedTuple):
+    """A piece of the critical path of a job in one rank: so many spans, from the first node to the last."""
+
+    rank: int
+    spans: int
+    first_node: int
+    last_node: int
+    start_ns: float
+    end_ns: float
+
+
+def segments(done: Simulation) -> list[Segment]:
+    """The critical path of a job by the ranks it leads through, first to last. O(spans on it)."""
+    timeline, path = done.timeline, done.path
+    if not len(path):
+        return []
+    rank = timeline.rank[path]
+    first = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
+    after = np.append(first[1:], len(path))
+    start_ns = timeline.start_ns[path[first]]
+    end_ns = np.append(start_ns[1:], timeline.end_ns[path[-1]])
+    columns = (rank[first], after - first, timeline.node[path[first]], timeline.node[path[after - 1]])
+    rows = zip(*(column.tolist() for column in (*columns, start_ns, end_ns)), strict=True)
+    return [Segment(*row) for row in rows]
 
 
 def simulation_of(

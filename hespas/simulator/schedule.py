@@ -63,6 +63,7 @@ __all__ = [
     "exposed_ns",
     "flatten",
     "list_schedule",
+    "node_label",
     "prepared",
     "ranks_of",
     "release",
@@ -436,6 +437,11 @@ def flatten(graph: OpGraph, blocks: tuple[Block, ...]) -> Program:
         op_class=flat.op_class.astype(np.int32),
         blocks=blocks,
     )
+
+
+def node_label(graph: OpGraph, node: int) -> str:
+    """What a node is called: by its name, else its operation; -1 stands for the trips of a loop."""
+    return graph.node_name(node) or graph.op_name(node) if node >= 0 else "the rest of a loop"
 
 
 # --- What a simulation says besides its timeline.

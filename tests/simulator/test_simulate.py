@@ -153,7 +153,7 @@ def test_classes_that_share_no_group_are_scheduled_each_for_itself() -> None:
     assert timeline.resource_ns("copy").tolist() == [0, 10, 10, 0]
     assert timeline.shown_by.tolist() == [0, 1, 1, 0]
     assert [(row.rank_class, row.rank, row.num_ranks) for row in done.classes] == [(1, 1, 2), (2, 0, 2)]
-    assert timeline.rank.tolist() == [1, 1, 0, 0]
+    assert timeline.rank.tolist() == [0, 0, 1, 1]
     assert timeline.cause.tolist() == [-1, 0, -1, 2]
     assert done.step_ns == 11
     assert len(to_pandas(timeline)) == 4

@@ -14,6 +14,7 @@ from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.relations import NOBODY, Relations
 from hespas.simulator.job.symmetry import Colours
 from hespas.simulator.job.talk import Talk, occurrences
+from hespas.simulator.schedule import node_label
 
 __all__ = ["Calls", "matched_calls"]
 
@@ -123,7 +124,7 @@ def _told(cast: Cast, calls: Calls, row: int) -> tuple[int, int, str]:
     """Rank, node id, and what to call one of the calls."""
     actor, task = cast.actors[int(calls.actor[row])], int(calls.task[row])
     node = int(actor.program.node[cast.local(task)])
-    name = actor.graph.node_name(node) or actor.graph.op_name(node)
+    name = node_label(actor.graph, node)
     what = CollectiveKind(int(calls.kind[row])).name.lower().replace("_", "-")
     return actor.rank, int(actor.graph.id[node]), f"rank {actor.rank}: {name} ({what})"
 

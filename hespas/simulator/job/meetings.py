@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -17,20 +16,13 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.calls import matched_calls
+from hespas.simulator.job.options import Differing, Protocol
 from hespas.simulator.job.relations import NOBODY, Relations
 from hespas.simulator.job.symmetry import Colours
 from hespas.simulator.job.talk import Talk, occurrences
+from hespas.simulator.schedule import node_label
 
-__all__ = ["DIFFERING", "PROTOCOLS", "Differing", "Meetings", "Protocol", "meetings_of"]
-
-Protocol = Literal["eager", "rendezvous"]
-PROTOCOLS: tuple[Protocol, ...] = ("eager", "rendezvous")
-"""Whether who sends a message is done when it has left, or waits for the receiver to be there, too."""
-
-Differing = Literal["longest", "shortest"]
-DIFFERING: tuple[Differing, ...] = ("longest", "shortest")
-"""How long communication takes whose members state different times. What was recorded has waits for others in
-it, and least of them where the last one came."""
+__all__ = ["Meetings", "meetings_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +203,7 @@ def _check_pairs(cast: Cast, pairs: _Pairs, protocol: Protocol, diagnostics: Dia
         lacks = "receives no such message" if sender else "sends no such message"
         tag = int(actor.graph.p2p.tag[np.searchsorted(actor.graph.p2p.node, node)])
         raise CheckFailedError(
-            f"rank {actor.rank}: {actor.graph.node_name(node) or actor.graph.op_name(node)} waits for rank "
+            f"rank {actor.rank}: {node_label(actor.graph, node)} waits for rank "
             f"{other}, which {lacks}" + (f" with tag {tag}" if tag >= 0 else ""),
             code="ET015",
             position=f"rank {actor.rank}, node {int(actor.graph.id[node])}",

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, log1p, sqrt
-from typing import Literal
 
 import numpy as np
 
@@ -26,14 +25,8 @@ from hespas.graph.passes import with_durations
 from hespas.simulator.job.actors import Actor, Cast, cast_of
 from hespas.simulator.job.events import joint_schedule
 from hespas.simulator.job.figures import across, scheduled
-from hespas.simulator.job.meetings import (
-    DIFFERING,
-    PROTOCOLS,
-    Differing,
-    Meetings,
-    Protocol,
-    meetings_of,
-)
+from hespas.simulator.job.meetings import Meetings, meetings_of
+from hespas.simulator.job.options import DIFFERING, PROTOCOLS, STARTS, Differing, Protocol, Starts
 from hespas.simulator.job.relations import NOBODY, Relations, relations_of
 from hespas.simulator.job.starts import recorded_starts
 from hespas.simulator.job.stuck import check_finished
@@ -44,11 +37,7 @@ from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
 from hespas.simulator.schedule import PRIORITIES, Priority, Program, Simulation, ranks_of
 from hespas.simulator.streams import COMMUNICATION, FREE, POSTED, kinds_of, stream_codes
 
-__all__ = ["STARTS", "JobScheduler", "Starts"]
-
-Starts = Literal["together", "recorded"]
-STARTS: tuple[Starts, ...] = ("together", "recorded")
-"""When ranks begin."""
+__all__ = ["JobScheduler"]
 
 _MOST_TASKS = 20_000_000
 """Operations of all ranks that are simulated one by one: about 10 GB."""
@@ -64,14 +53,16 @@ class JobScheduler:
     ranks begin together, or, where all times were recorded, as far apart as their recordings. ``jitter`` is
     the standard deviation, over the mean, of the time of each computation and copy on each rank (log-normal,
     mean 1), drawn with ``seed``; ``stragglers`` are ranks and the factors by which all they do alone takes
-    longer. Without ``symmetry`` every rank is simulated.
+    longer. Without ``symmetry`` every rank is simulated. ``differing`` and ``starts`` that are left open are
+    settled by where times come from (:func:`hespas.simulator.simulate`): "longest" and "together" but for
+    recorded ones.
     """
 
     priority: Priority = "program"
     max_executions: int = 1_000_000
     protocol: Protocol = "eager"
-    differing: Differing = "longest"
-    starts: Starts = "together"
+    differing: Differing | None = None
+    starts: Starts | None = None
     jitter: float = 0.0
     seed: int = 0
     stragglers: tuple[tuple[int, float], ...] = field(default=())
@@ -83,7 +74,7 @@ class JobScheduler:
             (self.priority, PRIORITIES), (self.protocol, PROTOCOLS), (self.differing, DIFFERING),
             (self.starts, STARTS),
         ):  # fmt: skip
-            if value not in known:
+            if value is not None and value not in known:
                 raise UsageError(f"unknown option {value!r}", hint=f"one of: {', '.join(known)}")
         if self.max_executions < 1:
             raise UsageError("max_executions must be at least 1")
@@ -258,12 +249,12 @@ class _Whole:
             self.relations,
             self.colours,
             protocol=self.options.protocol,
-            differing=self.options.differing,
+            differing=self.options.differing or "longest",
             diagnostics=self.diagnostics,
         )
 
     def _begin_ns(self, cast: Cast, meetings: Meetings) -> FloatArray | None:
-        if self.options.starts == "together":
+        if self.options.starts != "recorded":
             return None
         begin_ns = recorded_starts(cast, meetings, self.options.priority)
         self.diagnostics.info(

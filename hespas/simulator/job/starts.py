@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.meetings import Meetings
 from hespas.simulator.schedule import Priority, list_schedule
@@ -22,7 +22,7 @@ def recorded_starts(cast: Cast, meetings: Meetings, priority: Priority) -> Float
     starts = np.zeros(len(cast.actors))
     ended = np.full(meetings.count, np.nan)
     for place, actor in enumerate(cast.actors):
-        mine = np.arange(cast.first[place], cast.first[place + 1])
+        mine: IntArray = np.arange(cast.first[place], cast.first[place + 1], dtype=np.int64)
         mine = mine[(meetings.ended_by[mine] >= 0) & ~meetings.is_message[mine]]
         end_ns = list_schedule(actor.program.tasks, priority).end_ns[mine - cast.first[place]]
         met = meetings.ended_by[mine]

@@ -11,6 +11,7 @@ from hespas.graph.errors import CheckFailedError, FormatError
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.events import JointSchedule
 from hespas.simulator.job.meetings import Meetings
+from hespas.simulator.schedule import node_label
 
 __all__ = ["check_finished"]
 
@@ -43,7 +44,8 @@ def check_finished(cast: Cast, meetings: Meetings, done: JointSchedule, diagnost
     for task, text in zip(waiting[:_MOST_TOLD], told, strict=False):
         actor = cast.actor_of(task)
         diagnostics.add(_CODE, Severity.ERROR, f"rank {actor.rank}", f"ET021: {text}", rank=actor.rank)
-    ranks = sum(cast.actors[place].count for place in np.unique(cast.owner[stuck]).tolist())
+    places: list[int] = np.unique(cast.owner[stuck]).tolist()
+    ranks = sum(cast.actors[place].count for place in places)
     total = sum(actor.count for actor in cast.actors)
     first = cast.actor_of(waiting[0])
     raise CheckFailedError(
@@ -81,7 +83,4 @@ def _node(cast: Cast, task: int) -> int:
 
 def _name(cast: Cast, task: int) -> str:
     actor = cast.actor_of(task)
-    node = int(actor.program.node[cast.local(task)])
-    if node < 0:
-        return "the rest of a loop"
-    return actor.graph.node_name(node) or actor.graph.op_name(node)
+    return node_label(actor.graph, int(actor.program.node[cast.local(task)]))

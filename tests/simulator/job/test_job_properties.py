@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, Timeline, Workload
 from hespas.graph.passes import all_deps
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
-from hespas.simulator.job.meetings import PROTOCOLS, Protocol
+from hespas.simulator.job.options import PROTOCOLS, Protocol
 from hespas.simulator.schedule import PRIORITIES, Priority
 from tests.simulator.job.small_jobs import jobs
 
@@ -116,8 +116,9 @@ def _check_meetings(done: Simulation) -> None:
     for rank in range(workload.num_ranks):
         graph = workload.graph_of(rank)
         table = graph.collectives
-        groups = [graph.group_sets[row] for row in table.group_set.tolist()]
-        for place, (node, group_set) in enumerate(zip(table.node.tolist(), groups, strict=True)):
+        rows: list[int] = table.group_set.tolist()
+        for place, (node, row) in enumerate(zip(table.node.tolist(), rows, strict=True)):
+            group_set = graph.group_sets[row]
             span = np.flatnonzero((timeline.rank == int(timeline.shown_by[rank])) & (timeline.node == node))
             if len(span):
                 key = (hash(group_set), group_set.group_of(rank), place)

@@ -89,7 +89,7 @@ def test_the_critical_path_goes_on_in_the_rank_that_was_awaited() -> None:
 def test_members_that_state_different_times_take_the_longest_or_what_was_recorded_last() -> None:
     graphs = [before_a_collective(10, takes=5)[0], before_a_collective(4, takes=11)[0]]
     found = Diagnostics()
-    assert run(stages(graphs, [0, 1]), found).step_ns == 22
+    assert run(stages(graphs, [0, 1]), found, differing="longest").step_ns == 22
     assert found.counts()["simulate.differing-times"] == 1
     assert run(stages(graphs, [0, 1]), differing="shortest").step_ns == 16
     assert simulate(stages(graphs, [0, 1])).step_ns == 16  # times of the graphs
