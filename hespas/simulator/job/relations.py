@@ -13,7 +13,7 @@ from hespas.graph import ABSENT, GroupSet, NodeKind, OpGraph, Permutation, Strid
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.membership import membership_of, peers_of
 
-__all__ = ["NOBODY", "Relations", "group_rows", "permutation_rows", "relations_of"]
+__all__ = ["NOBODY", "RECEIVES", "SENDS", "Relations", "group_rows", "permutation_rows", "relations_of"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 
