@@ -140,8 +140,7 @@ def simulate(
     Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
     simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
     ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
-    ``astra_bin`` is a user's own ASTRA-sim (its analytical binary of that backend), which is run on the same
-    files for at most ``astra_timeout`` seconds: what it says is the result's ``external``.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
