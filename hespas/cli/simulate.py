@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hespas.api.astra import Mode
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
+from hespas.cli.others import check_binary, show_others
 from hespas.cli.session import (
     check_apart,
     check_report_folder,
@@ -24,6 +25,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
 
@@ -83,6 +85,20 @@ _Messages = Annotated[
     Protocol, typer.Option(help="Who sends is done when it is sent, or waits for the receiver too.")
 ]
 _Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.")]
+_Simulator = Annotated[
+    Literal["hespas", "astra-sim"],
+    typer.Option(help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too."),
+]
+_AstraBin = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="The analytical binary of ASTRA-sim, for --simulator astra-sim."),
+]
+_AstraTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
+    ),
+]
 _Beside = Annotated[
     Path | None,
     typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
@@ -112,6 +128,9 @@ def simulate(
     straggler: _Straggler = None,
     messages: _Messages = "eager",
     alone: _Alone = False,
+    simulator: _Simulator = "hespas",
+    astra_bin: _AstraBin = None,
+    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
     json_file: options.Json = None,
     report: _Report = None,
     timeline: _Timeline = None,
@@ -143,9 +162,10 @@ def simulate(
         from hespas import api
         from hespas.converters import ReadOptions
 
+        check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, hardware, [path for path in configs if path])
-        simulator = _simulator(jitter, seed, straggler or [], messages, alone=alone)
+        model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
@@ -156,23 +176,26 @@ def simulate(
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,
-                simulator=simulator,
+                simulator=model,
                 missing=missing,
                 timeline=timeline,
                 beside=measured,
                 overwrite=overwrite,
-                mode=mode,
+                mode="astra" if simulator == "astra-sim" else mode,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
                 backend=backend,
                 queues_per_dim=queues_per_dim,
+                astra_bin=astra_bin,
+                astra_timeout=astra_timeout,
                 diagnostics=diagnostics,
                 progress=callback,
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
+        show_others(done)
 
 
 def _simulator(
