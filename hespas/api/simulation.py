@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import islice
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -17,6 +18,7 @@ from msgspec.structs import astuple
 
 from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
+from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
@@ -32,6 +34,7 @@ from hespas.graph.errors import OutputError, UsageError
 from hespas.simulator import ClassResult, Simulation, Simulator
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +58,8 @@ _REPORT_DOCUMENT = "simulation.json"
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
-    ``statistics`` are ASTRA-sim's own, in mode ``astra``.
+    ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external`` what a user's ASTRA-sim says;
+    ``measured_ns`` is the step of the profiles beside it.
     """
 
     source: str
@@ -64,6 +68,8 @@ class SimulationResult(Result, Simulation):
     diagnostics: Diagnostics
     mode: Mode = "hespas"
     statistics: RankStatistics | None = None
+    external: ExternalRun | None = None
+    measured_ns: float = nan
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -124,6 +130,8 @@ def simulate(
     memory_config: str | Path | None = None,
     backend: Backend = "unaware",
     queues_per_dim: int = 1,
+    astra_bin: str | Path | None = None,
+    astra_timeout: float = DEFAULT_TIMEOUT_S,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -132,6 +140,7 @@ def simulate(
     Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
     simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
     ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
@@ -146,8 +155,10 @@ def simulate(
     ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    request = AstraRequest(system_config, network_config, memory_config, backend, queues_per_dim)
-    astra = request.options(mode)
+    request = AstraRequest(
+        system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
+    )
+    astra, binary = request.options(mode), request.binary()
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
@@ -155,8 +166,8 @@ def simulate(
     if missing == "error":
         refuse_global(workload)
     asked = _Asked(hardware, estimator, granularity, missing, found, progress)
-    ran = asked.on_astra(workload, astra) if astra else asked.scheduled(workload, simulator)
-    result = asked.told(name, ran)
+    ran = asked.on_astra(workload, astra, binary) if astra else asked.scheduled(workload, simulator)
+    result = asked.told(name, ran, measured_step_ns(measured))
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
@@ -173,7 +184,7 @@ class _Asked:
     diagnostics: Diagnostics
     progress: Callable[[int, int], None] | None
 
-    def told(self, source: str, ran: Simulation) -> SimulationResult:
+    def told(self, source: str, ran: Simulation, measured_ns: float) -> SimulationResult:
         """A simulation with what was asked."""
         columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
         statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
@@ -184,14 +195,19 @@ class _Asked:
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
+            external=ran.external if isinstance(ran, AstraSimulation) else None,
+            measured_ns=measured_ns,
             **columns,
         )
 
-    def on_astra(self, workload: Workload, options: AstraOptions) -> AstraSimulation:
+    def on_astra(
+        self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
+    ) -> AstraSimulation:
         """As ASTRA-sim runs it."""
         return run_astra(
             workload,
             options,
+            binary=binary,
             hardware=self.hardware,
             estimator=self.estimator,
             granularity=self.granularity,
@@ -313,6 +329,8 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_high_ns: Figure
     is_lower_bound: bool
     is_mixed: bool
+    measured_ns: Figure
+    external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
     ranks: list[_RankRow]
 
@@ -334,6 +352,10 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_high_ns=done.high_ns,
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
+        measured_ns=done.measured_ns,
+        external=external_document(done.external, done.statistics)
+        if done.external and done.statistics
+        else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
         ranks=list(_rank_rows(done)) if ranks else [],
     )

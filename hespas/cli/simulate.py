@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hespas.api.astra import Mode
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
+from hespas.cli.others import check_binary, show_others
 from hespas.cli.session import (
     check_apart,
     check_report_folder,
@@ -24,6 +25,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 
 if TYPE_CHECKING:
@@ -65,6 +67,20 @@ _Backend = Annotated[Backend, typer.Option(help="The network without congestion,
 _Queues = Annotated[
     int, typer.Option(metavar="N", min=1, max=1024, help="Queues of each network dimension (mode astra).")
 ]
+_Simulator = Annotated[
+    Literal["hespas", "astra-sim"],
+    typer.Option(help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too."),
+]
+_AstraBin = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="The analytical binary of ASTRA-sim, for --simulator astra-sim."),
+]
+_AstraTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
+    ),
+]
 _Beside = Annotated[
     Path | None,
     typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
@@ -89,6 +105,9 @@ def simulate(
     memory_config: _MemoryConfig = None,
     backend: _Backend = "unaware",
     queues_per_dim: _Queues = 1,
+    simulator: _Simulator = "hespas",
+    astra_bin: _AstraBin = None,
+    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
     json_file: options.Json = None,
     report: _Report = None,
     timeline: _Timeline = None,
@@ -120,6 +139,7 @@ def simulate(
         from hespas import api
         from hespas.converters import ReadOptions
 
+        check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, hardware, [path for path in configs if path])
         with progress_bar("simulating", progress) as callback:
@@ -136,18 +156,21 @@ def simulate(
                 timeline=timeline,
                 beside=measured,
                 overwrite=overwrite,
-                mode=mode,
+                mode="astra" if simulator == "astra-sim" else mode,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
                 backend=backend,
                 queues_per_dim=queues_per_dim,
+                astra_bin=astra_bin,
+                astra_timeout=astra_timeout,
                 diagnostics=diagnostics,
                 progress=callback,
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
+        show_others(done)
 
 
 @dataclass(frozen=True, slots=True)
