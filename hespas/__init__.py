@@ -25,6 +25,7 @@ __all__ = [
     "roundtrip",
     "simulate",
     "suggest",
+    "system",
     "view",
     "write",
 ]
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         roundtrip,
         simulate,
         suggest,
+        system,
         view,
         write,
     )

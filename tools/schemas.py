@@ -18,6 +18,7 @@ from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.simulation import SimulationDocument
 from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
+from hespas.api.systems import SystemDocument
 from hespas.api.table_estimation import TableDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
@@ -44,6 +45,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "roundtrip": RoundTripDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,
+    "system": SystemDocument,
     "view": SummaryDocument,
 }
 """Types of documents by the name of their schema; a new document is one row."""

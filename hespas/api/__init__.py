@@ -29,6 +29,7 @@ __all__ = [
     "SimulationResult",
     "SuggestionReport",
     "Summary",
+    "SystemResult",
     "TableEstimates",
     "accuracy",
     "analysis_document",
@@ -55,6 +56,7 @@ __all__ = [
     "suggest",
     "summarise",
     "summary_document",
+    "system",
     "table_estimate_document",
     "total_duration_ns",
     "view",
@@ -105,6 +107,7 @@ if TYPE_CHECKING:
         summary_document,
         view,
     )
+    from hespas.api.systems import SystemResult, system
     from hespas.api.table_estimation import (
         KindTotals,
         TableEstimates,
@@ -166,6 +169,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "summary_document",
         "view",
     ),
+    "hespas.api.systems": ("SystemResult", "system"),
     "hespas.api.table_estimation": (
         "KindTotals",
         "TableEstimates",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.api.io import Document, Result, findings, json_of, read
+from hespas.api.systems import DimensionRow, dimension_rows
 from hespas.converters import ReadOptions, Value, find_format
 from hespas.estimators.registry import ListedEstimator
 from hespas.files.documents import Count, Figure
@@ -35,7 +36,7 @@ from hespas.graph import (
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.groups import GroupSet
 from hespas.graph.passes import find_cycle, levels
-from hespas.hardware import Device
+from hespas.hardware import Device, System
 
 if TYPE_CHECKING:
     import pandas
@@ -559,19 +560,40 @@ class _DeviceRow(msgspec.Struct, frozen=True):
     links: tuple[_Link, ...]
 
 
+class _SystemRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str
+    device: str
+    aliases: tuple[str, ...]
+    max_devices: int
+    dimensions: list[DimensionRow]
+
+
 class DevicesDocument(Document, frozen=True, kw_only=True):
     """What hespas hardware list --json writes."""
 
     schema: Literal["hespas.devices/1"] = "hespas.devices/1"
     devices: list[_DeviceRow]
+    systems: list[_SystemRow]
 
 
-def devices_document(devices: Sequence[Device]) -> msgspec.Struct:
-    """The devices that ship with the package: ``hespas.devices/1``. A peak is per device, dense or sparse as
-    it says; ``hespas hardware show`` tells the sources.
+def devices_document(devices: Sequence[Device], systems: Sequence[System] = ()) -> msgspec.Struct:
+    """Devices and systems of them (-1: no bound): ``hespas.devices/1``. A peak is per device, dense or sparse
+    as it says; ``hespas hardware show`` tells the sources.
     """
     return DevicesDocument(
         inputs=[],
         diagnostics=[],
         devices=msgspec.convert(list(devices), list[_DeviceRow], from_attributes=True),
+        systems=[
+            _SystemRow(
+                name=each.name,
+                description=each.description,
+                device=each.device,
+                aliases=each.aliases,
+                max_devices=each.most,
+                dimensions=dimension_rows(each),
+            )
+            for each in systems
+        ],
     )

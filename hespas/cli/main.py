@@ -13,12 +13,13 @@ from hespas.cli.estimate import estimate
 from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
+from hespas.cli.systems import hardware_system
 from hespas.cli.text import flagged, table_text
 from hespas.cli.view import view
 from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
-    from hespas.hardware import Device
+    from hespas.hardware import Device, System
 
 __all__ = [
     "app",
@@ -40,7 +41,9 @@ app = typer.Typer(
     help="Look at workloads and devices, estimate, simulate, analyse what ran. "
     "See also hespas-convert and hespas-validate.",
 )
-hardware_app = typer.Typer(no_args_is_help=True, help="List, show and measure devices.")
+hardware_app = typer.Typer(
+    no_args_is_help=True, help="List, show and measure devices; show systems, write them for ASTRA-sim."
+)
 app.add_typer(hardware_app, name="hardware")
 app.command()(estimate)
 
@@ -98,16 +101,17 @@ def hardware_list(
     overwrite: options.Overwrite = False,
     debug: options.Debug = False,
 ) -> None:
-    """The devices that ship with the package."""
+    """The devices, and the systems of them, that ship with the package."""
     with command_line(debug, writes=[json_file]):
         place = list_file(json_file, as_json=as_json, overwrite=overwrite)
-        from hespas.hardware import device_names, load_device
+        from hespas.hardware import device_names, load_device, load_system, system_names
 
         devices = [load_device(name) for name in device_names()]
+        systems = [load_system(name) for name in system_names()]
         if place:
             from hespas import api
 
-            api.write_json(api.devices_document(devices), place, overwrite=overwrite)
+            api.write_json(api.devices_document(devices, systems), place, overwrite=overwrite)
             return
         lines = [
             (
@@ -125,6 +129,20 @@ def hardware_list(
                 ("device", "vendor", "dense bf16/f16", "memory", "capacity", "also"), lines, left=(0, 1, 5)
             )
         )
+        emit("")
+        shown = [(each.name, each.device or "any", _most(each), _dimensions(each)) for each in systems]
+        emit(table_text(("system", "device", "devices", "dimensions, inner first"), shown, left=(0, 1, 3)))
+
+
+def _most(system: System) -> str:
+    return f"up to {system.most:,}" if system.most > 0 else "any"
+
+
+def _dimensions(system: System) -> str:
+    """Each with what a device sends into it."""
+    return ", ".join(
+        f"{each.name} {each.bandwidth_bytes_per_s / 1e9:,.4g} GB/s" for each in system.dimensions
+    )
 
 
 def _aliases(device: Device) -> str:
@@ -186,6 +204,9 @@ def hardware_measure(
         write_device(device, out, overwrite=overwrite)
         say_diagnostics(found, out)
         emit(f"{out}: {device.description}")
+
+
+hardware_app.command("system")(hardware_system)
 
 
 def main() -> None:

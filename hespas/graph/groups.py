@@ -151,6 +151,14 @@ class StridedGroups:
         local = rank - self.base
         return _index(local, self.group_digits) if 0 <= local < self.num_ranks else -1
 
+    def groups_of(self, ranks: IntArray) -> IntArray:
+        """The group of each rank, -1 where it belongs to none."""
+        local = ranks - self.base
+        index = np.zeros(len(ranks), np.int64)
+        for size, stride in self.group_digits:
+            index = index * size + local // stride % size
+        return np.where((local >= 0) & (local < self.num_ranks), index, -1)
+
     def members(self, group: int) -> IntArray:
         """The ranks of one group in ring order."""
         return self.base + _value(group, self.group_digits) + _spread(self.member_digits)
@@ -206,6 +214,10 @@ class ExplicitGroups:
             for group, row in reversed(list(enumerate(self.rows))):
                 self._group.update(dict.fromkeys(row, group))
         return self._group.get(rank, -1)
+
+    def groups_of(self, ranks: IntArray) -> IntArray:
+        """The first group that lists each rank, -1 where none does."""
+        return np.array([self.group_of(rank) for rank in ranks.tolist()], np.int64)
 
     def members(self, group: int) -> IntArray:
         """The ranks of one group in ring order."""
@@ -326,6 +338,24 @@ class Permutation:
         if self.pairs is None:
             return self._moved(rank, -self.shift)
         return next((source for source, target in self.pairs if target == rank), -1)
+
+    def targets_of(self, ranks: IntArray) -> IntArray:
+        """Whom each rank sends to, -1 for nobody. O(ranks + pairs)."""
+        return self._all_moved(ranks, self.shift, sends=True)
+
+    def sources_of(self, ranks: IntArray) -> IntArray:
+        """Whom each rank receives from, -1 for nobody. O(ranks + pairs)."""
+        return self._all_moved(ranks, -self.shift, sends=False)
+
+    def _all_moved(self, ranks: IntArray, shift: int, *, sends: bool) -> IntArray:
+        if self.pairs is not None:
+            known = dict(self.pairs) if sends else {target: source for source, target in self.pairs}
+            return np.array([known.get(rank, -1) for rank in ranks.tolist()], np.int64)
+        size, stride = self.digit
+        place = ranks // stride % size
+        moved = (place + shift) % size if self.wraps else place + shift
+        is_there = (ranks >= 0) & (ranks < self.num_ranks) & (moved >= 0) & (moved < size)
+        return np.where(is_there, ranks + (moved - place) * stride, -1)
 
     def _moved(self, rank: int, shift: int) -> int:
         size, stride = self.digit

@@ -1,7 +1,8 @@
 """Devices as data: typed TOML files with sources, and the rules that read rates off them.
 
 ``load_device("H100-SXM")`` or ``load_device("my-device.toml")``; :func:`peak_for` says which rate an
-operation runs at. Measuring this machine lives in :mod:`hespas.hardware.measure`, which needs NumPy.
+operation runs at. ``load_system("dgx-h100").sized(64)`` is 64 of them and what joins them. Measuring this
+machine lives in :mod:`hespas.hardware.measure`, which needs NumPy.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from hespas.hardware.model import (
     SystolicArray,
 )
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak
+from hespas.hardware.system_file import load_system, read_system, system_names, system_to_toml
+from hespas.hardware.system_model import Dimension, System
 
 __all__ = [
     "ANY",
     "Device",
+    "Dimension",
     "Efficiency",
     "Fit",
     "FitBand",
@@ -39,14 +43,19 @@ __all__ = [
     "Peak",
     "PeakChoice",
     "Source",
+    "System",
     "SystolicArray",
     "canonical",
     "device_names",
     "device_to_toml",
     "find",
     "load_device",
+    "load_system",
     "named_device",
     "peak_for",
     "product_peak",
+    "read_system",
+    "system_names",
+    "system_to_toml",
     "write_device",
 ]

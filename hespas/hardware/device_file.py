@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
 from math import inf, isnan, nan
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast
 
-from msgspec import Meta, Struct, ValidationError, convert, structs
+from msgspec import Meta, structs
 
 from hespas.files.output import write_atomically
-from hespas.files.streams import read_toml
 from hespas.graph.columns import find_dtype
-from hespas.graph.errors import FormatError, OutputError, clipped
+from hespas.graph.errors import OutputError, clipped
 from hespas.hardware.model import (
     LINE_FORMS,
     Count,
@@ -50,6 +46,15 @@ from hespas.hardware.model import (
     Text,
     parameter_fault,
 )
+from hespas.hardware.typed_toml import (
+    FileKind,
+    check_source_keys,
+    fault,
+    read_rows,
+    refuse_repeats,
+    scalar,
+    unexpected,
+)
 
 __all__ = [
     "FITS_FOLDER",
@@ -64,6 +69,11 @@ __all__ = [
     "write_device",
 ]
 
+_ABOUT = FileKind(
+    "a device file",
+    where="check the path; `hespas hardware list` names the devices",
+    example="`hespas hardware show H100-SXM` prints a whole file to start from",
+)
 _CARDS = "put the folder of models beside the hardware file and name its cards: my-device.learned/matmul.json"
 _MOST = 1e60
 """Beyond, products of parameters overflow."""
@@ -131,7 +141,7 @@ class _DeviceFile(Row, frozen=True, kw_only=True):
 
 def read_device(path: Path) -> Device:
     """The device a file describes. Raises ``FormatError`` naming file, key path and what was expected."""
-    table, file = _read(path, _DeviceFile)
+    table, file = read_rows(path, _DeviceFile, _ABOUT)
     _check(file, table, path)
     fits = _fits(file.fits, path)
     stated = {name: getattr(file, name) for name in file.__struct_fields__ if name in _SAME}
@@ -156,12 +166,12 @@ def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
         where = f"learned_models[{index}]"
         if not card.endswith(".json") or "\0" in card:
             expected = f"expected the path of a card (.json), got {clipped(repr(card))}"
-            raise _fault(path, where, expected, _CARDS)
+            raise fault(path, where, expected, _CARDS)
         target = Path(os.path.realpath(folder / card))  # where links lead, too
         if Path(card).is_absolute() or not target.is_relative_to(folder):
-            raise _fault(path, where, f"'{clipped(card)}' is not within the folder of this file", _CARDS)
+            raise fault(path, where, f"'{clipped(card)}' is not within the folder of this file", _CARDS)
         if target in cards_by_target:
-            raise _fault(path, where, f"'{clipped(card)}' is stated already", "name each card once")
+            raise fault(path, where, f"'{clipped(card)}' is stated already", "name each card once")
         cards_by_target[target] = os.path.normpath(folder / card)
     return tuple(cards_by_target.values())
 
@@ -170,7 +180,7 @@ def _check(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
     """What types cannot show: sources and element types, one main memory, some rate, no row stated twice."""
     if not file.sources:
         hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
-        raise _fault(path, "sources", "expected at least one source", hint)
+        raise fault(path, "sources", "expected at least one source", hint)
     rows = {"": table} | ({} if file.systolic is None else {"systolic.": structs.asdict(file.systolic)})
     for name in ("peaks", "memories", "links", "efficiencies"):
         items = cast("list[dict[str, object]]", table.get(name, []))
@@ -184,18 +194,20 @@ def _check(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
         if peak.density == "sparse" and not file.allow_sparse:
             wrong = "a sparse peak counts multiplications by zero that are skipped; estimates use dense peaks"
             hint = "state the dense rate (half of a 2:4 sparse one); allow_sparse = true keeps it, unused"
-            raise _fault(path, f"peaks[{index}].density", wrong, hint)
+            raise fault(path, f"peaks[{index}].density", wrong, hint)
     if not any(peak.density == "dense" for peak in file.peaks):
         hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
-        raise _fault(path, "peaks", "expected at least one dense peak", hint)
+        raise fault(path, "peaks", "expected at least one dense peak", hint)
     _check_main(file, path)
-    _unique(path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks))
-    _unique(path, "memories", ((memory.name,) for memory in file.memories))
-    _unique(path, "links", ((link.kind, link.name) for link in file.links))
-    _unique(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
+    refuse_repeats(
+        path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks)
+    )
+    refuse_repeats(path, "memories", ((memory.name,) for memory in file.memories))
+    refuse_repeats(path, "links", ((link.kind, link.name) for link in file.links))
+    refuse_repeats(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
     if file.fits_of and not has_shipped_fits(file.fits_of):
         hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
-        raise _fault(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
+        raise fault(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
 
 
 def _check_main(file: _DeviceFile, path: Path) -> None:
@@ -203,13 +215,13 @@ def _check_main(file: _DeviceFile, path: Path) -> None:
     for index in main:
         rate = file.memories[index].bandwidth_bytes_per_s
         if isnan(rate):
-            raise _unexpected(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
+            raise unexpected(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
     if len(main) != 1:
         wrong = f"expected exactly one row of level 'main', got {len(main)}"
         hint = (
             "level = 'main' is the memory that programs and their data lie in; others are 'cache' or the like"
         )
-        raise _fault(path, "memories", wrong, hint)
+        raise fault(path, "memories", wrong, hint)
 
 
 _SOURCE_OF = {
@@ -224,34 +236,22 @@ def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, st
     wanted = {_SOURCE_OF[name]: name for name in row if name in _SOURCE_OF}
     for name, figure in wanted.items():
         if name not in row:
-            hint = f'add {name} = "..."; {_EXAMPLE}'
-            raise _fault(path, where + name, f"missing key: {figure} needs one", hint)
-    for name, key in row.items():
+            hint = f'add {name} = "..."; {_ABOUT.example}'
+            raise fault(path, where + name, f"missing key: {figure} needs one", hint)
+    for name in row:
         if name in _SOURCE_OF.values() and name not in wanted:
             hint = "leave it out, or state the figure too"
-            raise _fault(path, where + name, "the source of a figure that is not stated", hint)
-        if name.endswith("source") and key not in known:
-            hint = f"the file's sources are {', '.join(sorted(known))}"
-            raise _fault(path, where + name, f"'{key}' is not a key of the sources table", hint)
+            raise fault(path, where + name, "the source of a figure that is not stated", hint)
+    check_source_keys(row, where, known, path)
 
 
 def _check_dtype(spelling: str, where: str, path: Path) -> None:
     entry = find_dtype(spelling)
     if entry is None:
         hint = "use MLIR's names: bf16, f8E4M3FN, i8"
-        raise _fault(path, where, f"unknown element type '{spelling}'", hint)
+        raise fault(path, where, f"unknown element type '{spelling}'", hint)
     if entry.name != spelling:
-        raise _fault(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
-
-
-def _unique(path: Path, name: str, keys: Iterable[tuple[object, ...]]) -> None:
-    seen: dict[tuple[object, ...], int] = {}
-    for index, key in enumerate(keys):
-        if key in seen:
-            shown = " ".join(part for part in key if isinstance(part, str) and part)
-            stated = f"'{clipped(shown)}' is stated already in {name}[{seen[key]}]"
-            raise _fault(path, f"{name}[{index}]", stated, "keep one of the two rows")
-        seen[key] = index
+        raise fault(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
 
 
 # --- Fits as TOML: rows of a device file, and the files of fits that ship beside the devices
@@ -288,13 +288,13 @@ def shipped_fits(name: str) -> tuple[Fit, ...]:
 
 def read_fits(path: Path) -> tuple[Fit, ...]:
     """A file of fits. Raises ``FormatError`` naming file, key path and what was expected."""
-    return _fits(_read(path, _FitsFile)[1].fits, path)
+    return _fits(read_rows(path, _FitsFile, _ABOUT)[1].fits, path)
 
 
 def _fits(rows: tuple[_FitRow, ...], path: Path) -> tuple[Fit, ...]:
     """The fits of a file; one of each class, of which lines of a systolic array are classes of their own."""
     fits = tuple(_fit(row, f"fits[{index}]", path) for index, row in enumerate(rows))
-    _unique(path, "fits", ((*fit.key, fit.form in LINE_FORMS) for fit in fits))
+    refuse_repeats(path, "fits", ((*fit.key, fit.form in LINE_FORMS) for fit in fits))
     return fits
 
 
@@ -311,12 +311,12 @@ def _parameters(row: _FitRow, where: str, path: Path) -> tuple[FitParameter, ...
     for name, (value, error) in row.parameters.items():
         if not abs(value) <= _MOST or error < 0:
             expected = "expected [value, standard error], a finite number and one that is 0 or more"
-            raise _fault(path, f"{where}.{name}", expected, _REMEDY)
+            raise fault(path, f"{where}.{name}", expected, _REMEDY)
     if not row.parameters:
-        raise _fault(path, where, "expected at least one parameter", _REMEDY)
-    fault = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
-    if fault:
-        raise _fault(path, f"{where}.{fault[0]}", fault[1], _REMEDY)
+        raise fault(path, where, "expected at least one parameter", _REMEDY)
+    wrong = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
+    if wrong:
+        raise fault(path, f"{where}.{wrong[0]}", wrong[1], _REMEDY)
     stated = row.parameters.items()
     return tuple(FitParameter(name=name, value=value, std_error=error) for name, (value, error) in stated)
 
@@ -324,7 +324,7 @@ def _parameters(row: _FitRow, where: str, path: Path) -> tuple[FitParameter, ...
 def _support(row: _FitRow, where: str, path: Path) -> tuple[FitRange, ...]:
     for name, (low, high) in row.support.items():
         if not low <= high:
-            raise _fault(path, f"{where}.{name}", "expected [least, most]", "write the smaller size first")
+            raise fault(path, f"{where}.{name}", "expected [least, most]", "write the smaller size first")
     return tuple(FitRange(name=name, low=low, high=high) for name, (low, high) in row.support.items())
 
 
@@ -333,10 +333,10 @@ def _bands(row: _FitRow, where: str, path: Path) -> tuple[FitBand, ...]:
     for index, (up_to_ns, low, high) in enumerate(row.bands):
         if not (up_to_ns > before and 0 <= low <= high):
             expected = "expected [up to ns (rising), low, high]"
-            raise _fault(path, f"{where}[{index}]", expected, "write it as [1e6, 0.9, 1.1]")
+            raise fault(path, f"{where}[{index}]", expected, "write it as [1e6, 0.9, 1.1]")
         before = up_to_ns
     if row.bands and before != inf:
-        raise _fault(path, where, "expected the last band to reach up to inf", "end with [inf, low, high]")
+        raise fault(path, where, "expected the last band to reach up to inf", "end with [inf, low, high]")
     return tuple(FitBand(up_to_ns=up_to_ns, low=low, high=high) for up_to_ns, low, high in row.bands)
 
 
@@ -392,26 +392,26 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
     """The text of a device file; every row on one line. Learned models are named relative to ``folder``,
     where the file will be; without one by their whole paths. Raises ``OutputError`` for one outside of it.
     """
-    lines = [f"{name} = {_scalar(getattr(device, name))}" for name in _SCALARS]
-    lines.append(f"aliases = [{', '.join(_scalar(alias) for alias in device.aliases)}]")
+    lines = [f"{name} = {scalar(getattr(device, name))}" for name in _SCALARS]
+    lines.append(f"aliases = [{', '.join(scalar(alias) for alias in device.aliases)}]")
     if any(peak.density == "sparse" for peak in device.peaks):
         lines.append("allow_sparse = true")
     if device.tdp_source:
-        lines += [f"tdp_w = {_scalar(device.tdp_w)}", f"tdp_source = {_scalar(device.tdp_source)}"]
+        lines += [f"tdp_w = {scalar(device.tdp_w)}", f"tdp_source = {scalar(device.tdp_source)}"]
     if device.fits_of:
-        lines.append(f"fits_of = {_scalar(device.fits_of)}")
+        lines.append(f"fits_of = {scalar(device.fits_of)}")
     if device.learned_models:
-        cards = (_scalar(_relative(card, folder)) for card in device.learned_models)
+        cards = (scalar(_relative(card, folder)) for card in device.learned_models)
         lines.append(f"learned_models = [{', '.join(cards)}]")
     for name in ("peaks", "memories", "links", "efficiencies"):
         rows: tuple[Row, ...] = getattr(device, name)
         if rows:
             lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
     if fits := (*device.own_fits, *device.own_lines):
-        lines += ["", "fits = [", *(f"  {fit_row(fit, _scalar)}," for fit in fits), "]"]
+        lines += ["", "fits = [", *(f"  {fit_row(fit, scalar)}," for fit in fits), "]"]
     if device.systolic is not None:
         lines += ["", f"systolic = {_row(device.systolic)}"]
-    lines += ["", "[sources]", *(f"{_scalar(s.key)} = {_scalar(s.text)}" for s in device.sources), ""]
+    lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in device.sources), ""]
     return "\n".join(lines)
 
 
@@ -448,185 +448,4 @@ def _row(row: Row) -> str:
     pairs = list(structs.asdict(row).items())
     unstated = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
     stated = [(name, value) for name, value in pairs if value != "" and name not in unstated]
-    return "{ " + ", ".join(f"{name} = {_scalar(value)}" for name, value in stated) + " }"
-
-
-def _scalar(value: str | float) -> str:
-    """A TOML value. JSON's escapes are TOML's, except that TOML also wants DEL escaped."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-# --- TOML as typed rows, and what is said about the first key that is not as its type has it
-
-_Document = TypeVar("_Document", bound=Struct)
-_MAX_INTEGER = 2**63 - 1
-_EXAMPLE = "`hespas hardware show H100-SXM` prints a whole file to start from"
-_WHERE = "check the path; `hespas hardware list` names the devices"
-_REFUSED_AT = re.compile(r" - at `\$([\w.\[\]]*)`$")
-_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
-
-
-def _refuse_wide(value: object, where: str, path: Path) -> None:
-    """Refuse integers beyond 64 bits, which TOML does not have: as real numbers they would be rounded."""
-    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        raise _unexpected(value, float, where, path)
-    if isinstance(value, list):
-        for index, item in enumerate(cast("list[object]", value)):
-            _refuse_wide(item, f"{where}[{index}]", path)
-    elif isinstance(value, dict):
-        for name, item in cast("dict[str, object]", value).items():
-            _refuse_wide(item, f"{where}.{name}" if where else name, path)
-
-
-def _read(path: Path, kind: type[_Document]) -> tuple[dict[str, object], _Document]:
-    """A file's table, and the same as rows of a type. Raises ``FormatError`` for the first key that is not as
-    the type has it.
-    """
-    table = read_toml(path, "a device file", where=_WHERE, example=_EXAMPLE)
-    try:
-        document = convert(table, kind)
-    except ValidationError as error:
-        raise _translated(str(error), table, kind, path) from error
-    _refuse_wide(table, "", path)
-    _check_within(document, "", path)
-    return table, document
-
-
-def _check_within(row: Struct, where: str, path: Path) -> None:
-    """Figures that may be unknown, which no bound of a type allows."""
-    for name, kind, within in _figures_and_rows(type(row)):
-        value, place = getattr(row, name), f"{where}{name}"
-        if within:
-            if not within(value):
-                raise _unexpected(value, kind, place, path)
-        elif isinstance(value, tuple):
-            for index, item in enumerate(cast("tuple[Struct, ...]", value)):
-                _check_within(item, f"{place}[{index}].", path)
-        elif value is not None:
-            _check_within(value, f"{place}.", path)
-
-
-@cache
-def _figures_and_rows(kind: type[Struct]) -> tuple[tuple[str, Any, Callable[[float], bool] | None], ...]:
-    """Of a type the figures with their checks, and what is rows of other types."""
-    kinds = {name: (each, _extra(each, "within")) for name, each in _kinds(kind).items()}
-    return tuple(
-        (name, *each)
-        for name, each in kinds.items()
-        if each[1] or any(map(_row_type, (each[0], *get_args(each[0]))))
-    )
-
-
-def _row_type(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Struct)
-
-
-def _translated(refusal: str, table: dict[str, object], kind: Any, path: Path) -> FormatError:
-    """What the library refused: the key, what was expected there, and how it is written."""
-    value, where = cast("Any", table), ""
-    unknown = refusal.startswith("Object contains unknown")
-    at_root = unknown and refusal.endswith(tuple(f"`{key}`" for key in table))
-    place = None if at_root else _REFUSED_AT.search(refusal)
-    for name, index in _STEP.findall(place[1]) if place else []:
-        if name:
-            where, kind, value = f"{where}.{name}" if where else name, _kinds(kind)[name], value[name]
-        elif get_origin(kind) is dict:  # the library does not say which key
-            kind = get_args(kind)[1]
-            key = next(key for key, item in value.items() if not _converts(item, kind))
-            where, value = f"{where}.{key}", value[key]
-        elif get_args(kind)[1:] == (...,):
-            where, kind, value = f"{where}[{index}]", get_args(kind)[0], value[int(index)]
-        if NoneType in get_args(kind):
-            kind = get_args(kind)[0]
-    if _bare(kind) is not dict or not isinstance(value, dict):
-        return _unexpected(value, kind, where, path)
-    known, inside = _kinds(kind), f"{where}." if where else ""
-    if unknown:
-        name = next(key for key in cast("dict[str, object]", value) if key not in known)
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
-        return _fault(path, inside + name, "unknown key", hint)
-    name = next(key for key in known if f"`{key}`" in refusal)
-    bare = _bare(known[name])
-    example = _extra(known[name], "unknown") or _KINDS[bare][2]
-    if bare is Literal:
-        example = f'"{get_args(known[name])[0]}"'
-    return _fault(path, inside + name, "missing key", f"add {name} = {example}; {_EXAMPLE}")
-
-
-_KINDS: Mapping[object, tuple[str, str, str]] = {
-    str: ("a string", 'write it in quotes: "..."', '"..."'),
-    bool: ("true or false", "write true or false without quotes", "true"),
-    float: ("a number", "write it without quotes and unit, as 989.4e12", "989.4e12"),
-    int: ("a whole number", "write it without quotes and unit, as 132", "132"),
-    dict: ("a table", "write it as [table] with a key per line, or as { key = value, ... }", "{ ... }"),
-    tuple: ("a list", "write it in brackets: [ ..., ... ]", "[ ... ]"),
-    Literal: ("a string", "", '"..."'),
-}
-"""What is expected under a key of each type, how that is written, and an example."""
-
-
-def _unexpected(value: object, kind: Any, where: str, path: Path) -> FormatError:
-    expected, remedy, _ = _KINDS[_bare(kind)]
-    meta = _meta(kind)
-    if _bare(kind) is Literal:
-        allowed: tuple[str, ...] = get_args(kind)
-        close = get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
-        expected = f"one of {', '.join(allowed)}"
-        remedy = f'write one of them in quotes: {where.rpartition(".")[2]} = "{(close or allowed)[0]}"'
-    elif _bare(kind) is tuple and ... not in get_args(kind):
-        count = len(get_args(get_args(kind)[0] if meta else kind))
-        expected, remedy = f"a list of {count} numbers", f"write it as [{', '.join(['1.0'] * count)}]"
-    elif meta and _converts(value, _bare(kind)):
-        expected = meta.description or expected
-    if unknown := _extra(kind, "unknown"):
-        remedy += f"; {unknown} where it is not known"
-    hint = _extra(kind, "remedy") or remedy
-    mark = ";" if _bare(kind) is Literal else ","
-    return _fault(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
-
-
-def _bare(kind: Any) -> object:
-    """The key of a type in :data:`_KINDS`."""
-    bare: object = get_args(kind)[0] if _meta(kind) else kind
-    return dict if _row_type(bare) else get_origin(bare) or bare
-
-
-def _converts(value: object, kind: Any) -> bool:
-    try:
-        convert(value, kind)
-    except ValidationError:
-        return False
-    return True
-
-
-@cache
-def _kinds(kind: type[Struct]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
-def _meta(kind: Any) -> Meta | None:
-    return next((each for each in get_args(kind) if isinstance(each, Meta)), None)
-
-
-def _extra(kind: Any, name: str) -> Any:
-    meta = _meta(kind)
-    return meta.extra.get(name) if meta and meta.extra else None
-
-
-def _fault(path: Path, where: str, message: str, hint: str) -> FormatError:
-    """The error to raise about a key; ``hint`` says what to write instead."""
-    return FormatError(message, path=str(path), position=clipped(where), hint=hint)
-
-
-def _describe(value: object) -> str:
-    """A value as a message shows it: what it is and, if short, what it says."""
-    kinds: dict[type, Literal["a table", "a list"]] = {dict: "a table", list: "a list"}
-    if type(value) in kinds:
-        return kinds[type(value)]
-    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        return "a number beyond 64 bits"
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in stated) + " }"

@@ -17,7 +17,7 @@ from hespas import api
 from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
-from hespas.hardware import device_names, load_device
+from hespas.hardware import device_names, load_device, load_system, system_names
 from hespas.validators.accuracy import Thresholds, accuracy, accuracy_json
 from hespas.validators.checker import check_workload
 
@@ -158,7 +158,12 @@ def test_an_unknown_operation_stands_alone_and_poisons_nothing(tmp_path: Path) -
 
 
 def test_the_document_of_devices_fits_its_schema() -> None:
-    document = api.devices_document([load_device(name) for name in device_names()])
+    systems = [load_system(name) for name in system_names()]
+    document = api.devices_document([load_device(name) for name in device_names()], systems)
     _validate(document, "devices")
     rows = json.loads(document_bytes(document))["devices"]
     assert {"H100-SXM", "TPU-v4"} <= {row["name"] for row in rows}
+    shown = {row["name"]: row for row in json.loads(document_bytes(document))["systems"]}
+    assert [each["size"] for each in shown["dgx-h100"]["dimensions"]] == [8, -1]
+    assert shown["dgx-h100"]["max_devices"] == -1
+    assert shown["tpu-v5e"]["max_devices"] == 256

@@ -32,6 +32,8 @@ def check_against_rows(groups: GroupSet, rows: Rows) -> None:
         assert [groups.group_of(rank) for rank in row] == [group] * len(row)
     outside = (-1, int(rows.min()) - 1, int(rows.max()) + 1, 10**9)
     assert {groups.group_of(rank) for rank in outside} == {-1}
+    several = np.array([rank for row in groups for rank in row] + list(outside))
+    assert groups.groups_of(several).tolist() == [groups.group_of(rank) for rank in several.tolist()]
     ascending = list(range(rows.size))
     assert groups.is_world(rows.size) == (rows.tolist() == [ascending])
 
@@ -124,6 +126,7 @@ def test_explicit_groups_answer_by_looking(rows: list[list[int]]) -> None:
     assert rows_of(groups) == rows
     for rank in range(31):
         assert groups.group_of(rank) == next((at for at, row in enumerate(rows) if rank in row), -1)
+    assert groups.groups_of(np.arange(31)).tolist() == [groups.group_of(rank) for rank in range(31)]
     sizes = {len(row) for row in rows}
     assert groups.group_size == (sizes.pop() if len(sizes) == 1 else -1)
     assert groups.max_group_size == max(map(len, rows), default=0)
@@ -198,6 +201,9 @@ def check_pairs(pairs: list[tuple[int, int]], num_ranks: int) -> None:
     for rank in range(-1, num_ranks + 1):
         assert permutation.target_of(rank) == target_of.get(rank, -1)
         assert permutation.source_of(rank) == source_of.get(rank, -1)
+    ranks = np.arange(-1, num_ranks + 1)
+    assert permutation.targets_of(ranks).tolist() == [target_of.get(rank, -1) for rank in ranks.tolist()]
+    assert permutation.sources_of(ranks).tolist() == [source_of.get(rank, -1) for rank in ranks.tolist()]
 
 
 def test_shift_by_more_than_one_place_keeps_its_pairs() -> None:

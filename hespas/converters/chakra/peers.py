@@ -64,6 +64,14 @@ class _Pattern:
         place[order] = np.arange(len(order))
         return cls(tuple(values[order].tolist()), place[inverse].astype(np.int32).tobytes())
 
+    def replaced(self, places: Longs, values: Sequence[int]) -> _Pattern:
+        """With other values of some nodes."""
+        if not len(places):
+            return self
+        column = np.array(self.values, np.int64)[np.frombuffer(self.which, np.int32)]
+        column[places] = values
+        return _Pattern.of(column)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPeers:

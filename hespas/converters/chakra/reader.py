@@ -49,6 +49,7 @@ from hespas.converters.chakra.peers import (
 )
 from hespas.converters.chakra.sniff import RANK_FILE
 from hespas.converters.chakra.spelling import LARGEST_MICROS
+from hespas.converters.chakra.templates import Decoded, Templates
 from hespas.converters.chakra.to_graph import node_numbers, to_graph
 from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words
 from hespas.converters.chakra.wire.codec import read_columns
@@ -82,6 +83,7 @@ class _Job:
     groups: Groups
     group_file: bytes
     classes: dict[bytes, _Class] = field(default_factory=dict[bytes, _Class])
+    templates: Templates = field(default_factory=Templates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,12 @@ def _read_rank(
     rank: int, path: Path, job: _Job, options: ReadOptions, diagnostics: Diagnostics, *, alone: bool
 ) -> None:
     """Read one file, and check it unless its class has been checked already."""
+    like = None if alone else job.templates.find(path, rank, job.groups)
+    if like is not None:
+        key, peers = like
+        job.classes[key].ranks.append(peers)
+        return
+    said = sum(diagnostics.counts().values())
     columns = _columns(path, options, diagnostics)
     facts = AttributeFacts.of(columns.attrs)
     number = _own_place(columns, rank, job, diagnostics, alone=alone)
@@ -207,12 +215,15 @@ def _read_rank(
     peers, rows = rank_peers(columns, facts, number, job.groups, faults)
     key = _class_key(columns, rows)
     known = job.classes.get(key)
+    renumbered = known is not None and _first_id(columns) != _first_id(known.columns)
     if known is None:
         _check_file(columns, facts, faults)
         job.classes[key] = _Class(columns, facts, rows, [peers], faults)
     else:
         known.ranks.append(peers)
-        known.renumbered += _first_id(columns) != _first_id(known.columns)
+        known.renumbered += renumbered
+    if not (alone or renumbered) and said == sum(diagnostics.counts().values()):
+        job.templates.add(path, key, Decoded(columns, facts, peers, rows))
 
 
 def _own_place(columns: EtColumns, rank: int, job: _Job, diagnostics: Diagnostics, *, alone: bool) -> int:

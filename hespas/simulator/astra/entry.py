@@ -16,11 +16,13 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.simulator.astra.deadlock import check_finished
 from hespas.simulator.astra.engine import run_all
+from hespas.simulator.astra.lockstep import run_alike
+from hespas.simulator.astra.mailbox import MessageKey
 from hespas.simulator.astra.network import checked
 from hespas.simulator.astra.options import AstraOptions
 from hespas.simulator.astra.results import AstraSimulation, simulation_of
 from hespas.simulator.astra.runs import Run
-from hespas.simulator.astra.traces import GroupNames, rank_traces
+from hespas.simulator.astra.traces import GroupNames, JobTraces
 
 __all__ = ["simulate_astra"]
 
@@ -46,10 +48,13 @@ def simulate_astra(
             hint="set it to 0: the analytical networks are used without it",
         )  # fmt: skip
     _tell_unread(options, diagnostics)
-    traces = rank_traces(workload, options.system, stated_ns, group_number)
-    ranks = run_all(traces, options)
-    check_finished(ranks, diagnostics)
-    run = Run([rank.result() for rank in ranks], np.arange(len(ranks)))
+    traces = JobTraces.of(workload, options.system, stated_ns, group_number)
+    run = run_alike(traces, options)
+    if run is None:
+        ranks, left = run_all(traces.of_ranks(range(workload.num_ranks)), options)
+        check_finished(ranks, diagnostics)
+        _tell_unreceived(left, diagnostics)
+        run = Run([rank.result() for rank in ranks], np.arange(len(ranks)))
     return simulation_of(workload, options, run)
 
 
@@ -65,6 +70,15 @@ def _check_ranks(workload: Workload, options: AstraOptions) -> None:
             f"the workload has {there:,} ranks, and the network {wanted:,} NPUs", code="ET022",
             path=options.network.path, position="npus_count",
             hint=f"make npus_count of all dimensions multiply to {there:,}",
+        )  # fmt: skip
+
+
+def _tell_unreceived(left: Sequence[MessageKey], diagnostics: Diagnostics) -> None:
+    """ASTRA-sim ends a send when its message arrives, whether or not it is asked for, and says nothing."""
+    for key in left:
+        diagnostics.warning(
+            "simulate.unreceived", f"rank {key.target}",
+            f"a message of {key.size:,} bytes with tag {key.tag} from rank {key.source} is never received",
         )  # fmt: skip
 
 

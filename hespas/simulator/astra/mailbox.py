@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hespas.simulator.astra.events import Callback, EventQueue
 from hespas.simulator.astra.network import Network
 
-__all__ = ["COLLECTIVE_TAGS", "TAG_SPACE", "Mailbox", "MessageKey", "tag_of_stream"]
+__all__ = ["COLLECTIVE_TAGS", "TAG_SPACE", "Channel", "Mailbox", "MessageKey", "tag_of_stream"]
 
 TAG_SPACE = 500_000_000
 """Tags of messages count modulo this; those of collectives lie behind them."""
@@ -29,7 +29,7 @@ class MessageKey(NamedTuple):
     size: int
 
 
-class _Channel:
+class Channel:
     """Messages of one key: ``arrived`` before anyone asked for them, and receives that wait."""
 
     __slots__ = ("arrived", "waiting")
@@ -46,12 +46,12 @@ class Mailbox:
 
     def __init__(self, network: Network, queue: EventQueue) -> None:
         self._network, self._queue = network, queue
-        self._channels: dict[tuple[int, int, int, int], _Channel] = {}
+        self._channels: dict[tuple[int, int, int, int], Channel] = {}
 
-    def _channel(self, key: tuple[int, int, int, int]) -> _Channel:
+    def _channel(self, key: tuple[int, int, int, int]) -> Channel:
         found = self._channels.get(key)
         if found is None:
-            found = self._channels[key] = _Channel()
+            found = self._channels[key] = Channel()
         return found
 
     def send(
@@ -61,7 +61,7 @@ class Mailbox:
         channel = self._channel(key)
         self._network.send(key[1], key[2], key[3], self._arrive, (channel, sent, argument))
 
-    def _arrive(self, message: tuple[_Channel, Callback | None, object]) -> None:
+    def _arrive(self, message: tuple[Channel, Callback | None, object]) -> None:
         channel, sent, argument = message
         received = channel.waiting.popleft() if channel.waiting else None
         if sent is not None:

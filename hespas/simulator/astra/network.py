@@ -10,11 +10,14 @@ from itertools import pairwise
 from math import prod
 from typing import Protocol
 
+import numpy as np
+
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.simulator.astra.configuration import NetworkConfig, Topology
 from hespas.simulator.astra.events import Callback, EventQueue
 
-__all__ = ["AwareNetwork", "Network", "UnawareNetwork", "checked", "hops_between"]
+__all__ = ["AwareNetwork", "EmptyNetwork", "Network", "UnawareNetwork", "checked", "hops_between"]
 
 _LONGEST_NS = float(1 << 62)
 
@@ -78,6 +81,18 @@ class UnawareNetwork:
             code="ET014", hint="leave messages to the own rank out of the trace",
         )  # fmt: skip
 
+    def paths(self, sources: IntArray, targets: IntArray) -> IntArray:
+        """A number for the path of each message, by its dimension and hops; -1 for one to the own rank."""
+        found = np.full(len(sources), -1, np.int64)
+        for dim in reversed(range(len(self._strides))):
+            size, stride = self._network.npus[dim], self._strides[dim]
+            ahead = (targets // stride - sources // stride) % size
+            hops = np.ones_like(ahead)
+            if self._network.topology[dim] == "Ring":
+                hops = np.minimum(ahead, size - ahead)
+            found = np.where(ahead > 0, hops * len(self._strides) + dim, found)
+        return found
+
     def along(self, path: tuple[int, int], size: int) -> int:
         """The time of a message on a path [ns]."""
         dim, hops = path
@@ -105,6 +120,17 @@ def _whole(time_ns: float, size: int) -> int:
             hint="check bandwidth and latency of the network, and the sizes in the trace",
         )
     return int(time_ns)
+
+
+class EmptyNetwork(UnawareNetwork):
+    """With congestion, where each message finds its links free: each of its hops takes floor(latency +
+    size / B).
+    """
+
+    def along(self, path: tuple[int, int], size: int) -> int:
+        """The time of a message on a path [ns]."""
+        dim, hops = path
+        return hops * super().along((dim, 1), size)
 
 
 class _Message:

@@ -19,7 +19,7 @@ from hespas.simulator.astra.mailbox import Mailbox
 from hespas.simulator.astra.plans import PhasePlan
 from hespas.simulator.astra.trees import TreePlace, tree_place
 
-__all__ = ["Machine", "PhaseStart", "machine_of"]
+__all__ = ["Machine", "Machines", "PhaseStart", "machine_of"]
 
 _NS_PER_S = 1e9
 
@@ -38,6 +38,7 @@ class PhaseStart:
 
     ``ring`` are the ranks of the phase in order, ``place`` the rank's own place in it. ``in_group``: they are
     a group smaller than the world. ``tree`` counts the trees of this dimension so far, which take turns.
+    ``rest`` are the queues of the phases after this one.
     """
 
     plan: PhasePlan
@@ -52,6 +53,7 @@ class PhaseStart:
     memory_bytes_per_s: float
     timers: Timers
     mailbox: Mailbox
+    rest: tuple[int, ...]
     done: Callable[[], None]
 
     def reduction_ns(self, size: int) -> int:
@@ -59,6 +61,10 @@ class PhaseStart:
         if not self.memory_bytes_per_s:
             return 0
         return 3 * int(float(size) / self.memory_bytes_per_s * _NS_PER_S)
+
+
+Machines = Callable[[PhaseStart], Machine]
+"""Makes what a rank does in a phase."""
 
 
 def machine_of(start: PhaseStart) -> Machine:

@@ -10,9 +10,10 @@ from math import ceil
 
 from hespas.simulator.astra.configuration import SystemConfig
 from hespas.simulator.astra.events import Timers
-from hespas.simulator.astra.mailbox import Mailbox, tag_of_stream
-from hespas.simulator.astra.phases import Machine, PhaseStart, machine_of
-from hespas.simulator.astra.plans import FIRST_QUEUES, LAST_QUEUES, CollectivePlan, PhasePlan, Planner
+from hespas.simulator.astra.mailbox import tag_of_stream
+from hespas.simulator.astra.phases import Machine, PhaseStart
+from hespas.simulator.astra.plans import FIRST_QUEUES, LAST_QUEUES, CollectivePlan, PhasePlan
+from hespas.simulator.astra.shared import Shared
 
 __all__ = ["GROUP_STREAMS", "RankQueues"]
 
@@ -80,16 +81,15 @@ class RankQueues:
     """The queues of one rank, ``queues_per_dimension`` of each dimension of the network."""
 
     __slots__ = (
-        "_allocators", "_delay_ns", "_mailbox", "_memory_bytes_per_s", "_most", "_planner", "_queues",
-        "_rank", "_running", "_timers",
+        "_allocators", "_delay_ns", "_memory_bytes_per_s", "_most", "_queues", "_rank", "_running",
+        "_shared", "_timers",
     )  # fmt: skip
 
-    def __init__(
-        self, rank: int, planner: Planner, queues_per_dimension: int, timers: Timers, mailbox: Mailbox
-    ) -> None:
+    def __init__(self, rank: int, shared: Shared, timers: Timers) -> None:
+        planner, queues_per_dimension = shared.planner, shared.queues_per_dim
         system: SystemConfig = planner.system
         dimensions = len(planner.network.npus)
-        self._rank, self._planner, self._timers, self._mailbox = rank, planner, timers, mailbox
+        self._rank, self._shared, self._timers = rank, shared, timers
         self._most = ceil(system.active_chunks_per_dimension / queues_per_dimension)
         self._allocators = [
             _Allocator(dimension * queues_per_dimension, queues_per_dimension)
@@ -124,7 +124,7 @@ class RankQueues:
             self._fill(before)
             return
         phase, stream.queue, clockwise, tree = stream.phases.pop()
-        stream.machine = machine_of(self._phase_start(stream, phase, clockwise, tree))
+        stream.machine = self._shared.machines(self._phase_start(stream, phase, clockwise, tree))
         self._queues[stream.queue].append(stream)
         if before >= 0:
             self._running[before] -= 1
@@ -149,7 +149,7 @@ class RankQueues:
 
     def _phase_start(self, stream: _Stream, phase: PhasePlan, clockwise: bool, tree: int) -> PhaseStart:
         group = stream.open.plan.group
-        ring: Sequence[int] = self._planner.line(self._rank, phase) if group is None else group
+        ring: Sequence[int] = self._shared.planner.line(self._rank, phase) if group is None else group
         return PhaseStart(
             plan=phase,
             rank=self._rank,
@@ -162,6 +162,7 @@ class RankQueues:
             delay_ns=self._delay_ns if group is None else _GROUP_DELAY_NS,
             memory_bytes_per_s=self._memory_bytes_per_s,
             timers=self._timers,
-            mailbox=self._mailbox,
+            mailbox=self._shared.mailbox,
+            rest=tuple(queue for _, queue, _, _ in reversed(stream.phases)),
             done=lambda: self._proceed(stream),
         )

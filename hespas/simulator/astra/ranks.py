@@ -13,28 +13,16 @@ from functools import partial
 from heapq import heappop, heappush
 
 from hespas.graph import CollectiveKind
-from hespas.simulator.astra.events import EventQueue, Timers
-from hespas.simulator.astra.mailbox import Mailbox
-from hespas.simulator.astra.memory import RemoteMemory
-from hespas.simulator.astra.plans import CollectivePlan, Planner
+from hespas.simulator.astra.events import Timers
+from hespas.simulator.astra.plans import CollectivePlan
 from hespas.simulator.astra.queues import GROUP_STREAMS, RankQueues
 from hespas.simulator.astra.runs import NEVER, RankRun
+from hespas.simulator.astra.shared import Shared
 from hespas.simulator.astra.traces import Action, RankTrace, Slot
 
-__all__ = ["Issued", "Rank", "Shared"]
+__all__ = ["Issued", "Rank"]
 
 _SLOTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all ranks of a run share."""
-
-    queue: EventQueue
-    mailbox: Mailbox
-    memory: RemoteMemory
-    planner: Planner
-    queues_per_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +57,10 @@ class Rank:
         "trace",
     )  # fmt: skip
 
-    def __init__(self, trace: RankTrace, shared: Shared) -> None:
+    def __init__(self, trace: RankTrace, shared: Shared, timers: Timers | None = None) -> None:
         self.trace, self._shared = trace, shared
-        self._timers = Timers(shared.queue)
-        self.queues = RankQueues(
-            trace.rank, shared.planner, shared.queues_per_dim, self._timers, shared.mailbox
-        )
+        self._timers = timers or Timers(shared.queue)
+        self.queues = RankQueues(trace.rank, shared, self._timers)
         nodes = len(trace.trace)
         self._waiting = trace.trace.waiting.copy()
         self._ready: tuple[list[int], ...] = ([], [], [], [])

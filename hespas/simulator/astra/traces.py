@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -20,13 +20,13 @@ __all__ = [
     "Action",
     "Collective",
     "GroupNames",
+    "JobTraces",
     "Message",
     "RankTrace",
     "Roofline",
     "Slot",
     "Statistic",
     "Trace",
-    "rank_traces",
 ]
 
 GroupNames = Callable[[GroupSet, int], int]
@@ -125,6 +125,10 @@ class Trace:
     def __len__(self) -> int:
         return len(self.node)
 
+    def group_rows(self) -> list[int]:
+        """Group sets that its collectives use, ascending."""
+        return sorted({each.row for each in self.collectives.values() if each.row >= 0})
+
     def label(self, place: int) -> str:
         """The node for people: its id, and its name."""
         node = self.node[place]
@@ -144,35 +148,49 @@ class RankTrace:
     """Place of a send or receive -> the other rank."""
 
 
-def rank_traces(
-    workload: Workload, system: SystemConfig, stated_ns: Sequence[FloatArray], group_number: GroupNames
-) -> list[RankTrace]:
-    """The traces of all ranks. ``stated_ns`` are the durations of each class as its traces state them, in
-    whole microseconds.
-
-    Raises ``UnsupportedError`` for nodes that ASTRA-sim does not run, ``FormatError`` for what a node must
-    state and does not.
+@dataclass(frozen=True, slots=True, eq=False)
+class JobTraces:
+    """The traces of a job: one per rank class that has ranks. ``group_number`` tells the number of a rank's
+    process group.
     """
-    traces = {
-        index: _trace(workload.classes[index], index, system, stated_ns[index])
-        for index, count in enumerate(workload.class_sizes)
-        if count
-    }
-    peers = _Peers()
-    members = _Members(group_number)
-    return [
-        RankTrace(
-            rank,
-            traces[index],
-            {row: members.of(traces[index].graph.group_sets[row], rank) for row in _rows(traces[index])},
-            {place: peers.of(traces[index], place, rank) for place in traces[index].messages},
-        )
-        for rank, index in enumerate(workload.rank_class.tolist())
-    ]
 
+    workload: Workload
+    classes: Mapping[int, Trace]
+    group_number: GroupNames
 
-def _rows(trace: Trace) -> list[int]:
-    return sorted({each.row for each in trace.collectives.values() if each.row >= 0})
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        system: SystemConfig,
+        stated_ns: Sequence[FloatArray],
+        group_number: GroupNames,
+    ) -> JobTraces:
+        """``stated_ns`` are the durations of each class as its traces state them, in whole microseconds.
+
+        Raises ``UnsupportedError`` for nodes that ASTRA-sim does not run, ``FormatError`` for what a node
+        must state and does not.
+        """
+        traces = {
+            index: _trace(workload.classes[index], index, system, stated_ns[index])
+            for index, count in enumerate(workload.class_sizes)
+            if count
+        }
+        return cls(workload, traces, group_number)
+
+    def of_ranks(self, ranks: Iterable[int]) -> list[RankTrace]:
+        """The traces of some ranks. Raises ``FormatError`` for a rank that is no member of a group it uses,
+        or whose message has no other end.
+        """
+        peers, members = _Peers(), _Members(self.group_number)
+        rank_class = self.workload.rank_class.tolist()
+        found: list[RankTrace] = []
+        for rank in ranks:
+            trace = self.classes[rank_class[rank]]
+            groups = {row: members.of(trace.graph.group_sets[row], rank) for row in trace.group_rows()}
+            others = {place: peers.of(trace, place, rank) for place in trace.messages}
+            found.append(RankTrace(rank, trace, groups, others))
+        return found
 
 
 class _Members:
@@ -180,7 +198,7 @@ class _Members:
 
     def __init__(self, number: GroupNames) -> None:
         self._number = number
-        self._lists: dict[tuple[GroupSet, int], tuple[int, ...]] = {}
+        self._found: dict[tuple[GroupSet, int], tuple[int, tuple[int, ...]]] = {}
 
     def of(self, groups: GroupSet, rank: int) -> tuple[int, tuple[int, ...]]:
         """The number and the ranks of a rank's group. Raises ``FormatError`` where it has none."""
@@ -190,10 +208,11 @@ class _Members:
                 f"rank {rank} uses a process group that it is no member of", code="ET019",
                 hint="list the rank in the group, or take the collective out of its trace",
             )  # fmt: skip
-        found = self._lists.get((groups, place))
+        found = self._found.get((groups, place))
         if found is None:
-            found = self._lists[groups, place] = tuple(groups.members(place).tolist())
-        return self._number(groups, rank), found
+            listed = tuple(groups.members(place).tolist())
+            found = self._found[groups, place] = self._number(groups, rank), listed
+        return found
 
 
 class _Peers:

@@ -1,0 +1,226 @@
+"""What a system is: which device, and the networks that join devices, dimension by dimension.
+
+A device of a system is a mixed-radix number over its dimensions, the innermost fastest: device 11 of eight to
+a node is device 3 of node 1. Every figure is per device and in base units, and names its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan, prod
+from typing import Annotated, Literal
+
+from msgspec import Meta, structs
+
+from hespas.graph.errors import UsageError
+from hespas.hardware.model import (
+    Count,
+    CountOrUnknown,
+    NotNegativeOrNan,
+    Positive,
+    PositiveOrNan,
+    Row,
+    Source,
+    Text,
+)
+
+__all__ = ["Dimension", "DimensionTopology", "Placement", "System"]
+
+DimensionTopology = Literal["ring", "fully_connected", "switch"]
+"""How the devices of one dimension are joined; a torus is several rings."""
+
+Placement = Literal["fill", "even"]
+"""How a job smaller than the system lies in it: inner dimensions full before outer ones (nodes), or
+dimensions as equal as can be (slices of a torus)."""
+
+_ANY = -1
+_MOST_DEVICES = 1 << 24
+
+
+def _is_size(value: float) -> bool:
+    return value != 0
+
+
+_Size = Annotated[
+    int,
+    Meta(
+        ge=_ANY,
+        le=_MOST_DEVICES,
+        description="a positive whole number or -1 (as many as a job needs)",
+        extra={"remedy": "write it as 8; -1 where the job decides", "within": _is_size},
+    ),
+]
+_Ratio = Annotated[float, Meta(ge=1, le=1e6, description="a number that is 1 or more")]
+
+
+class Dimension(Row, frozen=True, kw_only=True):
+    """One level of the network.
+
+    ``bandwidth_bytes_per_s`` is what a device sends into it, one direction, all its ``links_per_device``
+    together; ``down_bandwidth_bytes_per_s`` what it receives where that differs. ``latency_ns`` is from
+    device to device: one hop of a ring, both hops of a switch. ``size`` is the most (-1: no bound).
+
+    A ring whose size is no multiple of ``closes_at``, or in a slice of fewer than ``closes_from`` devices, is
+    a line. Where all devices send beyond this dimension's groups of the dimensions below, each gets one
+    ``oversubscription``-th. ``nics_per_node`` interfaces carry what all devices of a node send (-1: as many
+    as devices). ``reduction`` names what adds in the network, ``reduction_share`` the share of the bandwidth
+    that an all-reduce gets so.
+    """
+
+    name: Text
+    topology: DimensionTopology
+    size: _Size
+    bandwidth_bytes_per_s: Positive
+    latency_ns: NotNegativeOrNan
+    links_per_device: CountOrUnknown
+    source: Text
+    latency_source: Text
+    down_bandwidth_bytes_per_s: PositiveOrNan = nan
+    closes_at: Count = 1
+    closes_from: Count = 1
+    closes_source: Text = ""
+    oversubscription: _Ratio = 1.0
+    oversubscription_source: Text = ""
+    nics_per_node: CountOrUnknown = -1
+    reduction: Text = ""
+    reduction_share: PositiveOrNan = nan
+    reduction_source: Text = ""
+    note: Text = ""
+
+    @property
+    def received_bytes_per_s(self) -> float:
+        """What a device receives, one direction, all its links together."""
+        down = self.down_bandwidth_bytes_per_s
+        return self.bandwidth_bytes_per_s if isnan(down) else down
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """One direction of one link: NaN where their number is unknown."""
+        return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
+
+    def is_closed(self, devices: int) -> bool:
+        """Whether a ring of this size, in a slice of so many devices, comes back to where it began."""
+        return self.size % self.closes_at == 0 and devices >= self.closes_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A system as data. ``device`` names a device file (empty: whatever device is asked about), dimensions
+    stand innermost first. ``devices`` is how many a job has (-1: not sized yet, see :meth:`sized`),
+    ``max_devices`` the most that there are (-1: no bound beside that of the dimensions).
+    """
+
+    name: str
+    description: str
+    device: str
+    aliases: tuple[str, ...]
+    placement: Placement
+    max_devices: int
+    dimensions: tuple[Dimension, ...]
+    sources: tuple[Source, ...]
+    devices: int = -1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions, innermost first; -1 where the job decides."""
+        return tuple(each.size for each in self.dimensions)
+
+    @property
+    def most(self) -> int:
+        """The most devices that there can be; -1 without a bound."""
+        bounds = [] if _ANY in self.shape else [prod(self.shape)]
+        return min(bounds + [self.max_devices] * (self.max_devices > 0), default=_ANY)
+
+    def source_text(self, key: str) -> str:
+        """What a ``source`` stands for; raises ``KeyError`` for a key that the system does not have."""
+        return {each.key: each.text for each in self.sources}[key]
+
+    def sized(self, devices: int | Sequence[int]) -> System:
+        """The part of the system that so many devices take; or with these sizes of its dimensions.
+
+        Devices of the outermost dimension that is needed may be fewer than it holds. Raises ``UsageError``
+        where the system has fewer, or a torus no slice of so many.
+        """
+        if isinstance(devices, int):
+            count, shape = devices, self._shape_of(devices)
+        else:
+            shape = tuple(devices) + (1,) * (len(self.dimensions) - len(devices))
+            count = prod(shape)
+            self._check_shape(shape, count)
+        sized = [structs.replace(each, size=size) for each, size in zip(self.dimensions, shape, strict=True)]
+        return replace(self, dimensions=tuple(sized), devices=count)
+
+    def _shape_of(self, devices: int) -> tuple[int, ...]:
+        if not 1 <= devices <= (self.most if self.most > 0 else _MOST_DEVICES):
+            raise self._refused(devices)
+        if self.placement == "fill":
+            return self._filled(devices)
+        if _ANY not in self.shape and prod(self.shape) == devices:
+            return self.shape
+        shapes = [shape for shape in _factors(devices, len(self.dimensions)) if self._holds(shape)]
+        if not shapes:
+            raise UsageError(
+                f"{self.name} has no slice of {devices:,} devices",
+                hint=f"{self._near(devices)} devices, or a shape as 4x4x8",
+            )
+        return min(shapes, key=lambda shape: (not self._closes(shape), shape[-1], -shape[0]))
+
+    def _filled(self, devices: int) -> tuple[int, ...]:
+        left, shape = devices, list[int]()
+        for each in self.dimensions:
+            size = left if each.size == _ANY else min(left, each.size)
+            shape.append(size)
+            left = -(-left // size)
+        return tuple(shape)
+
+    def _holds(self, shape: Sequence[int]) -> bool:
+        return all(most == _ANY or size <= most for size, most in zip(shape, self.shape, strict=True))
+
+    def _closes(self, shape: Sequence[int]) -> bool:
+        """Whether every dimension of a slice of this shape is a whole ring."""
+        closed = (
+            structs.replace(each, size=size).is_closed(prod(shape))
+            for each, size in zip(self.dimensions, shape, strict=True)
+        )
+        return all(closed)
+
+    def _near(self, devices: int) -> int:
+        """The most devices below that a slice can have."""
+        return next(
+            count
+            for count in range(devices, 0, -1)
+            if any(self._holds(shape) for shape in _factors(count, len(self.dimensions)))
+        )
+
+    def _check_shape(self, shape: tuple[int, ...], count: int) -> None:
+        given = "x".join(map(str, shape))
+        if len(shape) > len(self.dimensions) or min(shape) < 1:
+            names = ", ".join(each.name for each in self.dimensions)
+            hint = f"one size for each of {names}, from the inside out"
+            raise UsageError(f"{given} is no shape of {self.name}", hint=hint)
+        for each, size in zip(self.dimensions, shape, strict=True):
+            if each.size != _ANY and size > each.size:
+                raise UsageError(
+                    f"{self.name} joins at most {each.size:,} devices by {each.name}, not {size:,}",
+                    hint=f"shapes up to {'x'.join('any' if s == _ANY else str(s) for s in self.shape)}",
+                )
+        if count > (self.most if self.most > 0 else _MOST_DEVICES):
+            raise self._refused(count)
+
+    def _refused(self, devices: int) -> UsageError:
+        most = self.most if self.most > 0 else _MOST_DEVICES
+        return UsageError(
+            f"{self.name} has 1 to {most:,} devices, not {devices:,}",
+            hint="`hespas hardware list` names systems and the most devices that each has",
+        )
+
+
+def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Rising factors of a number, so many of them."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in range(1, int(number ** (1 / parts)) + 2):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factors(number // first, parts - 1) if rest[0] >= first)

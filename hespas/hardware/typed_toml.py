@@ -1,0 +1,228 @@
+"""TOML as typed rows, and what is said about the first key that is not as its type has it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from msgspec import Meta, Struct, ValidationError, convert
+
+from hespas.files.streams import read_toml
+from hespas.graph.errors import FormatError, clipped
+
+__all__ = ["FileKind", "check_source_keys", "fault", "read_rows", "refuse_repeats", "scalar", "unexpected"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """A kind of file as messages name it: what it is, ``where`` such files are, and an ``example`` of one."""
+
+    what: str
+    where: str
+    example: str
+
+
+_Document = TypeVar("_Document", bound=Struct)
+_MAX_INTEGER = 2**63 - 1
+_REFUSED_AT = re.compile(r" - at `\$([\w.\[\]]*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def _refuse_wide(value: object, where: str, path: Path) -> None:
+    """Refuse integers beyond 64 bits, which TOML does not have: as real numbers they would be rounded."""
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        raise unexpected(value, float, where, path)
+    if isinstance(value, list):
+        for index, item in enumerate(cast("list[object]", value)):
+            _refuse_wide(item, f"{where}[{index}]", path)
+    elif isinstance(value, dict):
+        for name, item in cast("dict[str, object]", value).items():
+            _refuse_wide(item, f"{where}.{name}" if where else name, path)
+
+
+def read_rows(path: Path, kind: type[_Document], about: FileKind) -> tuple[dict[str, object], _Document]:
+    """A file's table, and the same as rows of a type. Raises ``FormatError`` for the first key that is not as
+    the type has it.
+    """
+    table = read_toml(path, about.what, where=about.where, example=about.example)
+    try:
+        document = convert(table, kind)
+    except ValidationError as error:
+        raise _translated(str(error), table, kind, path, about.example) from error
+    _refuse_wide(table, "", path)
+    _check_within(document, "", path)
+    return table, document
+
+
+def _check_within(row: Struct, where: str, path: Path) -> None:
+    """Figures that may be unknown, which no bound of a type allows."""
+    for name, kind, within in _figures_and_rows(type(row)):
+        value, place = getattr(row, name), f"{where}{name}"
+        if within:
+            if not within(value):
+                raise unexpected(value, kind, place, path)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(cast("tuple[Struct, ...]", value)):
+                _check_within(item, f"{place}[{index}].", path)
+        elif value is not None:
+            _check_within(value, f"{place}.", path)
+
+
+@cache
+def _figures_and_rows(kind: type[Struct]) -> tuple[tuple[str, Any, Callable[[float], bool] | None], ...]:
+    """Of a type the figures with their checks, and what is rows of other types."""
+    kinds = {name: (each, _extra(each, "within")) for name, each in _kinds(kind).items()}
+    return tuple(
+        (name, *each)
+        for name, each in kinds.items()
+        if each[1] or any(map(_row_type, (each[0], *get_args(each[0]))))
+    )
+
+
+def _row_type(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _translated(
+    refusal: str, table: dict[str, object], kind: Any, path: Path, file_example: str
+) -> FormatError:
+    """What the library refused: the key, what was expected there, and how it is written."""
+    value, where = cast("Any", table), ""
+    unknown = refusal.startswith("Object contains unknown")
+    at_root = unknown and refusal.endswith(tuple(f"`{key}`" for key in table))
+    place = None if at_root else _REFUSED_AT.search(refusal)
+    for name, index in _STEP.findall(place[1]) if place else []:
+        if name:
+            where, kind, value = f"{where}.{name}" if where else name, _kinds(kind)[name], value[name]
+        elif get_origin(kind) is dict:  # the library does not say which key
+            kind = get_args(kind)[1]
+            key = next(key for key, item in value.items() if not _converts(item, kind))
+            where, value = f"{where}.{key}", value[key]
+        elif get_args(kind)[1:] == (...,):
+            where, kind, value = f"{where}[{index}]", get_args(kind)[0], value[int(index)]
+        if NoneType in get_args(kind):
+            kind = get_args(kind)[0]
+    if _bare(kind) is not dict or not isinstance(value, dict):
+        return unexpected(value, kind, where, path)
+    known, inside = _kinds(kind), f"{where}." if where else ""
+    if unknown:
+        name = next(key for key in cast("dict[str, object]", value) if key not in known)
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
+        return fault(path, inside + name, "unknown key", hint)
+    name = next(key for key in known if f"`{key}`" in refusal)
+    bare = _bare(known[name])
+    example = _extra(known[name], "unknown") or _KINDS[bare][2]
+    if bare is Literal:
+        example = f'"{get_args(known[name])[0]}"'
+    return fault(path, inside + name, "missing key", f"add {name} = {example}; {file_example}")
+
+
+_KINDS: Mapping[object, tuple[str, str, str]] = {
+    str: ("a string", 'write it in quotes: "..."', '"..."'),
+    bool: ("true or false", "write true or false without quotes", "true"),
+    float: ("a number", "write it without quotes and unit, as 989.4e12", "989.4e12"),
+    int: ("a whole number", "write it without quotes and unit, as 132", "132"),
+    dict: ("a table", "write it as [table] with a key per line, or as { key = value, ... }", "{ ... }"),
+    tuple: ("a list", "write it in brackets: [ ..., ... ]", "[ ... ]"),
+    Literal: ("a string", "", '"..."'),
+}
+"""What is expected under a key of each type, how that is written, and an example."""
+
+
+def unexpected(value: object, kind: Any, where: str, path: Path) -> FormatError:
+    """The error about a value that is not of its kind."""
+    expected, remedy, _ = _KINDS[_bare(kind)]
+    meta = _meta(kind)
+    if _bare(kind) is Literal:
+        allowed: tuple[str, ...] = get_args(kind)
+        close = get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
+        expected = f"one of {', '.join(allowed)}"
+        remedy = f'write one of them in quotes: {where.rpartition(".")[2]} = "{(close or allowed)[0]}"'
+    elif _bare(kind) is tuple and ... not in get_args(kind):
+        count = len(get_args(get_args(kind)[0] if meta else kind))
+        expected, remedy = f"a list of {count} numbers", f"write it as [{', '.join(['1.0'] * count)}]"
+    elif meta and _converts(value, _bare(kind)):
+        expected = meta.description or expected
+    if unknown := _extra(kind, "unknown"):
+        remedy += f"; {unknown} where it is not known"
+    hint = _extra(kind, "remedy") or remedy
+    mark = ";" if _bare(kind) is Literal else ","
+    return fault(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
+
+
+def _bare(kind: Any) -> object:
+    """The key of a type in :data:`_KINDS`."""
+    bare: object = get_args(kind)[0] if _meta(kind) else kind
+    return dict if _row_type(bare) else get_origin(bare) or bare
+
+
+def _converts(value: object, kind: Any) -> bool:
+    try:
+        convert(value, kind)
+    except ValidationError:
+        return False
+    return True
+
+
+@cache
+def _kinds(kind: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _meta(kind: Any) -> Meta | None:
+    return next((each for each in get_args(kind) if isinstance(each, Meta)), None)
+
+
+def _extra(kind: Any, name: str) -> Any:
+    meta = _meta(kind)
+    return meta.extra.get(name) if meta and meta.extra else None
+
+
+def fault(path: Path, where: str, message: str, hint: str) -> FormatError:
+    """The error to raise about a key; ``hint`` says what to write instead."""
+    return FormatError(message, path=str(path), position=clipped(where), hint=hint)
+
+
+def _describe(value: object) -> str:
+    """A value as a message shows it: what it is and, if short, what it says."""
+    kinds: dict[type, Literal["a table", "a list"]] = {dict: "a table", list: "a list"}
+    if type(value) in kinds:
+        return kinds[type(value)]
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        return "a number beyond 64 bits"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def check_source_keys(row: Mapping[str, object], where: str, known: Mapping[str, str], path: Path) -> None:
+    """Raise ``FormatError`` for a source that is no key of the sources table."""
+    for name, key in row.items():
+        if name.endswith("source") and key not in known:
+            hint = f"the file's sources are {', '.join(sorted(known))}"
+            raise fault(path, where + name, f"'{key}' is not a key of the sources table", hint)
+
+
+def refuse_repeats(path: Path, name: str, keys: Iterable[tuple[object, ...]]) -> None:
+    """Raise ``FormatError`` for the first row whose key another has."""
+    seen: dict[tuple[object, ...], int] = {}
+    for index, key in enumerate(keys):
+        if key in seen:
+            shown = " ".join(part for part in key if isinstance(part, str) and part)
+            stated = f"'{clipped(shown)}' is stated already in {name}[{seen[key]}]"
+            raise fault(path, f"{name}[{index}]", stated, "keep one of the two rows")
+        seen[key] = index
+
+
+def scalar(value: str | float) -> str:
+    """A TOML value. JSON's escapes are TOML's, except that TOML also wants DEL escaped."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,111 @@
+"""``hespas hardware system``: a system as a file, as ASTRA-sim's configuration, as JSON; and its Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner, Result
+
+import hespas
+from hespas.cli.main import app
+from hespas.graph.errors import OutputError
+from hespas.hardware import load_system
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "hespas" / "schemas" / "system.schema.json").read_text())
+
+
+class _Validator(Protocol):
+    def validate(self, instance: object) -> None: ...
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["hardware", "system", *map(str, arguments)])
+
+
+def test_a_system_is_shown_as_a_file_to_start_from(tmp_path: Path) -> None:
+    done = run("gb200-nvl72", "--devices", "144")
+    assert done.exit_code == 0, done.output
+    (tmp_path / "mine.toml").write_text(done.stdout, "utf-8")
+    assert load_system(tmp_path / "mine.toml").shape == (72, 2)
+    assert run(tmp_path / "mine.toml", "--devices", "100").exit_code == 0
+
+
+def test_configuration_files_and_a_step_on_them(tmp_path: Path) -> None:
+    traces, configs = tmp_path / "traces", tmp_path / "configs"
+    hespas.convert(ROOT / "fixtures" / "hlo" / "moe_all_to_all.hlo.txt", traces, hardware="H100-SXM")
+    done = run("dgx-h100", "--devices", "8", "--to", "astra-sim", configs)
+    assert done.exit_code == 0, done.output
+    assert "system.reduction-left-out" in done.stdout
+    step = hespas.simulate(
+        traces,
+        mode="astra",
+        system_config=configs / "system.json",
+        network_config=configs / "network.yml",
+        memory_config=configs / "remote_memory.json",
+    )
+    assert step.timeline.finish_ns.min() > 0
+    again = run("dgx-h100", "--devices", "8", "--to", "astra-sim", configs)
+    assert again.exit_code == 2
+    assert "--overwrite" in again.stderr
+    assert run("tpu-v4", "--devices", "4x4x4", "--to", "astra-sim", configs, "--overwrite").exit_code == 0
+    assert "Ring, Ring, Ring" in (configs / "network.yml").read_text()
+
+
+def test_json(tmp_path: Path) -> None:
+    done = run("dgx-h100-roce", "--devices", "32", "--json", tmp_path / "s.json")
+    assert (done.exit_code, done.stdout) == (0, "")
+    document = json.loads((tmp_path / "s.json").read_text())
+    cast("_Validator", Draft202012Validator(SCHEMA)).validate(document)
+    assert document["devices"] == 32
+    assert [each["size"] for each in document["dimensions"]] == [8, 4, 1]
+    assert document["dimensions"][2]["oversubscription"] == 7.0
+    assert hespas.system("dgx-h100-roce", 32).to_dict() == document
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("dgx-h1000",), 2, "no system 'dgx-h1000'"),
+        (("dgx-h100", "--devices", "many"), 2, "--devices 64, or --devices 4x4x8"),
+        (("dgx-h100", "--devices", "0"), 2, "not 0"),
+        (("dgx-h100", "--to", "astra-sim", "here"), 2, "how many devices of dgx-h100?"),
+        (("dgx-h100", "--devices", "12", "--to", "astra-sim", "here"), 2, "8 or 16 devices"),
+        (("dgx-h100", "--devices", "8", "--to", "booksim", "here"), 2, "unknown format 'booksim'"),
+        (("nowhere/mine.toml",), 3, "nowhere/mine.toml"),
+    ],
+)
+def test_refusals(
+    arguments: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_python(tmp_path: Path) -> None:
+    found = hespas.system("dgx-b200", (8, 4))
+    assert repr(found) == "<SystemResult: dgx-b200, 8x4 B200-SXM>"
+    assert list(found.to_pandas()["name"]) == ["NVLink 5", "InfiniBand NDR"]
+    assert [path.name for path in found.write_astra_sim(tmp_path / "c")] == [
+        "system.json",
+        "network.yml",
+        "remote_memory.json",
+    ]
+    with pytest.raises(OutputError):
+        found.write_astra_sim(tmp_path / "c")
+    assert repr(hespas.system("dgx-b200")) == "<SystemResult: dgx-b200, 8xany B200-SXM>"
+
+
+def test_the_list_names_systems() -> None:
+    done = CliRunner().invoke(app, ["hardware", "list"])
+    assert done.exit_code == 0
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "any  NVLink 4 450 GB/s, InfiniBand NDR 50 GB/s" in rows["dgx-h100"]
+    assert "up to 256" in rows["tpu-v5e"]
