@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import islice
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -26,12 +27,14 @@ from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
-from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph import Diagnostics, OpGraph, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
+from hespas.hardware import load_device
 from hespas.simulator import ClassResult, Simulation, Simulator
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
+from hespas.simulator.memory import RankMemory, memory_by_class
 
 if TYPE_CHECKING:
     import pandas
@@ -53,7 +56,8 @@ _ROWS_AT_ONCE = 4096
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
-    ``statistics`` are ASTRA-sim's own, in mode ``astra``.
+    ``statistics`` are ASTRA-sim's own, in mode ``astra``; ``memory`` is that of each rank class whose
+    operations say what they make, in mode ``hespas``.
     """
 
     source: str
@@ -62,6 +66,7 @@ class SimulationResult(Result, Simulation):
     diagnostics: Diagnostics
     mode: Mode = "hespas"
     statistics: RankStatistics | None = None
+    memory: tuple[RankMemory, ...] = ()
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -162,7 +167,18 @@ class _Asked:
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
+            memory=() if isinstance(ran, AstraSimulation) else self.memory_of(ran),
             **columns,
+        )
+
+    def memory_of(self, ran: Simulation) -> tuple[RankMemory, ...]:
+        """What each rank class keeps in memory, beside what its device has."""
+        capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
+        return memory_by_class(
+            ran.workload,
+            ran.timeline,
+            {found.rank_class: found.rank for found in ran.classes},
+            float(capacity) if capacity >= 0 else nan,
         )
 
     def on_astra(self, workload: Workload, options: AstraOptions) -> AstraSimulation:
@@ -247,6 +263,40 @@ class _Path(msgspec.Struct, frozen=True):
     resources: list[_OfResource]
 
 
+class _LiveValue(msgspec.Struct, frozen=True):
+    name: str
+    op_class: str
+    kind: str
+    size_bytes: Figure
+    framework: str
+    source: str
+
+
+class _OfMaker(msgspec.Struct, frozen=True):
+    op_class: str
+    size_bytes: Figure
+
+
+class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+    rank_class: int
+    peak_bytes: Figure
+    at_ns: Figure
+    at_node: str
+    parameters_bytes: Figure
+    constants_bytes: Figure
+    outputs_bytes: Figure
+    temporaries_bytes: Figure
+    collectives_bytes: Figure
+    donated_bytes: Figure
+    capacity_bytes: Figure
+    fits: bool | None
+    is_lower_bound: bool
+    is_whole_job: bool
+    unknown: Count
+    op_classes: list[_OfMaker]
+    largest: list[_LiveValue]
+
+
 class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
     name: str
@@ -292,6 +342,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     is_lower_bound: bool
     is_mixed: bool
     rank_classes: list[_SimulatedClass]
+    memory: list[_Memory]
     ranks: list[_RankRow]
 
 
@@ -313,7 +364,34 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
         rank_classes=[_simulated_class(found) for found in done.classes],
+        memory=[_memory(found, done.workload.classes[found.rank_class]) for found in done.memory],
         ranks=list(_rank_rows(done)) if ranks else [],
+    )
+
+
+def _memory(found: RankMemory, graph: OpGraph) -> _Memory:
+    use = found.use
+    return _Memory(
+        rank_class=found.rank_class,
+        peak_bytes=use.peak_bytes,
+        at_ns=use.at_ns,
+        at_node=graph.node_name(use.at_node) if use.at_node >= 0 else "",
+        parameters_bytes=use.parameters_bytes,
+        constants_bytes=use.constants_bytes,
+        outputs_bytes=use.outputs_bytes,
+        temporaries_bytes=use.temporaries_bytes,
+        collectives_bytes=use.collectives_bytes,
+        donated_bytes=use.donated_bytes,
+        capacity_bytes=found.capacity_bytes,
+        fits=found.fits,
+        is_lower_bound=use.is_lower_bound,
+        is_whole_job=found.is_whole_job,
+        unknown=use.unknown,
+        op_classes=[_OfMaker(name, size) for name, size in use.class_bytes.items()],
+        largest=[
+            _LiveValue(row.name, row.op_class, row.kind, row.size_bytes, row.framework, row.source)
+            for row in use.largest
+        ],
     )
 
 

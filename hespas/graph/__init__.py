@@ -51,7 +51,7 @@ from hespas.graph.profile import (
     Profile,
     Timeline,
 )
-from hespas.graph.workload import ABSENT, WHOLE_JOB, Workload
+from hespas.graph.workload import ABSENT, PROGRAM_BYTES, WHOLE_JOB, Workload
 
 __all__ = [
     "ABSENT",
@@ -63,6 +63,7 @@ __all__ = [
     "IN_PLACE",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
+    "PROGRAM_BYTES",
     "RETURNED",
     "SOURCE_DTYPE",
     "UNKNOWN_DTYPE",

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from hespas.simulator.memory.moments import Moments, in_order, in_time
-from hespas.simulator.memory.use import LiveValue, MemoryUse, memory_use
+from hespas.simulator.memory.of_run import RankMemory, memory_by_class
+from hespas.simulator.memory.use import LiveValue, MemoryUse, ProgramBytes, memory_use
 
-__all__ = ["LiveValue", "MemoryUse", "Moments", "in_order", "in_time", "memory_use"]
+__all__ = [
+    "LiveValue",
+    "MemoryUse",
+    "Moments",
+    "ProgramBytes",
+    "RankMemory",
+    "in_order",
+    "in_time",
+    "memory_by_class",
+    "memory_use",
+]

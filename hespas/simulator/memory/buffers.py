@@ -17,8 +17,10 @@ from hespas.simulator.memory.values import Kind, Values
 
 __all__ = ["Buffer", "buffers_of"]
 
-_MOST_TRIED = 64
+_MOST_TRIED = 16
 """Reserved places looked at for one temporary, the smallest that hold it first."""
+_SMALL = 1 / 4096
+"""Temporaries under this share of the greatest buffer are not worth a look."""
 
 _Interval = tuple[int, int]
 
@@ -125,7 +127,8 @@ class _Assignment:
         rooms.sort(key=lambda room: room.buffer.size_bytes)
         sizes = [room.buffer.size_bytes for room in rooms]
         shares = self._shares()
-        waiting = [buffer for buffer in buffers if not buffer.reserved]
+        least = _SMALL * max((buffer.size_bytes for buffer in buffers), default=0.0)
+        waiting = [buffer for buffer in buffers if not buffer.reserved and buffer.size_bytes >= least]
         reached = self.lifetimes.reached()
         waiting.sort(
             key=lambda buffer: (
@@ -190,7 +193,8 @@ class _Room:
         """Whether nothing in it lives at the same time, but for overlaps that do no harm."""
         for start, end in lives:
             at = bisect_left(self.taken, (start, start))
-            for other_start, other_end in self.taken[max(at - 2, 0) :]:
+            for place in range(max(at - 2, 0), len(self.taken)):  # those before have ended: they only touch
+                other_start, other_end = self.taken[place]
                 if other_start > end:
                     break
                 overlap = (max(start, other_start), min(end, other_end))

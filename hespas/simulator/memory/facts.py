@@ -32,8 +32,8 @@ def end_of(graph: OpGraph) -> int:
     does not say.
     """
     row = graph.strings.find(RETURNED)
-    marked = graph.extra.node[graph.extra.key == row] if row > 0 else ()
-    if len(marked):
+    marked = graph.extra.node[graph.extra.key == row]
+    if row > 0 and len(marked):
         return int(marked[-1])
     last = len(graph) - 1
     return last if last >= 0 and graph.op_name(last) in _RETURNS and graph.region[last] < 0 else -1

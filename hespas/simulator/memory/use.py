@@ -9,8 +9,9 @@ counted once, since each trip writes over what the one before it left.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,19 @@ from hespas.simulator.memory.lifetimes import Lifetimes
 from hespas.simulator.memory.moments import Moments, in_order
 from hespas.simulator.memory.values import Kind, Value, Values, values_of
 
-__all__ = ["LiveValue", "MemoryUse", "memory_use"]
+__all__ = ["LiveValue", "MemoryUse", "ProgramBytes", "memory_use"]
 
 _LISTED = 10
+
+
+class ProgramBytes(NamedTuple):
+    """Bytes of a program's parameters, of its results, and of parameters over which results are written:
+    where its parameters are not nodes.
+    """
+
+    parameters: float
+    results: float
+    donated: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +90,14 @@ class MemoryUse:
         return self.unknown > 0
 
 
-def memory_use(graph: OpGraph, moments: Moments | None = None) -> MemoryUse | None:
+def memory_use(
+    graph: OpGraph, moments: Moments | None = None, stated: ProgramBytes | None = None
+) -> MemoryUse | None:
     """The memory that a program needs, one node after the other unless ``moments`` say when they run; None
-    where no node says what it makes. O((nodes + values) log values).
+    where no node says what it makes.
+
+    Where parameters are not nodes, ``stated`` says what they and the results take, throughout; what nobody
+    reads is taken for a result. O((nodes + values) log values).
     """
     if not len(graph.results.values):
         return None
@@ -89,7 +105,24 @@ def memory_use(graph: OpGraph, moments: Moments | None = None) -> MemoryUse | No
     found = values_of(graph)
     donated = _mark_results(graph, found)
     buffers = buffers_of(found, Lifetimes(graph, when), donated)
-    return _told(graph, found, when, buffers, donated)
+    if stated is None or any(value.kind is Kind.PARAMETER for value in found.values):
+        return _told(graph, found, when, buffers, donated)
+    return _with_stated(
+        _told(graph, found, when, [each for each in buffers if each.kind is not Kind.OUTPUT], {}), stated
+    )
+
+
+def _with_stated(use: MemoryUse, stated: ProgramBytes) -> MemoryUse:
+    """With parameters and results that are there throughout."""
+    outputs = max(stated.results - stated.donated, 0.0)
+    return replace(
+        use,
+        peak_bytes=use.peak_bytes + stated.parameters + outputs,
+        parameters_bytes=stated.parameters,
+        outputs_bytes=outputs,
+        donated_bytes=stated.donated,
+        held_bytes=use.held_bytes + stated.parameters + outputs,
+    )
 
 
 def _mark_results(graph: OpGraph, found: Values) -> dict[int, int]:

@@ -109,8 +109,8 @@ class _Tracer:
         self._region: list[int] = graph.region.tolist()
         self._parent: list[int] = graph.regions.parent.tolist()
         self._op_class: list[int] = graph.op_class.tolist()
-        self._names = [graph.strings[row] for row in range(len(graph.strings))] if len(graph) else []
         self._op_row: list[int] = graph.op_row.tolist()
+        self._names = {row: graph.strings[row] for row in set(self._op_row)}
         self._written: list[float] = graph.bytes_written.tolist()
         self._hands_on: list[bool] = _hands_on(graph).tolist()
         self._away: list[bool] = _away(graph).tolist()
