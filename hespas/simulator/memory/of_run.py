@@ -9,6 +9,7 @@ from math import nan
 import numpy as np
 
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, OpGraph, Timeline, Workload
+from hespas.simulator.memory.facts import end_of
 from hespas.simulator.memory.moments import Moments, in_order, in_time
 from hespas.simulator.memory.use import MemoryUse, ProgramBytes, memory_use
 
@@ -39,7 +40,7 @@ def memory_by_class(
     workload: Workload, timeline: Timeline, shown: Mapping[int, int], capacity_bytes: float = nan
 ) -> tuple[RankMemory, ...]:
     """The memory of each class of ``shown``, which names the rank whose spans are its own; those whose nodes
-    do not say what they make are left out.
+    do not say what they make, and who reads it, are left out.
 
     A program that a compiler has scheduled needs memory by its own order: its buffers were assigned before it
     ran. Any other one by the times of its spans.
@@ -49,7 +50,7 @@ def memory_by_class(
     found: list[RankMemory] = []
     for rank_class, rank in shown.items():
         graph = workload.classes[rank_class]
-        if not len(graph.results.values):
+        if stated is None and not _tells_who_reads(graph):
             continue
         when = _moments(graph, timeline, rank)
         use = memory_use(graph, in_order(graph) if scheduled else when, stated)
@@ -61,6 +62,15 @@ def memory_by_class(
                 RankMemory(rank_class=rank_class, use=use, is_whole_job=whole, capacity_bytes=capacity_bytes)
             )
     return tuple(found)
+
+
+def _tells_who_reads(graph: OpGraph) -> bool:
+    """Whether a graph says what becomes of its values: recordings keep who waits for whom, and most of what
+    is made there is read by nobody.
+    """
+    made = np.flatnonzero((graph.results.lengths > 0) & (graph.multiplicity != 0))
+    read = np.isin(made, graph.data_deps.values)
+    return len(made) > 0 and (end_of(graph) >= 0 or 2 * int(read.sum()) >= len(made))
 
 
 def _moments(graph: OpGraph, timeline: Timeline, rank: int) -> Moments:
