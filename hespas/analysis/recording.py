@@ -53,19 +53,25 @@ class Recording:
 
     @property
     def duration_ns(self) -> FloatArray:
-        """How long each event ran."""
-        return self.end_ns - self.start_ns
+        """How long each event ran: as recorded, which late starts would round in the difference of times."""
+        return np.maximum(self.profile.duration_ns[self.rows], 0.0)
+
+    def streams(self) -> list[tuple[int, IntArray]]:
+        """Each stream that is known with its events, in order of start. O(events log events)."""
+        stream = self.profile.stream[self.rows]
+        order = np.argsort(stream, kind="stable")
+        order = order[stream[order] >= 0]
+        numbers, first = np.unique(stream[order], return_index=True)
+        return list(zip(numbers.tolist(), np.split(order, first[1:]), strict=False))
 
     @property
     def span_ns(self) -> float:
         """From the first start to the last end; 0 without events."""
         return float(self.end_ns.max() - self.start_ns[0]) if len(self) else 0.0
 
-    def busy(self, *kinds: Kind, chosen: NDArray[np.bool_] | None = None) -> Intervals:
-        """When events of these kinds (of all, where none is given) ran; of those ``chosen`` alone."""
-        mask = np.isin(self.kind, kinds) if kinds else np.ones(len(self), np.bool_)
-        if chosen is not None:
-            mask &= chosen
+    def busy(self, kind: Kind) -> Intervals:
+        """When events of a kind ran."""
+        mask = self.kind == kind
         return Intervals.union(self.start_ns[mask], self.end_ns[mask])
 
 

@@ -18,7 +18,9 @@ from msgspec.structs import astuple
 
 from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
+from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
+from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
@@ -27,14 +29,14 @@ from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
-from hespas.graph import Diagnostics, OpGraph, Profile, Timeline, Workload
+from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
-from hespas.hardware import load_device
 from hespas.simulator import ClassResult, Simulation, Simulator
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
-from hespas.simulator.memory import RankMemory, memory_by_class
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
+from hespas.simulator.memory import RankMemory
 
 if TYPE_CHECKING:
     import pandas
@@ -51,12 +53,15 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 4096
+_REPORT_DOCUMENT = "simulation.json"
+"""The document in the folder of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
-    ``statistics`` are ASTRA-sim's own, in mode ``astra``; ``memory`` is that of each rank class whose
+    ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external`` what a user's ASTRA-sim says;
+    ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of each rank class whose
     operations say what they make, in mode ``hespas``.
     """
 
@@ -66,6 +71,8 @@ class SimulationResult(Result, Simulation):
     diagnostics: Diagnostics
     mode: Mode = "hespas"
     statistics: RankStatistics | None = None
+    external: ExternalRun | None = None
+    measured_ns: float = nan
     memory: tuple[RankMemory, ...] = ()
 
     def headline(self) -> str:
@@ -87,6 +94,26 @@ class SimulationResult(Result, Simulation):
         table = pd.DataFrame(rows, columns=list(_RankRow.__struct_fields__))
         return table[[name for name in table if not len(rows) or table[name].iloc[0] is not UNSET]]
 
+    def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write a page of where the time goes, ``simulation.json`` and a CSV file per table into a folder.
+        Raises ``OutputError`` where one of them exists, without ``overwrite``.
+        """
+        from hespas.analysis.report import SIMULATED, analysis_html, write_report
+        from hespas.analysis.simulated import simulated_step
+
+        tables = simulated_step(self).tables()
+        page = analysis_html(
+            self.headline(),
+            tables,
+            inputs=[self.source],
+            about="All times are simulated.",
+            title="Where the time of a step goes",
+            shown=SIMULATED,
+            diagnostics=self.diagnostics,
+        )
+        document = self.to_json()
+        write_report(Path(folder), page, document, tables, name=_REPORT_DOCUMENT, overwrite=overwrite)
+
 
 def simulate(
     source: str | Path | Workload | Profile,
@@ -107,6 +134,8 @@ def simulate(
     memory_config: str | Path | None = None,
     backend: Backend = "unaware",
     queues_per_dim: int = 1,
+    astra_bin: str | Path | None = None,
+    astra_timeout: float = DEFAULT_TIMEOUT_S,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -115,6 +144,7 @@ def simulate(
     Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
     simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
     ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
@@ -129,8 +159,10 @@ def simulate(
     ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    request = AstraRequest(system_config, network_config, memory_config, backend, queues_per_dim)
-    astra = request.options(mode)
+    request = AstraRequest(
+        system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
+    )
+    astra, binary = request.options(mode), request.binary()
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
@@ -138,8 +170,8 @@ def simulate(
     if missing == "error":
         refuse_global(workload)
     asked = _Asked(hardware, estimator, granularity, missing, found, progress)
-    ran = asked.on_astra(workload, astra) if astra else asked.scheduled(workload, simulator)
-    result = asked.told(name, ran)
+    ran = asked.on_astra(workload, astra, binary) if astra else asked.scheduled(workload, simulator)
+    result = asked.told(name, ran, measured_step_ns(measured))
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
@@ -156,7 +188,7 @@ class _Asked:
     diagnostics: Diagnostics
     progress: Callable[[int, int], None] | None
 
-    def told(self, source: str, ran: Simulation) -> SimulationResult:
+    def told(self, source: str, ran: Simulation, measured_ns: float) -> SimulationResult:
         """A simulation with what was asked."""
         columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
         statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
@@ -167,25 +199,20 @@ class _Asked:
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
-            memory=() if isinstance(ran, AstraSimulation) else self.memory_of(ran),
+            external=ran.external if isinstance(ran, AstraSimulation) else None,
+            measured_ns=measured_ns,
+            memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
             **columns,
         )
 
-    def memory_of(self, ran: Simulation) -> tuple[RankMemory, ...]:
-        """What each rank class keeps in memory, beside what its device has."""
-        capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
-        return memory_by_class(
-            ran.workload,
-            ran.timeline,
-            {found.rank_class: found.rank for found in ran.classes},
-            float(capacity) if capacity >= 0 else nan,
-        )
-
-    def on_astra(self, workload: Workload, options: AstraOptions) -> AstraSimulation:
+    def on_astra(
+        self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
+    ) -> AstraSimulation:
         """As ASTRA-sim runs it."""
         return run_astra(
             workload,
             options,
+            binary=binary,
             hardware=self.hardware,
             estimator=self.estimator,
             granularity=self.granularity,
@@ -263,40 +290,6 @@ class _Path(msgspec.Struct, frozen=True):
     resources: list[_OfResource]
 
 
-class _LiveValue(msgspec.Struct, frozen=True):
-    name: str
-    op_class: str
-    kind: str
-    size_bytes: Figure
-    framework: str
-    source: str
-
-
-class _OfMaker(msgspec.Struct, frozen=True):
-    op_class: str
-    size_bytes: Figure
-
-
-class _Memory(msgspec.Struct, frozen=True, kw_only=True):
-    rank_class: int
-    peak_bytes: Figure
-    at_ns: Figure
-    at_node: str
-    parameters_bytes: Figure
-    constants_bytes: Figure
-    outputs_bytes: Figure
-    temporaries_bytes: Figure
-    collectives_bytes: Figure
-    donated_bytes: Figure
-    capacity_bytes: Figure
-    fits: bool | None
-    is_lower_bound: bool
-    is_whole_job: bool
-    unknown: Count
-    op_classes: list[_OfMaker]
-    largest: list[_LiveValue]
-
-
 class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
     name: str
@@ -341,8 +334,10 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_high_ns: Figure
     is_lower_bound: bool
     is_mixed: bool
+    measured_ns: Figure
+    external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
-    memory: list[_Memory]
+    memory: list[MemoryDocument]
     ranks: list[_RankRow]
 
 
@@ -363,35 +358,13 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_high_ns=done.high_ns,
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
+        measured_ns=done.measured_ns,
+        external=external_document(done.external, done.statistics)
+        if done.external and done.statistics
+        else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
-        memory=[_memory(found, done.workload.classes[found.rank_class]) for found in done.memory],
+        memory=[memory_document(found, done.workload.classes[found.rank_class]) for found in done.memory],
         ranks=list(_rank_rows(done)) if ranks else [],
-    )
-
-
-def _memory(found: RankMemory, graph: OpGraph) -> _Memory:
-    use = found.use
-    return _Memory(
-        rank_class=found.rank_class,
-        peak_bytes=use.peak_bytes,
-        at_ns=use.at_ns,
-        at_node=graph.node_name(use.at_node) if use.at_node >= 0 else "",
-        parameters_bytes=use.parameters_bytes,
-        constants_bytes=use.constants_bytes,
-        outputs_bytes=use.outputs_bytes,
-        temporaries_bytes=use.temporaries_bytes,
-        collectives_bytes=use.collectives_bytes,
-        donated_bytes=use.donated_bytes,
-        capacity_bytes=found.capacity_bytes,
-        fits=found.fits,
-        is_lower_bound=use.is_lower_bound,
-        is_whole_job=found.is_whole_job,
-        unknown=use.unknown,
-        op_classes=[_OfMaker(name, size) for name, size in use.class_bytes.items()],
-        largest=[
-            _LiveValue(row.name, row.op_class, row.kind, row.size_bytes, row.framework, row.source)
-            for row in use.largest
-        ],
     )
 
 

@@ -6,23 +6,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hespas.api.astra import Mode
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
+from hespas.cli.others import check_binary, show_others
 from hespas.cli.session import (
     check_apart,
+    check_report_folder,
     check_reports,
     command_line,
     emit,
     hardware_files,
     progress_bar,
+    report_folder,
     say_diagnostics,
 )
 from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 
 if TYPE_CHECKING:
@@ -40,6 +44,14 @@ _MOST_CLASSES = 8
 _Timeline = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
 ]
+_Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        parser=report_folder,
+        help="Write index.html, a CSV file per table and simulation.json.",
+    ),
+]
 _Mode = Annotated[
     Mode,
     typer.Option(help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond."),
@@ -56,6 +68,20 @@ _MemoryConfig = Annotated[
 _Backend = Annotated[Backend, typer.Option(help="The network without congestion, or with it (mode astra).")]
 _Queues = Annotated[
     int, typer.Option(metavar="N", min=1, max=1024, help="Queues of each network dimension (mode astra).")
+]
+_Simulator = Annotated[
+    Literal["hespas", "astra-sim"],
+    typer.Option(help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too."),
+]
+_AstraBin = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="The analytical binary of ASTRA-sim, for --simulator astra-sim."),
+]
+_AstraTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
+    ),
 ]
 _Beside = Annotated[
     Path | None,
@@ -81,7 +107,11 @@ def simulate(
     memory_config: _MemoryConfig = None,
     backend: _Backend = "unaware",
     queues_per_dim: _Queues = 1,
+    simulator: _Simulator = "hespas",
+    astra_bin: _AstraBin = None,
+    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
     json_file: options.Json = None,
+    report: _Report = None,
     timeline: _Timeline = None,
     beside: _Beside = None,
     overwrite: options.Overwrite = False,
@@ -105,11 +135,14 @@ def simulate(
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
     reads: list[Path | str | None] = [source, hardware, estimator, beside, *configs]
-    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline]):
+    with command_line(
+        debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
+    ):
         from hespas import api
         from hespas.converters import ReadOptions
 
-        drawn = _Drawn(timeline, beside, json_file, overwrite)
+        check_binary(simulator, astra_bin)
+        drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, hardware, [path for path in configs if path])
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
@@ -125,18 +158,21 @@ def simulate(
                 timeline=timeline,
                 beside=measured,
                 overwrite=overwrite,
-                mode=mode,
+                mode="astra" if simulator == "astra-sim" else mode,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
                 backend=backend,
                 queues_per_dim=queues_per_dim,
+                astra_bin=astra_bin,
+                astra_timeout=astra_timeout,
                 diagnostics=diagnostics,
                 progress=callback,
             )
-        drawn.write_json(done)
+        drawn.write(done)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
+        show_others(done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +182,7 @@ class _Drawn:
     file: Path | None
     beside: Path | None
     json_file: Path | None
+    report: Path | None
     overwrite: bool
 
     def check(self, source: Path, hardware: str, configs: Sequence[Path]) -> None:
@@ -163,6 +200,7 @@ class _Drawn:
         if self.file:
             taken["--timeline"] = [self.file]
         check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
+        check_report_folder(self.report, "simulation.json", self.json_file, taken, overwrite=self.overwrite)
 
     def measured(self, progress: Callable[[int, int], None] | None) -> list[Profile]:
         """The profiles beside the run, if any; what is found in them is told at once, under their name."""
@@ -182,12 +220,14 @@ class _Drawn:
         say_diagnostics(diagnostics, self.beside)
         return found
 
-    def write_json(self, done: SimulationResult) -> None:
-        """Write the document, if one is asked for."""
+    def write(self, done: SimulationResult) -> None:
+        """Write the document and the report, if they are asked for."""
         from hespas import api
 
         if self.json_file:
             api.write_simulation_json(done, self.json_file, overwrite=self.overwrite)
+        if self.report:
+            done.write(self.report, overwrite=self.overwrite)
 
 
 def _show(done: SimulationResult, hardware: str) -> None:
