@@ -42,6 +42,7 @@ from hespas.graph.opgraph import (
 )
 from hespas.graph.profile import (
     CAPTURED_THREAD,
+    WAITS,
     Estimate,
     EventColumns,
     HostOps,
@@ -67,6 +68,7 @@ __all__ = [
     "RETURNED",
     "SOURCE_DTYPE",
     "UNKNOWN_DTYPE",
+    "WAITS",
     "WHOLE_JOB",
     "CollectiveKind",
     "CollectiveTable",

@@ -292,7 +292,7 @@ def test_trap_13_devices_come_from_the_module(read_text: ReadText) -> None:
 def test_trap_13_a_program_lowered_on_an_abstract_mesh_runs_on_all_of_it(read_text: ReadText) -> None:
     """JAX writes that one device runs it, where no argument says how it is sharded."""
     ones = "mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32"
-    channel = ", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+    channel = ", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids"
     reduced = reduce_of("%part", "tensor<2xf32>", "dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>", channel)
     text = f"""module attributes {{{ones}}} {{
   sdy.mesh @mesh = <["data"=2, "model"=2]>
