@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import islice
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +18,9 @@ from msgspec.structs import astuple
 
 from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
+from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
+from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
@@ -26,12 +29,14 @@ from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
-from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph import WAITS, Diagnostics, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
-from hespas.simulator import ClassResult, Simulation, Simulator
+from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_label, segments
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
+from hespas.simulator.memory import RankMemory
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +60,9 @@ _REPORT_DOCUMENT = "simulation.json"
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
-    ``statistics`` are ASTRA-sim's own, in mode ``astra``.
+    ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external`` what a user's ASTRA-sim says;
+    ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of each rank class whose
+    operations say what they make, in mode ``hespas``.
     """
 
     source: str
@@ -64,6 +71,9 @@ class SimulationResult(Result, Simulation):
     diagnostics: Diagnostics
     mode: Mode = "hespas"
     statistics: RankStatistics | None = None
+    external: ExternalRun | None = None
+    measured_ns: float = nan
+    memory: tuple[RankMemory, ...] = ()
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -124,6 +134,8 @@ def simulate(
     memory_config: str | Path | None = None,
     backend: Backend = "unaware",
     queues_per_dim: int = 1,
+    astra_bin: str | Path | None = None,
+    astra_timeout: float = DEFAULT_TIMEOUT_S,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -132,6 +144,7 @@ def simulate(
     Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
     simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
     ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
@@ -146,8 +159,10 @@ def simulate(
     ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    request = AstraRequest(system_config, network_config, memory_config, backend, queues_per_dim)
-    astra = request.options(mode)
+    request = AstraRequest(
+        system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
+    )
+    astra, binary = request.options(mode, simulator), request.binary()
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
@@ -155,8 +170,8 @@ def simulate(
     if missing == "error":
         refuse_global(workload)
     asked = _Asked(hardware, estimator, granularity, missing, found, progress)
-    ran = asked.on_astra(workload, astra) if astra else asked.scheduled(workload, simulator)
-    result = asked.told(name, ran)
+    ran = asked.on_astra(workload, astra, binary) if astra else asked.scheduled(workload, simulator)
+    result = asked.told(name, ran, measured_step_ns(measured))
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
@@ -173,7 +188,7 @@ class _Asked:
     diagnostics: Diagnostics
     progress: Callable[[int, int], None] | None
 
-    def told(self, source: str, ran: Simulation) -> SimulationResult:
+    def told(self, source: str, ran: Simulation, measured_ns: float) -> SimulationResult:
         """A simulation with what was asked."""
         columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
         statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
@@ -184,14 +199,20 @@ class _Asked:
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
+            external=ran.external if isinstance(ran, AstraSimulation) else None,
+            measured_ns=measured_ns,
+            memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
             **columns,
         )
 
-    def on_astra(self, workload: Workload, options: AstraOptions) -> AstraSimulation:
+    def on_astra(
+        self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
+    ) -> AstraSimulation:
         """As ASTRA-sim runs it."""
         return run_astra(
             workload,
             options,
+            binary=binary,
             hardware=self.hardware,
             estimator=self.estimator,
             granularity=self.granularity,
@@ -201,7 +222,7 @@ class _Asked:
         )
 
     def scheduled(self, workload: Workload, simulator: Simulator | None) -> Simulation:
-        """Each rank class on its own streams."""
+        """As ``simulator`` runs it, with times of a device or those of the workload."""
         estimates = None
         if self.hardware is None:
             workload = merged(workload, self.granularity, self.diagnostics)
@@ -269,10 +290,25 @@ class _Path(msgspec.Struct, frozen=True):
     resources: list[_OfResource]
 
 
+class _Waited(msgspec.Struct, frozen=True):
+    cause: str
+    duration_ns: Figure
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    rank: int
+    spans: Count
+    first_node: str
+    last_node: str
+    start_ns: Figure
+    end_ns: Figure
+
+
 class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
     name: str
     ranks: Count
+    ways: Count
     first_rank: int
     finish_ns: Figure
     exposed_comm_ns: Figure
@@ -280,6 +316,7 @@ class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     kept: Count
     extrapolated_loops: Count
     resources: list[_Busy]
+    waits: list[_Waited]
     critical_path: _Path
 
 
@@ -289,6 +326,8 @@ class _RankRow(msgspec.Struct, frozen=True):
     exposed_comm_ns: Figure
     compute_ns: Figure
     comm_ns: Figure
+    collective_wait_ns: Figure | UnsetType = UNSET
+    message_wait_ns: Figure | UnsetType = UNSET
     wall_ns: Figure | UnsetType = UNSET
     cpu_ns: Figure | UnsetType = UNSET
     remote_memory_ns: Figure | UnsetType = UNSET
@@ -313,7 +352,11 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_high_ns: Figure
     is_lower_bound: bool
     is_mixed: bool
+    measured_ns: Figure
+    external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
+    memory: list[MemoryDocument]
+    critical_path: list[_Segment]
     ranks: list[_RankRow]
 
 
@@ -334,9 +377,22 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_high_ns=done.high_ns,
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
+        measured_ns=done.measured_ns,
+        external=external_document(done.external, done.statistics)
+        if done.external and done.statistics
+        else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
+        memory=[memory_document(found, done.workload.classes[found.rank_class]) for found in done.memory],
+        critical_path=[_segment(done, found) for found in segments(done)],
         ranks=list(_rank_rows(done)) if ranks else [],
     )
+
+
+def _segment(done: SimulationResult, found: Segment) -> _Segment:
+    first, last = (
+        node_label(done.workload.graph_of(found.rank), node) for node in (found.first_node, found.last_node)
+    )
+    return _Segment(found.rank, found.spans, first, last, found.start_ns, found.end_ns)
 
 
 def _simulated_class(found: ClassResult) -> _SimulatedClass:
@@ -345,6 +401,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
         rank_class=found.rank_class,
         name=found.name,
         ranks=found.num_ranks,
+        ways=found.ways,
         first_rank=found.rank,
         finish_ns=found.finish_ns,
         exposed_comm_ns=found.exposed_comm_ns,
@@ -355,6 +412,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
             _Busy(resource, busy_ns, max(found.finish_ns - busy_ns, 0.0))
             for resource, busy_ns in found.busy_ns.items()
         ],
+        waits=[_Waited(cause, duration_ns) for cause, duration_ns in found.wait_ns.items()],
         critical_path=_Path(
             path.spans,
             path.after_resource,
@@ -372,16 +430,19 @@ def _rank_rows(done: SimulationResult) -> Iterator[_RankRow]:
         timeline.exposed_comm_ns,
         timeline.resource_ns("compute"),
         timeline.resource_ns("communication"),
-        *_astra_columns(done.statistics),
     ]
-    figures = zip(timeline.shown_by.tolist(), *(column.tolist() for column in columns), strict=True)
+    lists: list[list[Any]] = [column.tolist() for column in columns]
+    if done.statistics is None:
+        lists += [column.tolist() for column in timeline.exposed_wait_ns.T]
+    else:
+        lists += [[UNSET] * len(timeline.finish_ns)] * len(WAITS)
+        lists += [column.tolist() for column in _astra_columns(done.statistics)]
+    figures = zip(timeline.shown_by.tolist(), *lists, strict=True)
     return (_RankRow(rank, *row) for rank, (shown_by, *row) in enumerate(figures) if shown_by >= 0)
 
 
-def _astra_columns(statistics: RankStatistics | None) -> list[FloatArray]:
+def _astra_columns(statistics: RankStatistics) -> list[FloatArray]:
     """What mode ``astra`` says besides; NaN is not defined."""
-    if statistics is None:
-        return []
     times = (statistics.wall_ns, statistics.cpu_ns, statistics.remote_memory_ns, statistics.overlap_ns)
     known = [np.where(column < 0, np.nan, column) for column in times]
     return known if statistics.roofline is None else [*known, *statistics.roofline.T]

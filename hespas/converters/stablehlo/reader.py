@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Shared
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.streams import VARIABLE, read_bytes
-from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
+from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
@@ -136,7 +137,7 @@ def _read(
     diagnostics: Diagnostics,
 ) -> Workload:
     end = f"line {data.count(_NEWLINE) + 1}" if parsed.form is Form.TEXT else f"byte {len(data)}"
-    frame = read_frame(parsed.module, bindings, end)
+    frame = _on_its_mesh(read_frame(parsed.module, bindings, end), path, diagnostics)
     _check_devices(frame, options)
     strings = StringTableBuilder()
     types = TypeTable(bindings, strings)
@@ -173,6 +174,7 @@ def _read(
         "num_partitions": str(devices.num_partitions),
         "ranks": frame.ranks,
         WHOLE_JOB: str(parts or ""),
+        PROGRAM_BYTES: frame.program_bytes(types),
     }
     return Workload.spmd(graph, devices.num_devices, {key: value for key, value in metadata.items() if value})
 
@@ -193,6 +195,18 @@ def _without_collector() -> Generator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _on_its_mesh(frame: Frame, path: str, diagnostics: Diagnostics) -> Frame:
+    """The frame with the devices of its mesh, where the module says 1: JAX does so where a program was
+    lowered on an abstract mesh and no argument says how it is sharded.
+    """
+    parts = max((prod(extent for _, extent in mesh.axes) for mesh in frame.meshes.values()), default=1)
+    if (frame.num_replicas, frame.num_partitions) != (1, 1) or parts <= 1:
+        return frame
+    message = f"the module says that 1 device runs it, and its mesh has {parts:,}: the mesh is believed"
+    diagnostics.warning("stablehlo.devices-of-mesh", path, message, path=path)
+    return frame._replace(num_partitions=parts)
 
 
 def _check_devices(frame: Frame, options: ReadOptions) -> None:
@@ -328,7 +342,7 @@ def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> 
         diagnostics.warning("stablehlo.absent-ranks", path.name, message, path=str(path), count=idle)
         classes.append(_empty(path.name))
     first = next(iter(programs.values()))
-    metadata = {key: value for key, value in first.metadata.items() if key != "ranks"}
+    metadata = {key: value for key, value in first.metadata.items() if key not in {"ranks", PROGRAM_BYTES}}
     metadata["num_replicas"] = str(len(rank_class))
     return Workload(name=first.name, classes=tuple(classes), rank_class=rank_class, metadata=metadata)
 
