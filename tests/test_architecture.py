@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
 }
-MAY_IMPORT["analysis"] = MAY_IMPORT["validators"] - {"simulator"} | {"costs"}
+MAY_IMPORT["analysis"] = MAY_IMPORT["validators"] | {"costs"}
 MAY_IMPORT["api"] = frozenset(MAY_IMPORT)
 MAY_IMPORT["cli"] = frozenset(MAY_IMPORT)
 """Which room may import which, beside itself and the version in ``hespas``."""

@@ -7,14 +7,15 @@ moments at which several run count once, and computation comes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
-from msgspec.structs import replace
+from numpy.typing import NDArray
 
+from hespas.analysis.intervals import Intervals
 from hespas.analysis.recording import Kind, Recording
-from hespas.analysis.table import Row, Table, table_from_rows
+from hespas.analysis.table import Row, Table, joined_tables, table_of
 from hespas.files.documents import Figure
+from hespas.graph.columns import FloatArray
 
 __all__ = ["ALL_STEPS", "BreakdownRow", "breakdown"]
 
@@ -46,44 +47,54 @@ class BreakdownRow(Row, frozen=True, kw_only=True):
 
 
 def breakdown(recordings: Sequence[Recording]) -> Table[BreakdownRow]:
-    """One row per rank, then its steps in order. O(events log events) for each rank and step."""
-    rows: list[BreakdownRow] = []
+    """One row per rank, then its steps in order. O(events log events)."""
+    parts: list[Table[BreakdownRow]] = []
     for recording in recordings:
         if not len(recording):
             continue
-        rows.append(_row(recording, ALL_STEPS))
-        run = recording.profile.run[recording.rows]
-        steps = [_row(recording, step) for step in np.unique(run[run >= 0]).tolist()]
-        rows.extend(
-            replace(step, period_ns=after.start_ns - step.start_ns) for step, after in pairwise(steps)
-        )
-        rows.extend(steps[-1:])
-    return table_from_rows(BreakdownRow, rows)
+        parts.append(_of_groups(recording, np.full(len(recording), ALL_STEPS)))
+        parts.append(_of_groups(recording, recording.profile.run[recording.rows], least=0))
+    return joined_tables(BreakdownRow, parts)
 
 
-def _row(recording: Recording, step: int) -> BreakdownRow:
-    chosen = np.ones(len(recording), np.bool_)
-    if step != ALL_STEPS:
-        chosen = recording.profile.run[recording.rows] == step
-    start, end = float(recording.start_ns[chosen].min()), float(recording.end_ns[chosen].max())
-    compute = recording.busy(Kind.COMPUTE, chosen=chosen)
-    talk = recording.busy(Kind.COMMUNICATION, chosen=chosen)
-    both = compute.joined(talk).length_ns
-    busy = recording.busy(chosen=chosen).length_ns
-    compute_ns, talk_ns = compute.length_ns, talk.length_ns
-    exposed = both - compute_ns
-    return BreakdownRow(
-        rank=recording.rank,
-        step=step,
-        start_ns=start,
-        span_ns=end - start,
+def _of_groups(
+    recording: Recording, step: NDArray[np.integer], *, least: int = ALL_STEPS
+) -> Table[BreakdownRow]:
+    """One row for each number of ``step`` (one per event) from ``least`` on."""
+    chosen = np.flatnonzero(step >= least)
+    start, end = recording.start_ns[chosen], recording.end_ns[chosen]
+    steps, group = np.unique(step[chosen], return_inverse=True)
+    moments = len(steps)
+    begin, until = np.full(moments, np.inf), np.full(moments, -np.inf)
+    np.minimum.at(begin, group, start)
+    np.maximum.at(until, group, end)
+    span = until - begin
+    # steps one behind the other on a clock of their own, so that one union is that of each
+    at = np.append(0.0, np.cumsum(span))[:-1]
+    shift = (at - begin)[group]
+
+    def ran_ns(*kinds: Kind) -> FloatArray:
+        mask = np.isin(recording.kind[chosen], kinds)
+        return Intervals.union((start + shift)[mask], (end + shift)[mask]).within_ns(at, at + span)
+
+    compute, talk = ran_ns(Kind.COMPUTE), ran_ns(Kind.COMMUNICATION)
+    both, busy = ran_ns(Kind.COMPUTE, Kind.COMMUNICATION), ran_ns(*Kind)
+    exposed = both - compute
+    with np.errstate(invalid="ignore"):
+        overlap = (talk - exposed) / talk
+    return table_of(
+        BreakdownRow,
+        rank=np.full(moments, recording.rank),
+        step=steps,
+        start_ns=begin,
+        span_ns=span,
         busy_ns=busy,
-        compute_ns=compute_ns,
-        communication_ns=talk_ns,
+        compute_ns=compute,
+        communication_ns=talk,
         exposed_communication_ns=exposed,
-        memory_ns=recording.busy(Kind.MEMORY, chosen=chosen).length_ns,
+        memory_ns=ran_ns(Kind.MEMORY),
         exposed_memory_ns=busy - both,
-        idle_ns=(end - start) - busy,
-        overlap=(talk_ns - exposed) / talk_ns if talk_ns else np.nan,
-        period_ns=np.nan,
+        idle_ns=span - busy,
+        overlap=overlap,
+        period_ns=np.append(np.diff(begin), np.full(min(moments, 1), np.nan)),
     )

@@ -61,11 +61,9 @@ class Recording:
         """From the first start to the last end; 0 without events."""
         return float(self.end_ns.max() - self.start_ns[0]) if len(self) else 0.0
 
-    def busy(self, *kinds: Kind, chosen: NDArray[np.bool_] | None = None) -> Intervals:
-        """When events of these kinds (of all, where none is given) ran; of those ``chosen`` alone."""
-        mask = np.isin(self.kind, kinds) if kinds else np.ones(len(self), np.bool_)
-        if chosen is not None:
-            mask &= chosen
+    def busy(self, kind: Kind) -> Intervals:
+        """When events of a kind ran."""
+        mask = self.kind == kind
         return Intervals.union(self.start_ns[mask], self.end_ns[mask])
 
 

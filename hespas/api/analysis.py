@@ -75,13 +75,15 @@ class Analysis(Result):
         """
         from hespas.analysis.report import analysis_html, write_report
 
+        device = self.found.hardware
+        about = f"Roofs are those of {device}." if device else "The device is not known: there are no roofs."
         page = analysis_html(
             self.headline(),
             self.tables(),
             inputs=self.inputs,
             against=self.against,
             devices=self.devices,
-            hardware=self.found.hardware,
+            about=about,
             notes=self.found.notes,
             diagnostics=self.diagnostics,
         )

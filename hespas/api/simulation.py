@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 4096
+_REPORT_DOCUMENT = "simulation.json"
+"""The document in the folder of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -81,6 +83,26 @@ class SimulationResult(Result, Simulation):
         rows = [astuple(row) for row in _rank_rows(self)]
         table = pd.DataFrame(rows, columns=list(_RankRow.__struct_fields__))
         return table[[name for name in table if not len(rows) or table[name].iloc[0] is not UNSET]]
+
+    def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write a page of where the time goes, ``simulation.json`` and a CSV file per table into a folder.
+        Raises ``OutputError`` where one of them exists, without ``overwrite``.
+        """
+        from hespas.analysis.report import SIMULATED, analysis_html, write_report
+        from hespas.analysis.simulated import simulated_step
+
+        tables = simulated_step(self).tables()
+        page = analysis_html(
+            self.headline(),
+            tables,
+            inputs=[self.source],
+            about="All times are simulated.",
+            title="Where the time of a step goes",
+            shown=SIMULATED,
+            diagnostics=self.diagnostics,
+        )
+        document = self.to_json()
+        write_report(Path(folder), page, document, tables, name=_REPORT_DOCUMENT, overwrite=overwrite)
 
 
 def simulate(

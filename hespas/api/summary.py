@@ -34,7 +34,7 @@ from hespas.graph import (
     timed_class_name,
 )
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.graph.groups import GroupSet
+from hespas.graph.groups import first_group, groups_text
 from hespas.graph.passes import find_cycle, levels
 from hespas.hardware import Device, System
 
@@ -138,9 +138,6 @@ def _stated(graph: OpGraph, key: str, texts: dict[str, int]) -> IntArray:
         if len(text) <= _LONGEST and text.isprintable():
             found[int(extra.node[row])] = texts.setdefault(text, len(texts))
     return found
-
-
-_FIRST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,31 +399,14 @@ def _collectives(graph: OpGraph, num_ranks: int) -> Iterator[CollectiveRow]:
         groups = graph.group_sets[which] if which >= 0 else StridedGroups.all_ranks(num_ranks)
         yield CollectiveRow(
             kind=CollectiveKind(kind).name.lower(),
-            groups=_groups_text(groups, num_ranks),
+            groups=groups_text(groups, num_ranks),
             num_groups=groups.num_groups,
             group_size=groups.group_size,
-            first_group=_first_group(groups),
+            first_group=first_group(groups),
             nodes=int(mine.sum()),
             executions=float(runs[mine].sum()),
             comm_bytes=float((table.comm_bytes[mine] * runs[mine]).sum()),
         )
-
-
-def _first_group(groups: GroupSet) -> tuple[int, ...]:
-    first: list[int] = groups.members(0)[:_FIRST_RANKS].tolist() if groups.num_groups else []
-    return tuple(first)
-
-
-def _groups_text(groups: GroupSet, num_ranks: int) -> str:
-    """``4 groups of 2, the first 0 4``: grouping the same ranks otherwise reads otherwise."""
-    if groups.is_world(num_ranks):
-        return "all ranks"
-    size = f"{groups.group_size:,}" if groups.group_size >= 0 else f"up to {groups.max_group_size:,}"
-    first = _first_group(groups)
-    more = " ..." if groups.group_size > len(first) else ""
-    plural = "" if groups.num_groups == 1 else "s"
-    which = f", the first {' '.join(map(str, first))}{more}" if first else ""
-    return f"{groups.num_groups:,} group{plural} of {size}{which}"
 
 
 def _regions(graph: OpGraph) -> Iterator[RegionRow]:

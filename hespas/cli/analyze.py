@@ -11,8 +11,8 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.session import (
-    check_apart,
     check_once,
+    check_report_folder,
     check_reports,
     command_line,
     emit,
@@ -91,12 +91,7 @@ def analyze(
             "--hardware": hardware_files(hardware),
         }
         check_reports({"--json": json_file}, taken, overwrite=overwrite)
-        if report:
-            from hespas.analysis.report import check_folder
-
-            for name in ("index.html", "analysis.json"):
-                check_apart("--report", report / name, {**taken, "--json": [json_file] if json_file else []})
-            check_folder(report, overwrite=overwrite)
+        check_report_folder(report, "analysis.json", json_file, taken, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             done = api.analyze(
                 profiles,

@@ -30,6 +30,7 @@ from hespas.graph.plugins import set_aside
 __all__ = [
     "check_apart",
     "check_once",
+    "check_report_folder",
     "check_reports",
     "command_line",
     "emit",
@@ -516,6 +517,27 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def check_report_folder(
+    folder: Path | None,
+    document: str,
+    json_file: Path | None,
+    taken: Mapping[str, Sequence[str | Path]],
+    *,
+    overwrite: bool,
+) -> None:
+    """Refuse a folder of ``--report`` that cannot be written, or whose page or ``document`` would replace
+    what the same command reads or writes, before any work is done.
+    """
+    if folder is None:
+        return
+    from hespas.analysis.report import check_folder
+
+    others = {**taken, "--json": [json_file] if json_file else []}
+    for name in ("index.html", document):
+        check_apart("--report", folder / name, others)
+    check_folder(folder, document=document, overwrite=overwrite)
 
 
 def report_folder(text: str) -> Path:

@@ -14,11 +14,13 @@ from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
 from hespas.cli.session import (
     check_apart,
+    check_report_folder,
     check_reports,
     command_line,
     emit,
     hardware_files,
     progress_bar,
+    report_folder,
     say_diagnostics,
 )
 from hespas.cli.text import counted, step_text, table_text, time_text
@@ -37,6 +39,14 @@ _MOST_CLASSES = 8
 
 _Timeline = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
+]
+_Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        parser=report_folder,
+        help="Write index.html, a CSV file per table and simulation.json.",
+    ),
 ]
 _Mode = Annotated[
     Mode,
@@ -80,6 +90,7 @@ def simulate(
     backend: _Backend = "unaware",
     queues_per_dim: _Queues = 1,
     json_file: options.Json = None,
+    report: _Report = None,
     timeline: _Timeline = None,
     beside: _Beside = None,
     overwrite: options.Overwrite = False,
@@ -103,11 +114,13 @@ def simulate(
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
     reads: list[Path | str | None] = [source, hardware, estimator, beside, *configs]
-    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline]):
+    with command_line(
+        debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
+    ):
         from hespas import api
         from hespas.converters import ReadOptions
 
-        drawn = _Drawn(timeline, beside, json_file, overwrite)
+        drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, hardware, [path for path in configs if path])
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
@@ -132,7 +145,7 @@ def simulate(
                 diagnostics=diagnostics,
                 progress=callback,
             )
-        drawn.write_json(done)
+        drawn.write(done)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
 
@@ -144,6 +157,7 @@ class _Drawn:
     file: Path | None
     beside: Path | None
     json_file: Path | None
+    report: Path | None
     overwrite: bool
 
     def check(self, source: Path, hardware: str, configs: Sequence[Path]) -> None:
@@ -161,6 +175,7 @@ class _Drawn:
         if self.file:
             taken["--timeline"] = [self.file]
         check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
+        check_report_folder(self.report, "simulation.json", self.json_file, taken, overwrite=self.overwrite)
 
     def measured(self, progress: Callable[[int, int], None] | None) -> list[Profile]:
         """The profiles beside the run, if any; what is found in them is told at once, under their name."""
@@ -180,12 +195,14 @@ class _Drawn:
         say_diagnostics(diagnostics, self.beside)
         return found
 
-    def write_json(self, done: SimulationResult) -> None:
-        """Write the document, if one is asked for."""
+    def write(self, done: SimulationResult) -> None:
+        """Write the document and the report, if they are asked for."""
         from hespas import api
 
         if self.json_file:
             api.write_simulation_json(done, self.json_file, overwrite=self.overwrite)
+        if self.report:
+            done.write(self.report, overwrite=self.overwrite)
 
 
 def _show(done: Simulation, hardware: str) -> None:

@@ -21,7 +21,19 @@ import numpy as np
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import InvariantError
 
-__all__ = ["Digit", "ExplicitGroups", "GroupSet", "Permutation", "StridedGroups", "compress_groups"]
+__all__ = [
+    "Digit",
+    "ExplicitGroups",
+    "GroupSet",
+    "Permutation",
+    "StridedGroups",
+    "compress_groups",
+    "first_group",
+    "groups_text",
+]
+
+_FIRST_RANKS = 8
+"""Ranks of a group that are listed for people."""
 
 Digit = tuple[int, int]
 """``(size, stride)``: one place of a mixed-radix rank number."""
@@ -236,6 +248,24 @@ class ExplicitGroups:
 
 
 GroupSet = StridedGroups | ExplicitGroups
+
+
+def first_group(groups: GroupSet) -> tuple[int, ...]:
+    """The first few ranks of the first group."""
+    first: list[int] = groups.members(0)[:_FIRST_RANKS].tolist() if groups.num_groups else []
+    return tuple(first)
+
+
+def groups_text(groups: GroupSet, num_ranks: int) -> str:
+    """``4 groups of 2, the first 0 4``: grouping the same ranks otherwise reads otherwise."""
+    if groups.is_world(num_ranks):
+        return "all ranks"
+    size = f"{groups.group_size:,}" if groups.group_size >= 0 else f"up to {groups.max_group_size:,}"
+    first = first_group(groups)
+    more = " ..." if groups.group_size > len(first) else ""
+    plural = "" if groups.num_groups == 1 else "s"
+    which = f", the first {' '.join(map(str, first))}{more}" if first else ""
+    return f"{groups.num_groups:,} group{plural} of {size}{which}"
 
 
 def _split_digits(

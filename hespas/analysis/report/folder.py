@@ -1,4 +1,4 @@
-"""The folder of a report: ``index.html``, ``analysis.json`` and ``NAME.csv`` of each table that has rows."""
+"""The folder of a report: ``index.html``, its document and ``NAME.csv`` of each table that has rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hespas.graph.errors import OutputError
 
 __all__ = ["check_folder", "table_csv", "write_report"]
 
-_PAGE, _DOCUMENT = "index.html", "analysis.json"
+_PAGE, _ANALYSIS = "index.html", "analysis.json"
 _HINT = "name another `report=DIR`"
 
 
-def check_folder(folder: Path, *, overwrite: bool) -> None:
+def check_folder(folder: Path, *, document: str = _ANALYSIS, overwrite: bool) -> None:
     """Raise what :func:`write_report` would, before anything is computed."""
     nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), folder)
     if not nearest.is_dir():
         raise OutputError("expected a folder", path=str(nearest), hint=_HINT)
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError("the folder is not writable", path=str(nearest), hint=_HINT)
-    for name in (_PAGE, _DOCUMENT) if nearest == folder else ():
+    for name in (_PAGE, document) if nearest == folder else ():
         _check_file(folder / name, overwrite=overwrite)
 
 
@@ -52,25 +52,31 @@ def table_csv(table: Table[Any]) -> str:
 
 
 def write_report(
-    folder: Path, page: str, document: bytes, tables: Mapping[str, Table[Any]], *, overwrite: bool
+    folder: Path,
+    page: str,
+    document: bytes,
+    tables: Mapping[str, Table[Any]],
+    *,
+    name: str = _ANALYSIS,
+    overwrite: bool,
 ) -> None:
-    """Write all files, each whole or not at all; others in ``folder`` stay. Raises ``OutputError`` where one
-    exists and ``overwrite`` is not given, or the folder cannot be made.
+    """Write all files, the document as ``name``, each whole or not at all; others in ``folder`` stay. Raises
+    ``OutputError`` where one exists and ``overwrite`` is not given, or the folder cannot be made.
     """
-    check_folder(folder, overwrite=overwrite)
-    contents = {_PAGE: page.encode("utf-8", "replace"), _DOCUMENT: document}
-    for name, table in tables.items():
+    check_folder(folder, document=name, overwrite=overwrite)
+    contents = {_PAGE: page.encode("utf-8", "replace"), name: document}
+    for title, table in tables.items():
         if len(table):
-            contents[f"{name}.csv"] = table_csv(table).encode("utf-8", "replace")
+            contents[f"{title}.csv"] = table_csv(table).encode("utf-8", "replace")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         message = f"cannot make the folder: {error.strerror}"
         raise OutputError(message, path=str(folder), hint=_HINT) from error
-    for name in contents:
-        _check_file(folder / name, overwrite=overwrite)
-    for name, content in contents.items():
-        _write(folder / name, content, overwrite=overwrite)
+    for file in contents:
+        _check_file(folder / file, overwrite=overwrite)
+    for file, content in contents.items():
+        _write(folder / file, content, overwrite=overwrite)
 
 
 def _write(path: Path, content: bytes, *, overwrite: bool) -> None:

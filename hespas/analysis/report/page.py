@@ -14,7 +14,7 @@ from hespas.analysis.table import Table
 from hespas.files.documents import encoded
 from hespas.graph import Diagnostics
 
-__all__ = ["SECTIONS", "Section", "analysis_html"]
+__all__ = ["SECTIONS", "SIMULATED", "Section", "analysis_html"]
 
 _MOST_ROWS = 5000
 """Rows of a table on the page; its CSV file has all."""
@@ -103,6 +103,40 @@ SECTIONS = (
     Section("memory", "Memory", "What allocators gave out and held at most."),
 )
 
+SIMULATED = (
+    Section(
+        "breakdown",
+        "Where the time goes",
+        "Ranks that do the same are one. Exposed is what runs while nothing computes; the parts add up "
+        "to the step, at whose end a rank that was done earlier is idle.",
+        frozenset({"step"}),
+    ),
+    Section(
+        "spans",
+        "What runs when",
+        "Streams of the first ranks; what the critical path goes through is darker. Short operations of one "
+        "class that stand together are drawn as one. `--timeline FILE.pftrace` shows each, in a viewer.",
+    ),
+    Section(
+        "critical_path",
+        "Critical path",
+        "What the length of the step hangs on, on the rank that ends last.",
+    ),
+    Section("classes", "Operation classes", "On all ranks together; critical is on the path above."),
+    Section(
+        "axes",
+        "Communication by axis",
+        "By the groups of ranks that talk to each other. Bandwidths as nccl-tests defines them.",
+    ),
+    Section(
+        "modules",
+        "By module",
+        "As the operations say whose they are.",
+        frozenset({"node", "parent"}),
+    ),
+    Section("operations", "Operations", "On all ranks together."),
+)
+"""The sections of a page on a simulated step."""
 
 _NUMBERS = frozenset({"rank", "step", "stream", "device", "depth", "sequence", "first_rank", "last_rank"})
 """Whole numbers that name something."""
@@ -175,11 +209,15 @@ def analysis_html(
     inputs: Sequence[str],
     against: Sequence[str] = (),
     devices: Sequence[str] = (),
-    hardware: str = "",
+    about: str = "",
+    title: str = "Where the time went",
+    shown: Sequence[Section] = SECTIONS,
     notes: Sequence[str] = (),
     diagnostics: Diagnostics | None = None,
 ) -> str:
-    """The page; it loads nothing, and names from files are text in it, whatever they hold."""
+    """The page; it loads nothing, and names from files are text in it, whatever they hold. ``about`` is a
+    sentence below the verdict, ``shown`` are the sections that are there where their table has rows.
+    """
     import jinja2
     from markupsafe import Markup
 
@@ -190,7 +228,7 @@ def analysis_html(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    sections = [each for each in SECTIONS if each.table in tables and len(tables[each.table])]
+    sections = [each for each in shown if each.table in tables and len(tables[each.table])]
     data = {
         "sections": [
             {"table": each.table, "title": each.title, "note": each.note}
@@ -200,14 +238,15 @@ def analysis_html(
         "queue_points": _points(tables, "queue_points"),
         "memory_points": _points(tables, "memory_points"),
     }
-    found = list(diagnostics or ())
+    found = list({(each.code, each.path, each.message): each for each in diagnostics or ()}.values())
     return environment.get_template("page.html").render(
         version=__version__,
         verdict=verdict,
         inputs=list(inputs),
         against=list(against),
         devices=list(devices),
-        hardware=hardware,
+        about=about,
+        title=title,
         notes=list(notes),
         sections=sections,
         diagnostics=found[:_MOST_DIAGNOSTICS],

@@ -145,7 +145,7 @@
   const PARTS = [["compute_ns", "compute", "compute"], ["exposed_communication_ns", "communication", "exposed communication"], ["exposed_memory_ns", "copies", "copies"], ["idle_ns", "idle", "idle"]];
   const bars = section => {
     const of = name => section.values[section.columns.findIndex(column => column.name === name)];
-    const ranks = of("rank"), steps = of("step"), spans = of("span_ns");
+    const ranks = of("rank"), steps = of("step") || of("rank").map(() => -1), spans = of("span_ns");
     const single = new Set(ranks).size === 1;
     const rows = ranks.map((_, row) => row).filter(row => single || steps[row] < 0).slice(0, 64);
     const longest = Math.max(...rows.filter(row => !single || rows.length === 1 || steps[row] >= 0).map(row => spans[row]), 1);
@@ -213,6 +213,47 @@
     return box;
   };
 
+  // Streams of each rank over the step, one below the other.
+  const COLOURS = { compute: "compute", communication: "communication", copy: "copies", host: "host" };
+  const NS = "http://www.w3.org/2000/svg";
+  const waterfall = section => {
+    const of = name => section.values[section.columns.findIndex(column => column.name === name)];
+    const ranks = of("rank"), lanes = of("lane"), starts = of("start_ns"), ends = of("end_ns");
+    const names = of("operation"), critical = of("is_critical");
+    const last = Math.max(...ends, 1);
+    const rows = new Map();
+    ranks.forEach((rank, row) => {
+      const key = `${rank}\n${lanes[row]}`;
+      if (!rows.has(key)) rows.set(key, []);
+      rows.get(key).push(row);
+    });
+    const several = new Set(ranks).size > 1;
+    const grid = make("div", undefined, "bars falls");
+    for (const [key, mine] of rows) {
+      const [rank, lane] = key.split("\n");
+      const svg = document.createElementNS(NS, "svg");
+      svg.setAttribute("viewBox", "0 0 1000 10");
+      svg.setAttribute("preserveAspectRatio", "none");
+      svg.setAttribute("role", "img");
+      svg.setAttribute("aria-label", `${lane} of rank ${rank}: ${mine.length} spans`);
+      let busy = 0;
+      for (const row of mine) {
+        const box = document.createElementNS(NS, "rect");
+        box.setAttribute("x", (starts[row] / last * 1000).toFixed(2));
+        box.setAttribute("width", Math.max((ends[row] - starts[row]) / last * 1000, 0.15).toFixed(2));
+        box.setAttribute("height", "10");
+        box.setAttribute("class", `${COLOURS[lane.split(" ")[0]] || "host"}${critical[row] ? " critical" : ""}`);
+        const told = document.createElementNS(NS, "title");
+        told.textContent = `${names[row]}: ${WRITE.time(ends[row] - starts[row])} from ${WRITE.time(starts[row])}`;
+        box.append(told);
+        svg.append(box);
+        busy += ends[row] - starts[row];
+      }
+      grid.append(make("span", several ? `rank ${rank}, ${lane}` : lane), svg, make("span", WRITE.time(busy), "time"));
+    }
+    return grid;
+  };
+
   for (const section of data.sections) {
     const part = make("section");
     part.id = section.table;
@@ -220,7 +261,7 @@
     if (section.table === "breakdown") part.append(bars(section));
     if (section.table === "queues") part.append(lines(data.queue_points, "stream", "launched and not started", ["length"], WRITE.count));
     if (section.table === "memory") part.append(lines(data.memory_points, "device", "memory given out, and held", ["allocated_bytes", "reserved_bytes"], WRITE.bytes));
-    part.append(table(section));
+    part.append(section.table === "spans" ? waterfall(section) : table(section));
     main.append(part);
   }
 })();
