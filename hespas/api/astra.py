@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -17,6 +17,7 @@ from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GroupSet, Workload
 from hespas.graph.errors import UsageError
+from hespas.hardware import System
 from hespas.simulator.astra import (
     AstraOptions,
     AstraSimulation,
@@ -26,6 +27,7 @@ from hespas.simulator.astra import (
     read_system_config,
     simulate_astra,
 )
+from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
 
 __all__ = ["AstraRequest", "Mode", "run_astra"]
 
@@ -42,6 +44,30 @@ class AstraRequest:
     memory_config: str | Path | None = None
     backend: Backend = "unaware"
     queues_per_dim: int = 1
+
+    def waits_for(self, mode: Mode, system: object) -> bool:
+        """Whether a system stands for the files, which is written once the job's size is known. Raises
+        ``UsageError`` where both are given.
+        """
+        if mode != "astra" or system is None:
+            return False
+        if self.system_config or self.network_config or self.memory_config:
+            raise UsageError(
+                "`system` and configuration files of ASTRA-sim both say what runs the job",
+                hint="`hespas hardware system NAME --to astra-sim DIR` writes files to change",
+            )
+        return True
+
+    def of_system(self, system: System, diagnostics: Diagnostics) -> AstraOptions | None:
+        """The files that a sized system is written as, read back."""
+        with TemporaryDirectory(prefix="hespas-system-") as folder:
+            for name, text in astra_sim_files(system, diagnostics).items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            of_system, of_network, of_memory = (Path(folder) / name for name in FILE_NAMES)
+            written = replace(
+                self, system_config=of_system, network_config=of_network, memory_config=of_memory
+            )
+            return written.options("astra")
 
     def options(self, mode: Mode) -> AstraOptions | None:
         """The files as read, None in mode ``hespas``. Raises ``UsageError`` where one is missing, or given in

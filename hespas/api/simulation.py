@@ -19,6 +19,7 @@ from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
+from hespas.api.systems import sized_for
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
 from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
@@ -29,9 +30,11 @@ from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
+from hespas.hardware import System, load_device
 from hespas.simulator import ClassResult, Simulation, Simulator
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
+from hespas.simulator.network import Network, on_system
 
 if TYPE_CHECKING:
     import pandas
@@ -54,7 +57,8 @@ _REPORT_DOCUMENT = "simulation.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
-    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
+    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source,
+    ``system`` where none was named.
     ``statistics`` are ASTRA-sim's own, in mode ``astra``.
     """
 
@@ -63,6 +67,7 @@ class SimulationResult(Result, Simulation):
     estimator: str
     diagnostics: Diagnostics
     mode: Mode = "hespas"
+    system: str = ""
     statistics: RankStatistics | None = None
 
     def headline(self) -> str:
@@ -119,6 +124,7 @@ def simulate(
     beside: str | Path | Profile | Sequence[str | Path | Profile] = (),
     overwrite: bool = False,
     mode: Mode = "hespas",
+    system: str | Path | System | None = None,
     system_config: str | Path | None = None,
     network_config: str | Path | None = None,
     memory_config: str | Path | None = None,
@@ -132,6 +138,10 @@ def simulate(
     Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
     simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
     ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
+
+    With ``system`` (a name, a TOML file or a value) communication takes what its network makes of where the
+    ranks lie in it (:mod:`hespas.simulator.network`), and ``hardware`` is its device unless given. In mode
+    ``astra`` it stands for the configuration files: those of :func:`hespas.api.system`.
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
@@ -147,14 +157,18 @@ def simulate(
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     request = AstraRequest(system_config, network_config, memory_config, backend, queues_per_dim)
-    astra = request.options(mode)
+    astra = None if request.waits_for(mode, system) else request.options(mode)
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
     measured = _profiles(shown, found)
     if missing == "error":
         refuse_global(workload)
-    asked = _Asked(hardware, estimator, granularity, missing, found, progress)
+    sized = None if system is None else sized_for(system, workload.num_ranks)
+    if sized:
+        hardware = hardware or sized.device or None
+        astra = request.of_system(sized, found) if mode == "astra" else None
+    asked = _Asked(hardware, estimator, granularity, missing, found, progress, sized)
     ran = asked.on_astra(workload, astra) if astra else asked.scheduled(workload, simulator)
     result = asked.told(name, ran)
     if drawn:
@@ -172,6 +186,7 @@ class _Asked:
     missing: MissingPolicy
     diagnostics: Diagnostics
     progress: Callable[[int, int], None] | None
+    system: System | None
 
     def told(self, source: str, ran: Simulation) -> SimulationResult:
         """A simulation with what was asked."""
@@ -181,6 +196,7 @@ class _Asked:
             source=source,
             hardware=self.hardware or "",
             estimator=self.estimator if self.hardware else "",
+            system="" if self.system is None else self.system.name,
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
@@ -215,6 +231,10 @@ class _Asked:
                 progress=self.progress,
             )
             workload, estimates = done.workload, done.estimates
+        if self.system is not None:
+            device = None if self.hardware is None else load_device(self.hardware)
+            network = Network(self.system, device)
+            workload, estimates = on_system(workload, estimates, network, self.diagnostics)
         return run(
             workload, estimates, simulator=simulator, missing=self.missing, diagnostics=self.diagnostics
         )
@@ -306,6 +326,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     hardware: str
     estimator: str
     simulator: str
+    system: str
     mode: Mode
     num_ranks: Count
     step_ns: Figure
@@ -327,6 +348,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         hardware=done.hardware,
         estimator=done.estimator,
         simulator=done.simulator,
+        system=done.system,
         mode=done.mode,
         num_ranks=sum(found.num_ranks for found in done.classes),
         step_ns=done.step_ns,

@@ -29,7 +29,7 @@ from hespas.simulator.astra.options import Backend
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
     from hespas.graph import Profile
-    from hespas.simulator import ClassResult, Simulation
+    from hespas.simulator import ClassResult
 
 __all__ = ["simulate"]
 
@@ -51,6 +51,14 @@ _Report = Annotated[
 _Mode = Annotated[
     Mode,
     typer.Option(help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond."),
+]
+_System = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Communication as on this system, whose device is --hardware unless that is given.",
+        autocompletion=options.system_names,
+    ),
 ]
 _SystemConfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).")
@@ -84,6 +92,7 @@ def simulate(
     num_replicas: options.NumReplicas = None,
     missing: options.Missing = "warn",
     mode: _Mode = "hespas",
+    system: _System = "",
     system_config: _SystemConfig = None,
     network_config: _NetworkConfig = None,
     memory_config: _MemoryConfig = None,
@@ -107,13 +116,15 @@ def simulate(
 
     hespas simulate step.mlir --hardware H100-SXM
 
+    hespas simulate step.mlir --num-devices 64 --system dgx-h100
+
     hespas simulate traces/ --mode astra --system-config system.json --network-config network.yml
     """
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, hardware, estimator, beside, *configs]
+    reads: list[Path | str | None] = [source, hardware, system, estimator, beside, *configs]
     with command_line(
         debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
     ):
@@ -121,7 +132,7 @@ def simulate(
         from hespas.converters import ReadOptions
 
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
-        drawn.check(source, hardware, [path for path in configs if path])
+        drawn.check(source, hardware, [path for path in (*configs, *hardware_files(system)) if path])
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
@@ -137,6 +148,7 @@ def simulate(
                 beside=measured,
                 overwrite=overwrite,
                 mode=mode,
+                system=system or None,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
@@ -147,7 +159,7 @@ def simulate(
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
-        _show(done, hardware)
+        _show(done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +217,9 @@ class _Drawn:
             done.write(self.report, overwrite=self.overwrite)
 
 
-def _show(done: Simulation, hardware: str) -> None:
-    emit(step_text(done, hardware))
+def _show(done: SimulationResult) -> None:
+    where = f"{done.system}, {done.hardware}" if done.system and done.hardware else done.hardware
+    emit(step_text(done, where))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"

@@ -98,8 +98,7 @@ def _share_of_switch(system: System, axis: int, crowd: int) -> float:
     of a node share its interfaces, and all that send what oversubscription leaves.
     """
     each, unit = system.dimensions[axis], prod(system.shape[:axis])
-    interfaces = each.nics_per_node if each.nics_per_node > 0 else unit
-    share = min(unit / interfaces, unit / max(crowd, 1))
+    share = min(each.devices_per_nic, unit / max(crowd, 1))
     return share / max(1.0, each.oversubscription * crowd / unit)
 
 

@@ -40,13 +40,14 @@ def on_system(
     estimates: Sequence[Estimate] | None,
     network: Network,
     diagnostics: Diagnostics | None = None,
-) -> tuple[Workload, list[Estimate] | None]:
+) -> tuple[Workload, tuple[Estimate, ...] | None]:
     """The workload and its estimates with the times that communication takes on the system; without estimates
     those of the graphs themselves are replaced. Collectives that no rule covers keep their times.
 
     O(ranks log ranks) for each group set and permutation, and O(nodes) for each class.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    told = diagnostics if diagnostics is not None else Diagnostics()
+    found = told if estimates is None else Diagnostics()  # estimates have told of their device already
     places = _Places(network, workload.num_ranks, {}, {})
     graphs, said, rank_class = list[OpGraph](), list[Estimate](), workload.rank_class.copy()
     for index, graph in enumerate(workload.classes):
@@ -60,8 +61,14 @@ def on_system(
             else:
                 graphs.append(graph)
                 said.append(_replaced(estimates[index], times))
+    told.info(
+        "simulate.network",
+        network.system.name,
+        "collectives and messages take what the system's network makes of where their ranks lie",
+        count=sum(len(graph.collectives) + len(graph.p2p) for graph in workload.classes),
+    )
     parted = replace(workload, classes=tuple(graphs), rank_class=rank_class)
-    return parted, None if estimates is None else said
+    return parted, None if estimates is None else tuple(said)
 
 
 def _replaced(estimate: Estimate, times: FloatArray) -> Estimate:
@@ -132,13 +139,13 @@ class _Timed:
         return [*self.graph.group_sets, StridedGroups.all_ranks(self.places.num_ranks)]
 
     def _group_keys(self, ranks: IntArray) -> list[IntArray]:
-        used = np.unique(self.graph.collectives.group_set).tolist()
+        used: list[int] = np.unique(self.graph.collectives.group_set).tolist()
         sets = self._sets()
         return [self.places.of_groups(sets[row]).which[ranks][:, None] for row in used]
 
     def _message_keys(self, ranks: IntArray) -> list[IntArray]:
-        used = [row for row in np.unique(self.graph.p2p.permutation).tolist() if row >= 0]
-        columns = (self.places.of_messages(self.graph.permutations[row]) for row in used)
+        used: list[int] = np.unique(self.graph.p2p.permutation).tolist()
+        columns = (self.places.of_messages(self.graph.permutations[row]) for row in used if row >= 0)
         return [side[ranks] for sides in columns for side in sides]
 
     def _times(self, rank: int) -> FloatArray:
@@ -153,7 +160,8 @@ class _Timed:
         table, sets = self.graph.collectives, self._sets()
         key = np.stack([table.kind.astype(np.int64), table.group_set, self.scheme.row[table.node]])
         distinct, place = np.unique(key, axis=1, return_inverse=True)
-        for number, (kind, row, name) in enumerate(distinct.T.tolist()):
+        keys: list[list[int]] = distinct.T.tolist()
+        for number, (kind, row, name) in enumerate(keys):
             placed = self.places.of_groups(sets[row])
             which = int(placed.which[rank])
             if which < 0:
@@ -170,7 +178,8 @@ class _Timed:
         receives = self.graph.kind[table.node] == int(NodeKind.RECV)
         key = np.stack([table.permutation.astype(np.int64), receives, self.scheme.row[table.node]])[:, rows]
         distinct, place = np.unique(key, axis=1, return_inverse=True)
-        for number, (row, incoming, name) in enumerate(distinct.T.tolist()):
+        keys: list[list[int]] = distinct.T.tolist()
+        for number, (row, incoming, name) in enumerate(keys):
             away = self.places.of_messages(self.graph.permutations[row])[incoming][rank]
             if not away.any():
                 continue

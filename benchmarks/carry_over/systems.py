@@ -1,10 +1,10 @@
 """Collectives on systems against measurements, beside the estimator of collectives.
 
-    python -m benchmarks.system_network --tables DIR [--split devval] [--json FILE]
+    python -m benchmarks.carry_over.systems --tables DIR [--split devval] [--json FILE]
 
 DIR holds aiconfigurator_collectives.parquet (inside one node) and vidur_network.parquet (two workers to
-eight, in one node or across several). Each row is a group of ranks on the system of its device: as many to a node as
-the table says. Errors are of all rows, each asked by the library that ran it.
+eight, in one node or across several). Each row is a group of ranks on the system of its device: as many to a
+node as the table says. Errors are of all rows, each asked by the library that ran it.
 """
 
 from __future__ import annotations
