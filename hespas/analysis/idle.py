@@ -78,19 +78,17 @@ class GapRow(Row, frozen=True, kw_only=True):
 
 
 def idle(recordings: Sequence[Recording]) -> Table[IdleRow]:
-    """Gaps of each rank: of the device, then of its streams. O(events log events)."""
+    """Gaps of each rank: of the device, then of the streams that are known. O(events log events)."""
     parts: list[Table[IdleRow]] = []
     for recording in recordings:
         if not len(recording):
             continue
-        stream = recording.profile.stream[recording.rows]
         ends = np.sort(recording.end_ns)
         kind_at_end = recording.kind[np.argsort(recording.end_ns, kind="stable")]
         whole = np.arange(len(recording))
         parts.append(_of_stream(recording, whole, WHOLE_DEVICE, ends, kind_at_end))
         parts.extend(
-            _of_stream(recording, np.flatnonzero(stream == number), number, ends, kind_at_end)
-            for number in np.unique(stream).tolist()
+            _of_stream(recording, events, number, ends, kind_at_end) for number, events in recording.streams()
         )
     return joined_tables(IdleRow, parts)
 

@@ -97,29 +97,25 @@ def launches(recordings: Sequence[Recording]) -> Table[LaunchRow]:
     return joined_tables(LaunchRow, parts)
 
 
-def _changes(recording: Recording, stream: int) -> tuple[FloatArray, IntArray]:
-    """When the length of a queue changed, and what it was from then on; no rows where no launch is known."""
-    profile, rows = recording.profile, recording.rows
-    launch = profile.launch_start_ns[rows]
-    chosen = (profile.stream[rows] == stream) & ~np.isnan(launch)
-    launch, start = launch[chosen], recording.start_ns[chosen]
+def _changes(recording: Recording, events: IntArray) -> tuple[FloatArray, IntArray]:
+    """When the length of the queue of some events changed, and what it was from then on; no rows where no
+    launch is known.
+    """
+    launch = recording.profile.launch_start_ns[recording.rows[events]]
+    known = ~np.isnan(launch)
+    launch, start = launch[known], recording.start_ns[events[known]]
     time = np.concatenate((launch, start))
     step = np.repeat(np.array([1, -1], np.int64), len(launch))
     order = np.lexsort((-step, time))
     return time[order], np.cumsum(step[order])
 
 
-def _streams(recording: Recording) -> list[int]:
-    found: list[int] = np.unique(recording.profile.stream[recording.rows]).tolist()
-    return found
-
-
 def queues(recordings: Sequence[Recording]) -> Table[QueueRow]:
-    """The queue of each stream of each rank. O(events log events)."""
+    """The queue of each known stream of each rank. O(events log events)."""
     rows: list[tuple[float, ...]] = []
     for recording in recordings:
-        for stream in _streams(recording):
-            time, length = _changes(recording, stream)
+        for stream, events in recording.streams():
+            time, length = _changes(recording, events)
             if not len(time):
                 continue
             lasted = np.diff(time)
@@ -147,8 +143,8 @@ def queue_points(recordings: Sequence[Recording]) -> Table[QueuePointRow]:
     """The length of each queue over time, at no more than two hundred moments: the longest between them."""
     parts: list[Table[QueuePointRow]] = []
     for recording in recordings:
-        for stream in _streams(recording):
-            time, length = _changes(recording, stream)
+        for stream, events in recording.streams():
+            time, length = _changes(recording, events)
             if not len(time):
                 continue
             firsts = np.linspace(0, len(time), min(_POINTS, len(time)), endpoint=False).astype(np.int64)

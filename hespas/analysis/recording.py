@@ -53,8 +53,16 @@ class Recording:
 
     @property
     def duration_ns(self) -> FloatArray:
-        """How long each event ran."""
-        return self.end_ns - self.start_ns
+        """How long each event ran: as recorded, which late starts would round in the difference of times."""
+        return np.maximum(self.profile.duration_ns[self.rows], 0.0)
+
+    def streams(self) -> list[tuple[int, IntArray]]:
+        """Each stream that is known with its events, in order of start. O(events log events)."""
+        stream = self.profile.stream[self.rows]
+        order = np.argsort(stream, kind="stable")
+        order = order[stream[order] >= 0]
+        numbers, first = np.unique(stream[order], return_index=True)
+        return list(zip(numbers.tolist(), np.split(order, first[1:]), strict=False))
 
     @property
     def span_ns(self) -> float:

@@ -11,13 +11,14 @@ from typing import Literal
 from hespas.api.preparation import Granularity, Preparation
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
 from hespas.converters.chakra.assembly import simulated_ns
-from hespas.converters.chakra.comm_groups import GroupIds
+from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GroupSet, Workload
 from hespas.graph.errors import UsageError
 from hespas.hardware import System
+from hespas.simulator import Simulator
 from hespas.simulator.astra import (
     AstraOptions,
     AstraSimulation,
@@ -27,6 +28,7 @@ from hespas.simulator.astra import (
     read_system_config,
     simulate_astra,
 )
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
 from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
 
 __all__ = ["AstraRequest", "Mode", "run_astra"]
@@ -44,6 +46,8 @@ class AstraRequest:
     memory_config: str | Path | None = None
     backend: Backend = "unaware"
     queues_per_dim: int = 1
+    astra_bin: str | Path | None = None
+    astra_timeout: float = DEFAULT_TIMEOUT_S
 
     def waits_for(self, mode: Mode, system: object) -> bool:
         """Whether a system stands for the files, which is written once the job's size is known. Raises
@@ -58,7 +62,9 @@ class AstraRequest:
             )
         return True
 
-    def of_system(self, system: System, diagnostics: Diagnostics) -> AstraOptions | None:
+    def of_system(
+        self, system: System, simulator: Simulator | None, diagnostics: Diagnostics
+    ) -> AstraOptions | None:
         """The files that a sized system is written as, read back."""
         with TemporaryDirectory(prefix="hespas-system-") as folder:
             for name, text in astra_sim_files(system, diagnostics).items():
@@ -67,22 +73,31 @@ class AstraRequest:
             written = replace(
                 self, system_config=of_system, network_config=of_network, memory_config=of_memory
             )
-            return written.options("astra")
+            return written.options("astra", simulator)
 
-    def options(self, mode: Mode) -> AstraOptions | None:
+    def binary(self) -> AstraBinary | None:
+        """The user's ASTRA-sim. Raises ``UsageError`` where it cannot be started."""
+        if self.astra_bin is None:
+            return None
+        return AstraBinary(path=str(self.astra_bin), timeout_s=self.astra_timeout)
+
+    def options(self, mode: Mode, simulator: Simulator | None = None) -> AstraOptions | None:
         """The files as read, None in mode ``hespas``. Raises ``UsageError`` where one is missing, or given in
-        the other mode.
+        the other mode, as ``simulator`` is in this one.
         """
-        stated = [self.system_config, self.network_config, self.memory_config]
+        stated = [self.system_config, self.network_config, self.memory_config, self.astra_bin]
         if mode not in {"hespas", "astra"}:
             raise UsageError(f"unknown mode {mode!r}", hint="one of: hespas, astra")
         if mode == "hespas":
             if any(stated) or self.backend != "unaware" or self.queues_per_dim != 1:
                 raise UsageError(
-                    "configuration files of ASTRA-sim, `backend` and `queues_per_dim` belong to mode astra",
+                    "what is ASTRA-sim's (its files and binary, `backend`, `queues_per_dim`) belongs to mode "
+                    "astra",
                     hint="add `mode=astra`",
                 )
             return None
+        if simulator:
+            raise UsageError("`simulator` belongs to mode hespas", hint="ASTRA-sim has options of its own")
         if not self.system_config or not self.network_config:
             missing = "network_config" if self.system_config else "system_config"
             raise UsageError(f"mode astra needs `{missing}`", hint="give system.json and network.yml")
@@ -99,6 +114,7 @@ def run_astra(
     workload: Workload,
     options: AstraOptions,
     *,
+    binary: AstraBinary | None = None,
     hardware: str | None,
     estimator: str,
     granularity: Granularity | None,
@@ -107,12 +123,16 @@ def run_astra(
     progress: Callable[[int, int], None] | None,
 ) -> AstraSimulation:
     """The step as ASTRA-sim has it. What is no Chakra trace, or gets times of a device, is what
-    ``hespas-convert`` would write for it: whole microseconds, messages for permutes, loops unrolled.
+    ``hespas-convert`` would write for it: whole microseconds, messages for permutes, loops unrolled. Those
+    files are given to ``binary``, a user's own ASTRA-sim, too.
 
     Raises what :func:`hespas.api.write` and :func:`hespas.simulator.astra.simulate_astra` do.
     """
-    if hardware is None and granularity is None and workload.metadata.get("format") == "chakra":
+    as_read = hardware is None and granularity is None and workload.metadata.get("format") == "chakra"
+    if as_read and binary is None:
         return _run(workload, options, diagnostics)
+    if as_read:
+        return _run_written(workload, options, binary, diagnostics, progress)
     target = load_format("chakra")
     preparation = Preparation(
         granularity=granularity,
@@ -123,10 +143,27 @@ def run_astra(
         folds=not is_flat(workload.metadata, load_format("stablehlo")),  # its first format decides
     )
     prepared, _ = preparation.run(workload, range(workload.num_ranks), diagnostics)
+    return _run_written(prepared, options, binary, diagnostics, progress)
+
+
+def _run_written(
+    workload: Workload,
+    options: AstraOptions,
+    binary: AstraBinary | None,
+    diagnostics: Diagnostics,
+    progress: Callable[[int, int], None] | None,
+) -> AstraSimulation:
+    """Run the traces that are written for a workload, and give them to a user's ASTRA-sim if there is one."""
     with TemporaryDirectory(prefix="hespas-astra-") as folder:
         traces = Path(folder) / "traces"
-        write_chakra(prepared, traces, WriteOptions(progress=progress), diagnostics)
-        return _run(read_chakra(traces, ReadOptions(comm_groups=None), Diagnostics()), options, diagnostics)
+        write_chakra(workload, traces, WriteOptions(progress=progress, directory=True), diagnostics)
+        read = read_chakra(traces, ReadOptions(comm_groups=None), Diagnostics())
+        done = _run(read, options, diagnostics)
+        if binary is None:
+            return done
+        groups = traces / FILE_NAME
+        said = run_external(binary, traces, groups if groups.exists() else None, options, read.num_ranks)
+        return replace(done, external=said)
 
 
 def _run(workload: Workload, options: AstraOptions, diagnostics: Diagnostics) -> AstraSimulation:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import islice
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from msgspec.structs import astuple
 
 from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
+from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.api.systems import sized_for
@@ -27,13 +29,14 @@ from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
-from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph import WAITS, Diagnostics, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
 from hespas.hardware import System, load_device
-from hespas.simulator import ClassResult, Simulation, Simulator
+from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_label, segments
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
 from hespas.simulator.network import Network, on_system
 
 if TYPE_CHECKING:
@@ -58,8 +61,8 @@ _REPORT_DOCUMENT = "simulation.json"
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source,
-    ``system`` where none was named.
-    ``statistics`` are ASTRA-sim's own, in mode ``astra``.
+    ``system`` where none was named. ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external``
+    what a user's ASTRA-sim says; ``measured_ns`` is the step of the profiles beside it.
     """
 
     source: str
@@ -69,6 +72,8 @@ class SimulationResult(Result, Simulation):
     mode: Mode = "hespas"
     system: str = ""
     statistics: RankStatistics | None = None
+    external: ExternalRun | None = None
+    measured_ns: float = nan
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -130,6 +135,8 @@ def simulate(
     memory_config: str | Path | None = None,
     backend: Backend = "unaware",
     queues_per_dim: int = 1,
+    astra_bin: str | Path | None = None,
+    astra_timeout: float = DEFAULT_TIMEOUT_S,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -138,6 +145,7 @@ def simulate(
     Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
     simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
     ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     With ``system`` (a name, a TOML file or a value) communication takes what its network makes of where the
     ranks lie in it (:mod:`hespas.simulator.network`), and ``hardware`` is its device unless given. In mode
@@ -156,8 +164,11 @@ def simulate(
     ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    request = AstraRequest(system_config, network_config, memory_config, backend, queues_per_dim)
-    astra = None if request.waits_for(mode, system) else request.options(mode)
+    request = AstraRequest(
+        system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
+    )
+    astra = None if request.waits_for(mode, system) else request.options(mode, simulator)
+    binary = request.binary()
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
@@ -167,10 +178,10 @@ def simulate(
     sized = None if system is None else sized_for(system, workload.num_ranks)
     if sized:
         hardware = hardware or sized.device or None
-        astra = request.of_system(sized, found) if mode == "astra" else None
+        astra = request.of_system(sized, simulator, found) if mode == "astra" else None
     asked = _Asked(hardware, estimator, granularity, missing, found, progress, sized)
-    ran = asked.on_astra(workload, astra) if astra else asked.scheduled(workload, simulator)
-    result = asked.told(name, ran)
+    ran = asked.on_astra(workload, astra, binary) if astra else asked.scheduled(workload, simulator)
+    result = asked.told(name, ran, measured_step_ns(measured))
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
@@ -188,7 +199,7 @@ class _Asked:
     progress: Callable[[int, int], None] | None
     system: System | None
 
-    def told(self, source: str, ran: Simulation) -> SimulationResult:
+    def told(self, source: str, ran: Simulation, measured_ns: float) -> SimulationResult:
         """A simulation with what was asked."""
         columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
         statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
@@ -200,14 +211,19 @@ class _Asked:
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
+            external=ran.external if isinstance(ran, AstraSimulation) else None,
+            measured_ns=measured_ns,
             **columns,
         )
 
-    def on_astra(self, workload: Workload, options: AstraOptions) -> AstraSimulation:
+    def on_astra(
+        self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
+    ) -> AstraSimulation:
         """As ASTRA-sim runs it."""
         return run_astra(
             workload,
             options,
+            binary=binary,
             hardware=self.hardware,
             estimator=self.estimator,
             granularity=self.granularity,
@@ -217,7 +233,7 @@ class _Asked:
         )
 
     def scheduled(self, workload: Workload, simulator: Simulator | None) -> Simulation:
-        """Each rank class on its own streams."""
+        """As ``simulator`` runs it, with times of a device or those of the workload."""
         estimates = None
         if self.hardware is None:
             workload = merged(workload, self.granularity, self.diagnostics)
@@ -289,10 +305,25 @@ class _Path(msgspec.Struct, frozen=True):
     resources: list[_OfResource]
 
 
+class _Waited(msgspec.Struct, frozen=True):
+    cause: str
+    duration_ns: Figure
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    rank: int
+    spans: Count
+    first_node: str
+    last_node: str
+    start_ns: Figure
+    end_ns: Figure
+
+
 class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
     name: str
     ranks: Count
+    ways: Count
     first_rank: int
     finish_ns: Figure
     exposed_comm_ns: Figure
@@ -300,6 +331,7 @@ class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     kept: Count
     extrapolated_loops: Count
     resources: list[_Busy]
+    waits: list[_Waited]
     critical_path: _Path
 
 
@@ -309,6 +341,8 @@ class _RankRow(msgspec.Struct, frozen=True):
     exposed_comm_ns: Figure
     compute_ns: Figure
     comm_ns: Figure
+    collective_wait_ns: Figure | UnsetType = UNSET
+    message_wait_ns: Figure | UnsetType = UNSET
     wall_ns: Figure | UnsetType = UNSET
     cpu_ns: Figure | UnsetType = UNSET
     remote_memory_ns: Figure | UnsetType = UNSET
@@ -334,7 +368,10 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_high_ns: Figure
     is_lower_bound: bool
     is_mixed: bool
+    measured_ns: Figure
+    external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
+    critical_path: list[_Segment]
     ranks: list[_RankRow]
 
 
@@ -356,9 +393,21 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_high_ns=done.high_ns,
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
+        measured_ns=done.measured_ns,
+        external=external_document(done.external, done.statistics)
+        if done.external and done.statistics
+        else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
+        critical_path=[_segment(done, found) for found in segments(done)],
         ranks=list(_rank_rows(done)) if ranks else [],
     )
+
+
+def _segment(done: SimulationResult, found: Segment) -> _Segment:
+    first, last = (
+        node_label(done.workload.graph_of(found.rank), node) for node in (found.first_node, found.last_node)
+    )
+    return _Segment(found.rank, found.spans, first, last, found.start_ns, found.end_ns)
 
 
 def _simulated_class(found: ClassResult) -> _SimulatedClass:
@@ -367,6 +416,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
         rank_class=found.rank_class,
         name=found.name,
         ranks=found.num_ranks,
+        ways=found.ways,
         first_rank=found.rank,
         finish_ns=found.finish_ns,
         exposed_comm_ns=found.exposed_comm_ns,
@@ -377,6 +427,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
             _Busy(resource, busy_ns, max(found.finish_ns - busy_ns, 0.0))
             for resource, busy_ns in found.busy_ns.items()
         ],
+        waits=[_Waited(cause, duration_ns) for cause, duration_ns in found.wait_ns.items()],
         critical_path=_Path(
             path.spans,
             path.after_resource,
@@ -394,16 +445,19 @@ def _rank_rows(done: SimulationResult) -> Iterator[_RankRow]:
         timeline.exposed_comm_ns,
         timeline.resource_ns("compute"),
         timeline.resource_ns("communication"),
-        *_astra_columns(done.statistics),
     ]
-    figures = zip(timeline.shown_by.tolist(), *(column.tolist() for column in columns), strict=True)
+    lists: list[list[Any]] = [column.tolist() for column in columns]
+    if done.statistics is None:
+        lists += [column.tolist() for column in timeline.exposed_wait_ns.T]
+    else:
+        lists += [[UNSET] * len(timeline.finish_ns)] * len(WAITS)
+        lists += [column.tolist() for column in _astra_columns(done.statistics)]
+    figures = zip(timeline.shown_by.tolist(), *lists, strict=True)
     return (_RankRow(rank, *row) for rank, (shown_by, *row) in enumerate(figures) if shown_by >= 0)
 
 
-def _astra_columns(statistics: RankStatistics | None) -> list[FloatArray]:
+def _astra_columns(statistics: RankStatistics) -> list[FloatArray]:
     """What mode ``astra`` says besides; NaN is not defined."""
-    if statistics is None:
-        return []
     times = (statistics.wall_ns, statistics.cpu_ns, statistics.remote_memory_ns, statistics.overlap_ns)
     known = [np.where(column < 0, np.nan, column) for column in times]
     return known if statistics.roofline is None else [*known, *statistics.roofline.T]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hespas.api.astra import Mode
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
+from hespas.cli.others import check_binary, show_others
 from hespas.cli.session import (
     check_apart,
     check_report_folder,
@@ -24,16 +25,19 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
+from hespas.simulator.job.options import Protocol
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
     from hespas.graph import Profile
-    from hespas.simulator import ClassResult
+    from hespas.simulator import ClassResult, Simulation, Simulator
 
 __all__ = ["simulate"]
 
 
+_MOST_SEGMENTS = 8
 _MOST_CLASSES = 8
 """Rank classes told in full; the JSON document has all."""
 
@@ -73,6 +77,36 @@ _Backend = Annotated[Backend, typer.Option(help="The network without congestion,
 _Queues = Annotated[
     int, typer.Option(metavar="N", min=1, max=1024, help="Queues of each network dimension (mode astra).")
 ]
+_Jitter = Annotated[
+    float,
+    typer.Option(
+        metavar="SIGMA", min=0, max=10,
+        help="Computations and copies vary by so much: standard deviation over mean, each rank by itself.",
+    ),
+]  # fmt: skip
+_Seed = Annotated[int, typer.Option(metavar="N", min=0, help="What --jitter draws with.")]
+_Straggler = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RANK=FACTOR", help="A rank that takes so many times as long; repeatable."),
+]
+_Messages = Annotated[
+    Protocol, typer.Option(help="Who sends is done when it is sent, or waits for the receiver too.")
+]
+_Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.")]
+_Simulator = Annotated[
+    Literal["hespas", "astra-sim"],
+    typer.Option(help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too."),
+]
+_AstraBin = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="The analytical binary of ASTRA-sim, for --simulator astra-sim."),
+]
+_AstraTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
+    ),
+]
 _Beside = Annotated[
     Path | None,
     typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
@@ -98,6 +132,14 @@ def simulate(
     memory_config: _MemoryConfig = None,
     backend: _Backend = "unaware",
     queues_per_dim: _Queues = 1,
+    jitter: _Jitter = 0.0,
+    seed: _Seed = 0,
+    straggler: _Straggler = None,
+    messages: _Messages = "eager",
+    alone: _Alone = False,
+    simulator: _Simulator = "hespas",
+    astra_bin: _AstraBin = None,
+    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
     json_file: options.Json = None,
     report: _Report = None,
     timeline: _Timeline = None,
@@ -131,8 +173,10 @@ def simulate(
         from hespas import api
         from hespas.converters import ReadOptions
 
+        check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, hardware, [path for path in (*configs, *hardware_files(system)) if path])
+        model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
@@ -143,23 +187,56 @@ def simulate(
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,
+                simulator=model,
                 missing=missing,
                 timeline=timeline,
                 beside=measured,
                 overwrite=overwrite,
-                mode=mode,
+                mode="astra" if simulator == "astra-sim" else mode,
                 system=system or None,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
                 backend=backend,
                 queues_per_dim=queues_per_dim,
+                astra_bin=astra_bin,
+                astra_timeout=astra_timeout,
                 diagnostics=diagnostics,
                 progress=callback,
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
         _show(done)
+        show_others(done)
+
+
+def _simulator(
+    jitter: float, seed: int, straggler: Sequence[str], messages: Protocol, *, alone: bool
+) -> Simulator | None:
+    """What the options ask for; None where they ask for nothing."""
+    from hespas.graph.errors import UsageError
+    from hespas.simulator import JobScheduler, ListScheduler
+
+    slow = tuple(_straggler(text) for text in straggler)
+    if alone:
+        if jitter or slow or messages != "eager":
+            raise UsageError("--alone has no --jitter, --straggler or --messages")
+        return ListScheduler()
+    if seed and not jitter:
+        raise UsageError("--seed without --jitter draws nothing")
+    if not (jitter or slow or messages != "eager"):
+        return None
+    return JobScheduler(jitter=jitter, seed=seed, stragglers=slow, protocol=messages)
+
+
+def _straggler(text: str) -> tuple[int, float]:
+    from hespas.graph.errors import UsageError
+
+    rank, _, factor = text.partition("=")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise UsageError(f"--straggler {text} is no RANK=FACTOR", hint="--straggler 3=1.2") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +306,29 @@ def _show(done: SimulationResult) -> None:
     left = len(done.classes) - _MOST_CLASSES
     if left > 0:
         emit(("", f"and {counted(left, 'class')} more: --json writes all"))
+    _show_path(done)
+
+
+def _show_path(done: Simulation) -> None:
+    """The critical path of the job, where it leads through several ranks."""
+    from hespas.simulator import node_label, segments
+
+    found = segments(done)
+    if len(found) < 2:
+        return
+    emit(("", f"critical path of the job, through {counted(len(found), 'rank')} one after the other"))
+    rows = [
+        (
+            f"{part.rank:,}",
+            time_text(part.start_ns),
+            time_text(part.end_ns - part.start_ns),
+            node_label(done.workload.graph_of(part.rank), part.last_node),
+        )
+        for part in found[-_MOST_SEGMENTS:]
+    ]
+    emit(table_text(("rank", "from", "for", "until"), rows))
+    if len(found) > _MOST_SEGMENTS:
+        emit(f"the last {_MOST_SEGMENTS} of {len(found):,}: --json writes all")
 
 
 def _show_class(found: ClassResult) -> None:
@@ -238,6 +338,11 @@ def _show_class(found: ClassResult) -> None:
         f"{found.name}: {counted(found.num_ranks, 'rank')}, {least}{time_text(found.finish_ns)}, "
         f"communication exposed {time_text(found.exposed_comm_ns)}{_share(found.exposed_comm_ns, found)}"
     )
+    for cause, wait_ns in found.wait_ns.items():
+        if wait_ns:
+            emit(f"waits for other ranks in {cause} for {time_text(wait_ns)}{_share(wait_ns, found)}")
+    if found.ways > 1:
+        emit(f"its ranks behave in {found.ways:,} ways; rank {found.rank:,} is the last of them")
     rows = [
         (
             name,

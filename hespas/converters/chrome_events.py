@@ -206,9 +206,12 @@ REPAIRS = {
     "odd-field": "events with a field that is null, or of another type than it should be, are read without",
     "overflowed-duration": "events have a duration that is null or overflowed: unknown, it counts as none",
     "broken-event": "pieces between whole events make no sense and are left out",
+    "broken-header": "what stands beside the events makes no sense and is left out, devices and ranks too",
 }
 """What is mended while events are read, and what is said of it; its number stands with it."""
 _CUT = "cut"
+_ENDS_EARLY = "truncated"
+"""What the parser says of a text that is whole so far as it goes."""
 
 
 Block = tuple[list[TraceEvent], bytes]
@@ -217,6 +220,15 @@ Block = tuple[list[TraceEvent], bytes]
 _EVENT = msgspec.json.Decoder(TraceEvent)
 _EVENTS = msgspec.json.Decoder(list[TraceEvent])
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _events_of(array: bytes) -> list[TraceEvent]:
+    """The events of a list. Raises ``UnicodeDecodeError`` also for text that the parser only skips."""
+    if not array.isascii():
+        array.decode()
+    return _EVENTS.decode(array)
+
+
 _IN_LIST = 1
 _SPACE = 0x20
 
@@ -265,7 +277,7 @@ class EventStream:
                 more = next(chunks, b"")
                 if not more and not taken:
                     self._cut(len(text), "the list of events is not closed")
-                    self.header = before + b"]}" if before else b"{}"
+                    self.header = self._closed(before, b"]}") if before else b"{}"
                     return
                 rest = text[taken:].lstrip(_BETWEEN)
                 text = rest + more if rest else more.lstrip(_BETWEEN)
@@ -315,7 +327,7 @@ class EventStream:
         if likely:
             array = b"".join((b"[", memoryview(text)[:likely], b"]"))
             try:
-                return likely, -1, (_EVENTS.decode(array), array)
+                return likely, -1, (_events_of(array), array)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 pass  # no cut, or no events: looked at more closely below
         found = array_cut(text)
@@ -325,7 +337,7 @@ class EventStream:
     def _decoded(self, text: bytes, cut: int) -> Block:
         array = b"".join((b"[", memoryview(text)[:cut], b"]"))
         try:
-            return _EVENTS.decode(array), array
+            return _events_of(array), array
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             mended = self._mended(array)
         try:
@@ -428,9 +440,27 @@ class EventStream:
         return header
 
     def _closed(self, before: bytes, rest: bytes) -> bytes:
-        """The text around the events as JSON; of a file that was cut behind them, what stands before."""
-        header = before + rest
+        """The text around the events as JSON. Of what makes none, what stands before the events alone, or
+        nothing at all. Raises ``FormatError`` unless it is to be recovered.
+        """
+        header = self._whole_header(before + rest)
+        if isinstance(header, bytes):
+            return header
+        if not self._recover:
+            message = f"what stands beside the events is no JSON: {header}"
+            raise self._error(message, self._read_bytes) from header
+        first = self._whole_header(before + b"]}")
+        if isinstance(first, bytes) and _ENDS_EARLY in str(header):
+            self._cut(len(rest) - 1, "")
+        else:
+            self.repairs["broken-header"] += 1
+        return first if isinstance(first, bytes) else b"{}"
+
+    def _whole_header(self, header: bytes) -> bytes | Exception:
+        """The text, mended where it has to be, if that makes it JSON; what is wrong with it if not."""
+        counted = self.repairs.copy()
         try:
+            header.decode()
             msgspec.json.decode(header, type=msgspec.Raw)
             return _whole_characters(header)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -438,12 +468,8 @@ class EventStream:
         try:
             msgspec.json.decode(mended, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError) as error:
-            if not self._recover:
-                raise self._error(
-                    f"what stands beside the events is no JSON: {error}", self._read_bytes
-                ) from error
-            self._cut(len(rest) - 1, "")
-            return before + b"]}"
+            self.repairs = counted
+            return error
         return mended
 
     def _refuse_other_lists(self, header: bytes, keys: list[int], behind: int) -> None:

@@ -39,6 +39,7 @@ from hespas.graph.opgraph import (
 )
 from hespas.graph.profile import (
     CAPTURED_THREAD,
+    WAITS,
     Estimate,
     EventColumns,
     HostOps,
@@ -60,6 +61,7 @@ __all__ = [
     "NODE_COLUMNS",
     "SOURCE_DTYPE",
     "UNKNOWN_DTYPE",
+    "WAITS",
     "WHOLE_JOB",
     "CollectiveKind",
     "CollectiveTable",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
 
-__all__ = ["PluginTable", "attribute_of", "registered", "set_aside"]
+__all__ = ["PluginTable", "attribute_of", "registered", "set_aside", "tell_aside"]
 
 _Result = TypeVar("_Result")
 
@@ -37,8 +37,8 @@ def registered(group: str) -> Iterable[tuple[str, str]]:
 
 @contextmanager
 def set_aside() -> Generator[Mapping[tuple[str, str], str]]:
-    """A sentence for each plug-in that does not work within, by what it is and its name. Tables are asked in
-    places that have no findings to add to; who shows messages asks here.
+    """A sentence for each plug-in, or rule of the user's, that does not work within, by what it is and its
+    name. Tables are asked in places that have no findings to add to; who shows messages asks here.
     """
     found: dict[tuple[str, str], str] = {}
     before = _SET_ASIDE.set(found)
@@ -48,7 +48,8 @@ def set_aside() -> Generator[Mapping[tuple[str, str], str]]:
         _SET_ASIDE.reset(before)
 
 
-def _tell(what: str, name: str, sentence: str) -> None:
+def tell_aside(what: str, name: str, sentence: str) -> None:
+    """Say a sentence about a plug-in, or a rule of the user's, that does not do as it should: once a name."""
     told = _SET_ASIDE.get()
     if told is not None:
         told[what, name] = sentence
@@ -69,7 +70,7 @@ class PluginTable:
             taken = self.builtin.get(name) or found.get(name)
             if taken:
                 twice = f"registered twice: by {taken}, which is used, and by {target}"
-                _tell(self.what, name, f"{self.what} {name!r} is {twice}")
+                tell_aside(self.what, name, f"{self.what} {name!r} is {twice}")
             else:
                 found[name] = target
         return found
@@ -112,5 +113,5 @@ class PluginTable:
             return InvariantError(f"{self.what} {name!r} ({self.builtin[name]}) does not work: {why}")
         target = dict(registered(self.group)).get(name, "")
         message = f"{self.what} {name!r} of another package ({target}) does not work: {why}"
-        _tell(self.what, name, message)
+        tell_aside(self.what, name, message)
         return UnsupportedError(message, hint="update that package, or uninstall it")

@@ -142,3 +142,13 @@ def test_no_launches_no_queue(tmp_path: Path) -> None:
     assert len(found.queues) == len(found.launches) == len(found.queue_points) == 0
     assert found.idle["cause"].tolist() == ["launch unknown"] * 2
     assert np.isfinite(found.idle["mean_ns"]).all()
+
+
+def test_events_of_no_known_stream_count_for_the_device_alone(tmp_path: Path) -> None:
+    nothing: Json = {"args": {}}
+    events = [kernel("a", start, 10) | nothing for start in (0, 30)] + [kernel("a", 90, 10)]
+    write_kineto(tmp_path / "k.json", events)
+    found = hespas.analyze(tmp_path / "k.json").found
+    assert {row.stream for row in found.idle.rows()} == {WHOLE_DEVICE}
+    assert sum(row.share for row in found.idle.rows()) == pytest.approx(1)
+    assert sum(row.total_ns for row in found.idle.rows()) == 70_000

@@ -15,6 +15,7 @@ from hespas.analysis.operations import OperationRow
 from hespas.graph import Profile
 from hespas.hardware import load_device
 from tests.analysis.raw import FIXTURE, load, traces
+from tests.converters.pytorch.traces import kernel, write_kineto
 
 
 @pytest.mark.parametrize("path", traces())
@@ -128,3 +129,17 @@ def test_two_files_of_one_rank_are_added_up() -> None:
         assert row.total_ns == 2 * before.total_ns
         assert (row.min_ns, row.max_ns) == (before.min_ns, before.max_ns)
         assert row.share == pytest.approx(before.share)
+
+
+def test_late_starts_round_no_duration(tmp_path: Path) -> None:
+    """Where one clock begins long before the other, a float of a start is good to 256 ns."""
+    late_us = 1_750_000_000_000_000.0
+    events = [
+        kernel("first", 0, 7.001, 1),
+        kernel("late", late_us, 7.001, 2),
+        kernel("late", late_us + 20, 5, 3),
+    ]
+    write_kineto(tmp_path / "k.json", events)
+    found = hespas.analyze(tmp_path / "k.json").found
+    assert {row.kernel: row.total_ns for row in found.kernels.rows()} == {"first": 7_001, "late": 12_001}
+    assert found.operations["total_ns"].sum() == found.classes["total_ns"].sum() == 19_002

@@ -562,8 +562,9 @@ def _complete(
     ranks = sorted(profiles.keys() | traces.keys())
     missing = sorted(set(range(ranks[-1] + 1)) - set(ranks)) if ranks[-1] < _MOST_FILES else [0]
     if missing:
+        ranks_are = "rank is" if len(missing) == 1 else "ranks are"
         raise FormatError(
-            f"the files of {len(missing):,} ranks are missing, first rank {missing[0]}",
+            f"the files of {len(missing):,} {ranks_are} missing, first rank {missing[0]}",
             path=str(path),
             position=f"rank {missing[0]}",
             hint="copy the set again",

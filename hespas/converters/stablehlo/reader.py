@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -136,7 +137,7 @@ def _read(
     diagnostics: Diagnostics,
 ) -> Workload:
     end = f"line {data.count(_NEWLINE) + 1}" if parsed.form is Form.TEXT else f"byte {len(data)}"
-    frame = read_frame(parsed.module, bindings, end)
+    frame = _on_its_mesh(read_frame(parsed.module, bindings, end), path, diagnostics)
     _check_devices(frame, options)
     strings = StringTableBuilder()
     types = TypeTable(bindings, strings)
@@ -193,6 +194,18 @@ def _without_collector() -> Generator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _on_its_mesh(frame: Frame, path: str, diagnostics: Diagnostics) -> Frame:
+    """The frame with the devices of its mesh, where the module says 1: JAX does so where a program was
+    lowered on an abstract mesh and no argument says how it is sharded.
+    """
+    parts = max((prod(extent for _, extent in mesh.axes) for mesh in frame.meshes.values()), default=1)
+    if (frame.num_replicas, frame.num_partitions) != (1, 1) or parts <= 1:
+        return frame
+    message = f"the module says that 1 device runs it, and its mesh has {parts:,}: the mesh is believed"
+    diagnostics.warning("stablehlo.devices-of-mesh", path, message, path=path)
+    return frame._replace(num_partitions=parts)
 
 
 def _check_devices(frame: Frame, options: ReadOptions) -> None:

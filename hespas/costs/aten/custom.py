@@ -24,7 +24,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import isfinite, nan
+from math import isnan, nan
 from pathlib import Path
 from typing import cast
 
@@ -33,7 +33,7 @@ from hespas.costs.aten.formulas import Formula, FormulaError, parse_formula
 from hespas.costs.operation import Contraction, Cost
 from hespas.graph import OpClass
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, clipped
-from hespas.graph.plugins import PluginTable
+from hespas.graph.plugins import PluginTable, tell_aside
 
 __all__ = ["VARIABLE", "UserRule", "forget_rules", "plugin_rule", "read_rules", "user_rule"]
 
@@ -42,6 +42,10 @@ VARIABLE = "HESPAS_COST_RULES"
 _MOST_BYTES = 1 << 20
 _MOST_RULES = 4096
 _MOST_FILES = 64
+_LARGEST = 1e21
+"""Of a count. No operation of one device does as much; sums of such stay numbers."""
+_LARGEST_EXTENT = float(1 << 48)
+"""Elements that an address space holds."""
 _FIGURES = ("flops", "transcendentals", "bytes_read", "bytes_written")
 _KEYS = frozenset({"name", "class", "product", "composite", *_FIGURES})
 _PLUGINS = PluginTable("cost rules", "hespas.costs", {})
@@ -74,17 +78,19 @@ class UserRule:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One ``[[op]]``, parsed."""
+    """One ``[[op]]``, parsed; ``where`` it stands: file and number."""
 
+    where: str
     op_class: OpClass
     formulas: Mapping[str, Formula]
     product: tuple[Formula, ...]
 
     def price(self, call: Call) -> AtenCost:
-        """What the formulas make of one operation; figures below 0 are unknown."""
+        """What the formulas make of one operation; what can be no count is unknown, which is told."""
         tensors = call.tensors
         row = self._product(call)
-        figures = {name: _figure(self.formulas, name, call) for name in _FIGURES}
+        figures = {name: self._count(name, formula, call) for name, formula in self.formulas.items()}
+        figures = {name: figures.get(name, nan) for name in _FIGURES}
         if "flops" not in self.formulas and row is not None:
             figures["flops"] = row.flops
         if "transcendentals" not in self.formulas:
@@ -104,21 +110,29 @@ class _Row:
         )
         return AtenCost(cost, tuple(each.plain for each in tensors))
 
+    def _count(self, key: str, formula: Formula, call: Call, largest: float = _LARGEST) -> float:
+        """What one formula makes of an operation, NaN unknown."""
+        try:
+            value = formula(call)
+        except (ArithmeticError, ValueError) as error:
+            fault = str(error)
+        else:
+            if isnan(value) or 0 <= value <= largest:
+                return value
+            fault = f"{value:g} is below 0" if value < 0 else f"{value:g} is more than {largest:g}"
+        name = f"{self.where}, {key}"
+        told = f"{name}: no count for {clipped(call.name)!r}, which stays unknown: {fault}"
+        tell_aside("rule for costs", name, told)
+        return nan
+
     def _product(self, call: Call) -> Contraction | None:
-        extents = [formula(call) for formula in self.product]
-        if len(extents) != 4 or not all(
-            isfinite(each) and each >= 0 and each.is_integer() for each in extents
-        ):
+        extents = [self._count("product", formula, call, _LARGEST_EXTENT) for formula in self.product]
+        if len(extents) != 4 or not all(each.is_integer() for each in extents):
             return None
         batch, m, n, k = map(int, extents)
         types = [each.dtype for each in call.tensors[:2]]
         lhs, rhs = (*types, None, None)[:2]
         return matrix_product((batch, m, n, k), (lhs, rhs, lhs))
-
-
-def _figure(formulas: Mapping[str, Formula], name: str, call: Call) -> float:
-    value = formulas[name](call) if name in formulas else nan
-    return value if isfinite(value) and value >= 0 else nan
 
 
 def read_rules(path: Path) -> tuple[UserRule, ...]:
@@ -142,7 +156,7 @@ def read_rules(path: Path) -> tuple[UserRule, ...]:
         )
     try:
         document = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of integers of thousands of digits
         raise FormatError(
             f"not TOML: {error}", path=where, position="file", hint="rules are [[op]]"
         ) from error
@@ -183,12 +197,14 @@ def _rule(entry: object, number: int, path: str) -> UserRule:
     if not isinstance(product, list) or len(cast("list[object]", product)) not in (0, 4):
         raise fault("four formulas are expected: batch, M, N, K", "product")
     extents = tuple(_formula(each, "product", fault) for each in cast("list[object]", product))
-    parsed = _Row(OpClass[stated], formulas, extents)
+    parsed = _Row(f"{path}: [[op]] {number}", OpClass[stated], formulas, extents)
     return UserRule(tuple(name.split("*")), parsed.price, composite)
 
 
 def _formula(text: object, key: str, fault: partial[FormatError]) -> Formula:
     if isinstance(text, (int, float)) and not isinstance(text, bool):
+        if abs(text) > _LARGEST:
+            raise fault(f"a count is at most {_LARGEST:g}", key)
         text = str(text)
     if not isinstance(text, str):
         raise fault("a formula is expected, as text", key)
@@ -209,7 +225,13 @@ def _fault(message: str, key: str, *, number: int, path: str) -> FormatError:
 
 @lru_cache(maxsize=8)
 def _rules_of(value: str) -> tuple[UserRule, ...]:
-    paths = [each for each in value.split(os.pathsep) if each][:_MOST_FILES]
+    paths = [each for each in value.split(os.pathsep) if each]
+    if len(paths) > _MOST_FILES:
+        raise FormatError(
+            f"names {len(paths):,} files of rules, more than {_MOST_FILES}",
+            position=VARIABLE,
+            hint="put the rules into fewer files",
+        )
     return tuple(rule for path in paths for rule in read_rules(Path(path)))
 
 

@@ -8,7 +8,7 @@
 ``in0`` is the first argument: ``in0[0]`` its first extent, ``in0[-1]`` its last; ``elements(in0)``,
 ``bytes(in0)``, ``width(in0)`` (bytes of an element) and ``rank(in0)`` are of the tensor; ``val3`` is the
 number that the fourth argument has as value. Numbers are those of floating point. What an argument does not
-have makes the whole formula unknown: NaN.
+have makes the whole formula unknown: NaN. A division by nothing and the like raise what Python raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class FormulaError(ValueError):
 
 
 Formula = Callable[[Call], float]
-"""The value of a formula for one operation, NaN unknown."""
+"""The value of a formula for one operation, NaN unknown. Raises ``ArithmeticError`` or ``ValueError`` where
+numbers allow no answer: ``1 / 0``, ``log2(0)``.
+"""
 
 
 def _elements(tensor: Strided) -> float:
@@ -247,18 +249,11 @@ def _value(place: int) -> Formula:
 
 
 def parse_formula(text: str) -> Formula:
-    """Parse once, to be asked of many operations; a division by nothing and the like make NaN. Raises
-    ``FormulaError`` with the character where a text makes no sense.
+    """Parse once, to be asked of many operations. Raises ``FormulaError`` with the character where a text
+    makes no sense.
     """
     parser = _Parser(text)
     found = parser.sum()
     if parser.next.kind != "end":
         raise FormulaError(f"{parser.next.text!r} is not expected here", parser.next.place)
-
-    def guarded(call: Call) -> float:
-        try:
-            return found(call)
-        except (ArithmeticError, ValueError):
-            return math.nan
-
-    return guarded
+    return found

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hespas.graph import OpClass, Timeline, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.opgraph import timed_class_name
+from hespas.simulator.astra.external import ExternalRun
 from hespas.simulator.astra.options import AstraOptions, Backend
 from hespas.simulator.astra.runs import NEVER, RankRun, Run
 from hespas.simulator.astra.statistics import RankStatistics, figures_of
@@ -34,11 +35,14 @@ _RESOURCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AstraSimulation(Simulation):
-    """A simulation with ASTRA-sim's figures of each rank; ``backend`` is the network."""
+    """A simulation with ASTRA-sim's figures of each rank; ``backend`` is the network. ``external`` is what a
+    user's own ASTRA-sim says of the same files.
+    """
 
     backend: Backend
     queues_per_dim: int
     statistics: RankStatistics
+    external: ExternalRun | None = None
 
 
 def simulation_of(workload: Workload, options: AstraOptions, run: Run) -> AstraSimulation:

@@ -119,6 +119,52 @@ def test_what_stands_before_a_cut_is_copied(part: float, tmp_path_factory: pytes
     assert done.diagnostics.counts()["kineto.cut"] == 1
 
 
+_HEADERS = {
+    "a key": (b'"schemaVersion"', b'"schema\xffVersion"', "invalid-utf8"),
+    "a text": (b'"t.json"', b'"t\xff.json"', "invalid-utf8"),
+    "a control character": (b'"t.json"', b'"t\x01.json"', "control-character"),
+    "no number": (b'"schemaVersion": 1', b'"schemaVersion": NaN', "no-number"),
+    "no JSON": (b'"schemaVersion": 1', b'"schemaVersion": tru', "broken-header"),
+}
+
+
+@pytest.mark.parametrize("cut", [0, 90])
+@pytest.mark.parametrize("damage", _HEADERS)
+def test_a_damaged_header_is_mended(damage: str, cut: int, tmp_path: Path) -> None:
+    broken, fixed = tmp_path / "broken.json", tmp_path / "fixed.json"
+    whole, hurt, code = _HEADERS[damage]
+    document = json.dumps({"schemaVersion": 1, "traceName": "t.json", "traceEvents": _events()}).encode()
+    assert whole in document
+    damaged = document.replace(whole, hurt)
+    broken.write_bytes(damaged[: len(damaged) - cut])
+    done = hespas.convert(broken, fixed, recover=True)
+    copied = json.loads(fixed.read_bytes().decode("utf-8"))
+    assert len(copied["traceEvents"]) == len(_events()) - (cut > 0)
+    told = done.diagnostics.counts()
+    assert told[f"kineto.{code}"] == 1
+    assert told.get("kineto.cut", 0) == (cut > 0)
+
+
+def test_a_text_that_is_skipped_is_mended_too(tmp_path: Path) -> None:
+    broken, fixed = tmp_path / "broken.json", tmp_path / "fixed.json"
+    events = [*_events(), kernel("more", 70, 5, 3, {"note": "??"})]
+    broken.write_bytes(_document(events).encode().replace(b"??", b"\xff\xfe"))
+    done = hespas.convert(broken, fixed)
+    assert json.loads(fixed.read_bytes().decode("utf-8"))["traceEvents"][-1]["args"]["note"] == "\ufffd" * 2
+    assert done.diagnostics.counts()["kineto.invalid-utf8"] == 1
+
+
+def test_what_is_broken_behind_the_events_is_no_early_end(tmp_path: Path) -> None:
+    broken, fixed = tmp_path / "broken.json", tmp_path / "fixed.json"
+    broken.write_bytes(_document(_events()).encode().replace(b'"t.json"', b"t.json"))
+    with pytest.raises(FormatError, match="no JSON"):
+        hespas.convert(broken, fixed)
+    told = hespas.convert(broken, fixed, recover=True).diagnostics.counts()
+    assert told["kineto.broken-header"] == 1
+    assert "kineto.cut" not in told
+    assert json.loads(fixed.read_bytes())["traceEvents"] == _events()
+
+
 def test_a_cut_trace_is_refused_until_it_is_to_be_recovered(tmp_path: Path) -> None:
     broken, fixed = tmp_path / "broken.json", tmp_path / "fixed.json"
     broken.write_bytes(_document(_events()).encode()[:-150])

@@ -289,6 +289,28 @@ def test_trap_13_devices_come_from_the_module(read_text: ReadText) -> None:
     assert told.classes[0].group_sets[0].group_of(7) == -1
 
 
+def test_trap_13_a_program_lowered_on_an_abstract_mesh_runs_on_all_of_it(read_text: ReadText) -> None:
+    """JAX writes that one device runs it, where no argument says how it is sharded."""
+    ones = "mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32"
+    channel = ", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids"
+    reduced = reduce_of("%part", "tensor<2xf32>", "dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>", channel)
+    text = f"""module attributes {{{ones}}} {{
+  sdy.mesh @mesh = <["data"=2, "model"=2]>
+  func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {{
+    %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{{"data", "model"}}]>]
+        out_shardings=[<@mesh, [{{"data", "model"}}]>] manual_axes={{"data", "model"}}
+        (%part: tensor<2xf32>) {{
+      %1 = {reduced}
+      sdy.return %1 : tensor<2xf32>
+    }} : (tensor<8xf32>) -> tensor<8xf32>
+    return %0 : tensor<8xf32>
+  }}
+}}"""
+    workload, found = read_text(text)
+    assert (workload.num_ranks, found.counts()) == (4, {"stablehlo.devices-of-mesh": 1})
+    assert read_text(text, ReadOptions(num_devices=4))[0].num_ranks == 4
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [

@@ -1,0 +1,203 @@
+"""A user's own ASTRA-sim, run on traces and configuration files: https://github.com/astra-sim/astra-sim.
+
+Its exit code says nothing: ranks that never finish end with 0 too. What counts are the lines that it prints
+of each rank, ``sys[3] finished, 9240 cycles, exposed communication 9240 cycles.`` and the statistics behind
+it; a cycle is 1 ns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import CheckFailedError, UsageError
+from hespas.simulator.astra.options import AstraOptions
+from hespas.simulator.astra.statistics import UNKNOWN, RankStatistics
+
+__all__ = ["DEFAULT_TIMEOUT_S", "AstraBinary", "ExternalRun", "run_external"]
+
+DEFAULT_TIMEOUT_S = 3600.0
+_FINISHED = re.compile(
+    rb"sys\[(\d{1,9})\] finished, (\d{1,18}) cycles, exposed communication (-?\d{1,18}) cyc"
+)
+_STATISTIC = re.compile(rb"sys\[(\d{1,9})\], ([A-Za-z -]+): (-?[0-9.]{1,20})")
+_COLUMNS = {
+    b"Wall time": "wall_ns",
+    b"GPU time": "compute_ns",
+    b"Comm time": "comm_ns",
+    b"CPU time": "cpu_ns",
+    b"Remote mem time": "remote_memory_ns",
+    b"Total compute-communication overlap": "overlap_ns",
+}
+_ROOFLINE = {
+    b"Compute bound percentage": (0, 100.0),
+    b"Average compute utilization": (1, 100.0),
+    b"Average memory utilization": (2, 100.0),
+    b"Average operation intensity": (3, 1.0),
+}
+"""Statistic -> its column among roofline averages, and what it is divided by."""
+_SHOWN_BYTES, _SHOWN_LINES = 4096, 8
+_NO_MEMORY = '{"memory-type": "NO_MEMORY_EXPANSION"}\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AstraBinary:
+    """The analytical simulator of ASTRA-sim as a program, for one backend of its network."""
+
+    path: str
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        """Raises ``UsageError`` for what cannot be started."""
+        if not Path(self.path).is_file() or not os.access(self.path, os.X_OK):
+            raise UsageError(
+                "no program that can be started", path=self.path,
+                hint="give the analytical binary that ASTRA-sim's build makes, with `astra_bin`",
+            )  # fmt: skip
+        if not self.timeout_s > 0:
+            raise UsageError(f"`astra_timeout={self.timeout_s:g}` is no time", hint="seconds, more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalRun:
+    """What it says of each rank; -1 (NaN among roofline averages) is not printed. ``exit_code`` is told, not
+    believed.
+    """
+
+    binary: str
+    exit_code: int
+    statistics: RankStatistics
+
+
+def run_external(
+    binary: AstraBinary, traces: Path, groups: Path | None, options: AstraOptions, num_ranks: int
+) -> ExternalRun:
+    """Run it on ``traces``, a folder of files ``NAME.{rank}.et``, in a temporary folder.
+
+    Raises ``CheckFailedError`` where not all ranks finish, or not in time; ``UsageError`` where it cannot be
+    started.
+    """
+    with TemporaryDirectory(prefix="hespas-astra-sim-") as scratch:
+        folder = Path(scratch)
+        out, faults = folder / "stdout", folder / "stderr"
+        command = _command(binary, traces, groups, options, folder)
+        with out.open("wb") as told, faults.open("wb") as wrong:
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=told, stderr=wrong, cwd=folder,
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise UsageError(f"cannot be started: {reason}", path=binary.path, hint="check it") from error
+            code = _waited(process, binary.timeout_s)
+        seen = _Lines(num_ranks)
+        with out.open("rb") as stream:
+            for line in stream:
+                seen.take(line)
+        finished = int((seen.columns["finish_ns"] >= 0).sum())
+        if finished < num_ranks:
+            raise _unfinished(binary, code, finished, num_ranks, _tail(faults) or _tail(out))
+        return ExternalRun(binary=binary.path, exit_code=code, statistics=seen.statistics())
+
+
+def _command(
+    binary: AstraBinary, traces: Path, groups: Path | None, options: AstraOptions, folder: Path
+) -> list[str]:
+    memory = folder / "remote_memory.json"
+    memory.write_text(_NO_MEMORY, encoding="utf-8")
+    stated = Path(options.memory.path) if options.memory is not None else memory
+    arguments = {
+        "workload-configuration": _prefix(traces).resolve(),
+        "system-configuration": Path(options.system.path).resolve(),
+        "network-configuration": Path(options.network.path).resolve(),
+        "remote-memory-configuration": stated.resolve(),
+        "logging-folder": folder / "log",
+        "num-queues-per-dim": options.queues_per_dim,
+    }
+    if groups is not None:
+        arguments["comm-group-configuration"] = groups.resolve()
+    return [str(Path(binary.path).resolve()), *(f"--{name}={value}" for name, value in arguments.items())]
+
+
+def _prefix(traces: Path) -> Path:
+    """What the names of the files begin with."""
+    first = next(traces.glob("*.0.et"))
+    return first.with_name(first.name.removesuffix(".0.et"))
+
+
+def _waited(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+    """The exit code, -1 of what was stopped because it took too long."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return -1
+    finally:  # also where the user interrupts
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class _Lines:
+    """Figures of ranks, from lines of a log."""
+
+    def __init__(self, num_ranks: int) -> None:
+        names = ("finish_ns", "exposed_comm_ns", *_COLUMNS.values())
+        self.columns: dict[str, IntArray] = {name: np.full(num_ranks, UNKNOWN, np.int64) for name in names}
+        self.roofline: FloatArray = np.full((num_ranks, len(_ROOFLINE)), np.nan)
+        self._ranks = num_ranks
+
+    def take(self, line: bytes) -> None:
+        finished = _FINISHED.search(line)
+        if finished is not None and int(finished[1]) < self._ranks:
+            rank = int(finished[1])
+            self.columns["finish_ns"][rank] = int(finished[2])
+            self.columns["exposed_comm_ns"][rank] = int(finished[3])
+            return
+        stated = _STATISTIC.search(line)
+        if stated is None or int(stated[1]) >= self._ranks:
+            return
+        rank, name = int(stated[1]), stated[2]
+        if name in _COLUMNS and stated[3].isdigit():
+            self.columns[_COLUMNS[name]][rank] = int(stated[3])
+        elif name in _ROOFLINE:
+            column, scale = _ROOFLINE[name]
+            self.roofline[rank, column] = float(stated[3]) / scale
+
+    def statistics(self) -> RankStatistics:
+        known = bool(np.isfinite(self.roofline).any())
+        return RankStatistics(**self.columns, roofline=self.roofline if known else None)
+
+
+def _tail(path: Path) -> Sequence[str]:
+    """The last lines of a file."""
+    with path.open("rb") as stream:
+        stream.seek(max(path.stat().st_size - _SHOWN_BYTES, 0))
+        text = stream.read().decode(errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
+
+
+def _unfinished(
+    binary: AstraBinary, code: int, finished: int, num_ranks: int, tail: Sequence[str]
+) -> CheckFailedError:
+    if code == -1:
+        how = f"it was stopped after {binary.timeout_s:g} s"
+    elif code < 0:
+        how = f"it was ended by signal {-code}"
+    else:
+        how = f"exit code {code}"
+    said = f"; it said last: {' | '.join(tail)}" if tail else "; it said nothing"
+    return CheckFailedError(
+        f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){said}", path=binary.path,
+        hint="without --simulator astra-sim, the ranks that wait are told with what they wait for"
+        if finished or code in {-1, 0} else "give the binary and the files that its version takes",
+    )  # fmt: skip
