@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
-from hespas.api.astra import AstraRequest, Mode, run_astra
+from hespas.api.astra import AstraReady, AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
@@ -146,49 +146,44 @@ def simulate(
 ) -> SimulationResult:
     """One step of every rank that is here: see :func:`hespas.simulator.simulate`.
 
-    Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
-    simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
-    ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
-    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
-
-    With ``system`` (a name, a TOML file or a value) communication takes what its network makes of where the
-    ranks lie in it (:mod:`hespas.simulator.network`), and ``hardware`` is its device unless given. In mode
-    ``astra`` it stands for the configuration files: those of :func:`hespas.api.system`.
-
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
-    of the workload itself.
+    of the workload itself, of a profile that of the device work that was measured. With ``system`` (a name, a
+    TOML file or a value) communication takes what its network makes of where ranks lie in it
+    (:mod:`hespas.simulator.network`), and ``hardware`` is its device unless given.
+
+    Mode ``astra`` gives the nanoseconds of ASTRA-sim's analytical simulator, from its configuration files or
+    those of ``system`` (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or
+    with it, ``queues_per_dim`` as on its command line; ``CheckFailedError`` where ranks never finish.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     What ran when is written to the file ``timeline`` (.json, .pftrace or .csv) and, in the first two, the
     measured profiles ``beside`` it (values, or paths of files and of folders of ranks): see
-    :func:`hespas.api.write_timeline`. An earlier timeline is replaced with ``overwrite`` only.
-
-    Of a profile it is the device work that was measured: without ``hardware``, as long as it was. Raises
-    ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile without device work; for
-    ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
+    :func:`hespas.api.write_timeline`. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a
+    profile without device work, and what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     request = AstraRequest(
         system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
     )
-    astra = None if request.waits_for(mode, system) else request.options(mode, simulator)
-    binary = request.binary()
+    ready = request.check(mode, simulator, system)
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
     measured = _profiles(shown, found)
     if missing == "error":
         refuse_global(workload)
-    sized = None if system is None else sized_for(system, workload.num_ranks)
-    if sized:
-        hardware = hardware or sized.device or None
-        astra = request.of_system(sized, simulator, found) if mode == "astra" else None
-    asked = _Asked(hardware, estimator, granularity, missing, found, progress, sized)
-    ran = asked.on_astra(workload, astra, binary) if astra else asked.scheduled(workload, simulator)
-    result = asked.told(name, ran, measured_step_ns(measured))
+    sized = sized_for(system, workload.num_ranks)
+    asked = _Asked(_device(hardware, sized), estimator, granularity, missing, found, progress, sized)
+    result = asked.told(name, asked.run(workload, simulator, ready), measured_step_ns(measured))
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
+
+
+def _device(hardware: str | None, system: System | None) -> str | None:
+    """Whose times are asked for: those of the system's device where no other is named."""
+    return hardware or (system.device if system else "") or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +215,12 @@ class _Asked:
             memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
             **columns,
         )
+
+    def run(self, workload: Workload, simulator: Simulator | None, request: AstraReady | None) -> Simulation:
+        """The step in the mode that is asked for."""
+        if request is None:
+            return self.scheduled(workload, simulator)
+        return self.on_astra(workload, request.options(self.system, self.diagnostics), request.binary)
 
     def on_astra(
         self, workload: Workload, options: AstraOptions, binary: AstraBinary | None

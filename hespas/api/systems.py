@@ -130,11 +130,13 @@ def system(
     )
 
 
-def sized_for(named: str | os.PathLike[str] | System, ranks: int) -> System:
-    """A system with a device for each rank; one that has a size is taken as it is.
+def sized_for(named: str | os.PathLike[str] | System | None, ranks: int) -> System | None:
+    """A system with a device for each rank; one that has a size is taken as it is, and none for None.
 
     Raises ``UsageError`` where that has fewer, and as :func:`system` does.
     """
+    if named is None:
+        return None
     found = named if isinstance(named, System) else load_system(named)
     if found.devices < 0:
         return found.sized(ranks)

@@ -31,7 +31,7 @@ from hespas.simulator.network.placement import Placed, place_groups, place_messa
 
 __all__ = ["on_system"]
 
-NAME = "network"
+_NAME = "network"
 """What reports call the model."""
 
 
@@ -74,7 +74,7 @@ def on_system(
 def _replaced(estimate: Estimate, times: FloatArray) -> Estimate:
     """An estimate with other times where there are any."""
     known = ~np.isnan(times[0])
-    names = estimate.estimators if NAME in estimate.estimators else (*estimate.estimators, NAME)
+    names = estimate.estimators if _NAME in estimate.estimators else (*estimate.estimators, _NAME)
     duration, low, high = (
         np.where(known, new, old)
         for new, old in zip(times, (estimate.duration_ns, estimate.low_ns, estimate.high_ns), strict=True)
@@ -85,7 +85,7 @@ def _replaced(estimate: Estimate, times: FloatArray) -> Estimate:
         duration_ns=duration,
         low_ns=low,
         high_ns=high,
-        estimator=np.where(known, names.index(NAME), estimate.estimator).astype(np.int8),
+        estimator=np.where(known, names.index(_NAME), estimate.estimator).astype(np.int8),
     )
 
 
