@@ -21,7 +21,7 @@ import numpy as np
 import hespas
 from hespas.api.io import read_profiles
 from hespas.converters import is_recognised
-from hespas.graph import Diagnostics, Profile, Severity, Workload
+from hespas.graph import Diagnostics, Profile, Severity, Timeline, Workload
 from hespas.graph.errors import HespasError
 from hespas.graph.passes import totals
 
@@ -56,6 +56,13 @@ def _span_ns(profile: Profile) -> float:
     return float(ends[known].max() - profile.start_ns[known].min())
 
 
+def _longest_ns(timeline: Timeline) -> float:
+    """The longest of the ranks, each from its own start: ranks of a job begin when their recordings did."""
+    first = np.full(len(timeline.finish_ns), np.inf)
+    np.minimum.at(first, timeline.rank, timeline.start_ns)
+    return float(np.nanmax(timeline.finish_ns - first))
+
+
 def _device_ns(workload: Workload) -> float:
     sizes = zip(workload.classes, workload.class_sizes, strict=True)
     return sum(totals(graph).device_time_ns * count for graph, count in sizes)
@@ -82,8 +89,8 @@ def replayed(path: Path, scratch: Path) -> Replayed | None:
         name=path.name,
         span_ns=(
             max(map(_span_ns, profiles)),
-            hespas.simulate(workload, diagnostics=Diagnostics()).step_ns,
-            hespas.simulate(again, diagnostics=Diagnostics()).step_ns,
+            _longest_ns(hespas.simulate(workload, diagnostics=Diagnostics()).timeline),
+            _longest_ns(hespas.simulate(again, diagnostics=Diagnostics()).timeline),
         ),
         device_ns=(
             sum(float(np.maximum(each.duration_ns, 0.0).sum()) for each in profiles),

@@ -17,6 +17,7 @@ from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GroupSet, Workload
 from hespas.graph.errors import UsageError
+from hespas.simulator import Simulator
 from hespas.simulator.astra import (
     AstraOptions,
     AstraSimulation,
@@ -52,9 +53,9 @@ class AstraRequest:
             return None
         return AstraBinary(path=str(self.astra_bin), timeout_s=self.astra_timeout)
 
-    def options(self, mode: Mode) -> AstraOptions | None:
+    def options(self, mode: Mode, simulator: Simulator | None = None) -> AstraOptions | None:
         """The files as read, None in mode ``hespas``. Raises ``UsageError`` where one is missing, or given in
-        the other mode.
+        the other mode, as ``simulator`` is in this one.
         """
         stated = [self.system_config, self.network_config, self.memory_config, self.astra_bin]
         if mode not in {"hespas", "astra"}:
@@ -67,6 +68,8 @@ class AstraRequest:
                     hint="add `mode=astra`",
                 )
             return None
+        if simulator:
+            raise UsageError("`simulator` belongs to mode hespas", hint="ASTRA-sim has options of its own")
         if not self.system_config or not self.network_config:
             missing = "network_config" if self.system_config else "system_config"
             raise UsageError(f"mode astra needs `{missing}`", hint="give system.json and network.yml")

@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import islice
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
+from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
@@ -28,13 +29,14 @@ from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
-from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph import WAITS, Diagnostics, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
-from hespas.simulator import ClassResult, Simulation, Simulator
+from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_label, segments
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
+from hespas.simulator.memory import RankMemory
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +61,8 @@ _REPORT_DOCUMENT = "simulation.json"
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
     ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external`` what a user's ASTRA-sim says;
-    ``measured_ns`` is the step of the profiles beside it.
+    ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of each rank class whose
+    operations say what they make, in mode ``hespas``.
     """
 
     source: str
@@ -70,6 +73,7 @@ class SimulationResult(Result, Simulation):
     statistics: RankStatistics | None = None
     external: ExternalRun | None = None
     measured_ns: float = nan
+    memory: tuple[RankMemory, ...] = ()
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -158,7 +162,7 @@ def simulate(
     request = AstraRequest(
         system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
     )
-    astra, binary = request.options(mode), request.binary()
+    astra, binary = request.options(mode, simulator), request.binary()
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
@@ -197,6 +201,7 @@ class _Asked:
             statistics=statistics,
             external=ran.external if isinstance(ran, AstraSimulation) else None,
             measured_ns=measured_ns,
+            memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
             **columns,
         )
 
@@ -217,7 +222,7 @@ class _Asked:
         )
 
     def scheduled(self, workload: Workload, simulator: Simulator | None) -> Simulation:
-        """Each rank class on its own streams."""
+        """As ``simulator`` runs it, with times of a device or those of the workload."""
         estimates = None
         if self.hardware is None:
             workload = merged(workload, self.granularity, self.diagnostics)
@@ -285,10 +290,25 @@ class _Path(msgspec.Struct, frozen=True):
     resources: list[_OfResource]
 
 
+class _Waited(msgspec.Struct, frozen=True):
+    cause: str
+    duration_ns: Figure
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    rank: int
+    spans: Count
+    first_node: str
+    last_node: str
+    start_ns: Figure
+    end_ns: Figure
+
+
 class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
     name: str
     ranks: Count
+    ways: Count
     first_rank: int
     finish_ns: Figure
     exposed_comm_ns: Figure
@@ -296,6 +316,7 @@ class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     kept: Count
     extrapolated_loops: Count
     resources: list[_Busy]
+    waits: list[_Waited]
     critical_path: _Path
 
 
@@ -305,6 +326,8 @@ class _RankRow(msgspec.Struct, frozen=True):
     exposed_comm_ns: Figure
     compute_ns: Figure
     comm_ns: Figure
+    collective_wait_ns: Figure | UnsetType = UNSET
+    message_wait_ns: Figure | UnsetType = UNSET
     wall_ns: Figure | UnsetType = UNSET
     cpu_ns: Figure | UnsetType = UNSET
     remote_memory_ns: Figure | UnsetType = UNSET
@@ -332,6 +355,8 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     measured_ns: Figure
     external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
+    memory: list[MemoryDocument]
+    critical_path: list[_Segment]
     ranks: list[_RankRow]
 
 
@@ -357,8 +382,17 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         if done.external and done.statistics
         else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
+        memory=[memory_document(found, done.workload.classes[found.rank_class]) for found in done.memory],
+        critical_path=[_segment(done, found) for found in segments(done)],
         ranks=list(_rank_rows(done)) if ranks else [],
     )
+
+
+def _segment(done: SimulationResult, found: Segment) -> _Segment:
+    first, last = (
+        node_label(done.workload.graph_of(found.rank), node) for node in (found.first_node, found.last_node)
+    )
+    return _Segment(found.rank, found.spans, first, last, found.start_ns, found.end_ns)
 
 
 def _simulated_class(found: ClassResult) -> _SimulatedClass:
@@ -367,6 +401,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
         rank_class=found.rank_class,
         name=found.name,
         ranks=found.num_ranks,
+        ways=found.ways,
         first_rank=found.rank,
         finish_ns=found.finish_ns,
         exposed_comm_ns=found.exposed_comm_ns,
@@ -377,6 +412,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
             _Busy(resource, busy_ns, max(found.finish_ns - busy_ns, 0.0))
             for resource, busy_ns in found.busy_ns.items()
         ],
+        waits=[_Waited(cause, duration_ns) for cause, duration_ns in found.wait_ns.items()],
         critical_path=_Path(
             path.spans,
             path.after_resource,
@@ -394,16 +430,19 @@ def _rank_rows(done: SimulationResult) -> Iterator[_RankRow]:
         timeline.exposed_comm_ns,
         timeline.resource_ns("compute"),
         timeline.resource_ns("communication"),
-        *_astra_columns(done.statistics),
     ]
-    figures = zip(timeline.shown_by.tolist(), *(column.tolist() for column in columns), strict=True)
+    lists: list[list[Any]] = [column.tolist() for column in columns]
+    if done.statistics is None:
+        lists += [column.tolist() for column in timeline.exposed_wait_ns.T]
+    else:
+        lists += [[UNSET] * len(timeline.finish_ns)] * len(WAITS)
+        lists += [column.tolist() for column in _astra_columns(done.statistics)]
+    figures = zip(timeline.shown_by.tolist(), *lists, strict=True)
     return (_RankRow(rank, *row) for rank, (shown_by, *row) in enumerate(figures) if shown_by >= 0)
 
 
-def _astra_columns(statistics: RankStatistics | None) -> list[FloatArray]:
+def _astra_columns(statistics: RankStatistics) -> list[FloatArray]:
     """What mode ``astra`` says besides; NaN is not defined."""
-    if statistics is None:
-        return []
     times = (statistics.wall_ns, statistics.cpu_ns, statistics.remote_memory_ns, statistics.overlap_ns)
     known = [np.where(column < 0, np.nan, column) for column in times]
     return known if statistics.roofline is None else [*known, *statistics.roofline.T]

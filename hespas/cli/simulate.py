@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,19 +25,22 @@ from hespas.cli.session import (
     report_folder,
     say_diagnostics,
 )
-from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
 from hespas.cli.what_if import WhatIf
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
+from hespas.simulator.job.options import Protocol
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
-    from hespas.graph import Profile
-    from hespas.simulator import ClassResult, Simulation
+    from hespas.graph import OpGraph, Profile
+    from hespas.simulator import ClassResult, Simulation, Simulator
+    from hespas.simulator.memory import RankMemory
 
 __all__ = ["simulate"]
 
 
+_MOST_SEGMENTS = 8
 _MOST_CLASSES = 8
 """Rank classes told in full; the JSON document has all."""
 
@@ -68,6 +72,22 @@ _Backend = Annotated[Backend, typer.Option(help="The network without congestion,
 _Queues = Annotated[
     int, typer.Option(metavar="N", min=1, max=1024, help="Queues of each network dimension (mode astra).")
 ]
+_Jitter = Annotated[
+    float,
+    typer.Option(
+        metavar="SIGMA", min=0, max=10,
+        help="Computations and copies vary by so much: standard deviation over mean, each rank by itself.",
+    ),
+]  # fmt: skip
+_Seed = Annotated[int, typer.Option(metavar="N", min=0, help="What --jitter draws with.")]
+_Straggler = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RANK=FACTOR", help="A rank that takes so many times as long; repeatable."),
+]
+_Messages = Annotated[
+    Protocol, typer.Option(help="Who sends is done when it is sent, or waits for the receiver too.")
+]
+_Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.")]
 _Simulator = Annotated[
     Literal["hespas", "astra-sim"],
     typer.Option(help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too."),
@@ -118,6 +138,11 @@ def simulate(
     memory_config: _MemoryConfig = None,
     backend: _Backend = "unaware",
     queues_per_dim: _Queues = 1,
+    jitter: _Jitter = 0.0,
+    seed: _Seed = 0,
+    straggler: _Straggler = None,
+    messages: _Messages = "eager",
+    alone: _Alone = False,
     simulator: _Simulator = "hespas",
     astra_bin: _AstraBin = None,
     astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
@@ -163,6 +188,7 @@ def simulate(
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, hardware, [path for path in configs if path])
+        model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
@@ -173,6 +199,7 @@ def simulate(
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,
+                simulator=model,
                 missing=missing,
                 timeline=timeline,
                 beside=measured,
@@ -192,6 +219,35 @@ def simulate(
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
         show_others(done)
+
+
+def _simulator(
+    jitter: float, seed: int, straggler: Sequence[str], messages: Protocol, *, alone: bool
+) -> Simulator | None:
+    """What the options ask for; None where they ask for nothing."""
+    from hespas.graph.errors import UsageError
+    from hespas.simulator import JobScheduler, ListScheduler
+
+    slow = tuple(_straggler(text) for text in straggler)
+    if alone:
+        if jitter or slow or messages != "eager":
+            raise UsageError("--alone has no --jitter, --straggler or --messages")
+        return ListScheduler()
+    if seed and not jitter:
+        raise UsageError("--seed without --jitter draws nothing")
+    if not (jitter or slow or messages != "eager"):
+        return None
+    return JobScheduler(jitter=jitter, seed=seed, stragglers=slow, protocol=messages)
+
+
+def _straggler(text: str) -> tuple[int, float]:
+    from hespas.graph.errors import UsageError
+
+    rank, _, factor = text.partition("=")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise UsageError(f"--straggler {text} is no RANK=FACTOR", hint="--straggler 3=1.2") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,17 +305,43 @@ class _Drawn:
             done.write(self.report, overwrite=self.overwrite)
 
 
-def _show(done: Simulation, hardware: str) -> None:
+def _show(done: SimulationResult, hardware: str) -> None:
     emit(step_text(done, hardware))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"
         emit(f"mixed: times that were recorded, on {device}, of {kept} stand beside estimates")
+    memory = {found.rank_class: found for found in done.memory}
     for found in done.classes[:_MOST_CLASSES]:
         _show_class(found)
+        if found.rank_class in memory:
+            _show_memory(memory[found.rank_class], done.workload.classes[found.rank_class])
     left = len(done.classes) - _MOST_CLASSES
     if left > 0:
         emit(("", f"and {counted(left, 'class')} more: --json writes all"))
+    _show_path(done)
+
+
+def _show_path(done: Simulation) -> None:
+    """The critical path of the job, where it leads through several ranks."""
+    from hespas.simulator import node_label, segments
+
+    found = segments(done)
+    if len(found) < 2:
+        return
+    emit(("", f"critical path of the job, through {counted(len(found), 'rank')} one after the other"))
+    rows = [
+        (
+            f"{part.rank:,}",
+            time_text(part.start_ns),
+            time_text(part.end_ns - part.start_ns),
+            node_label(done.workload.graph_of(part.rank), part.last_node),
+        )
+        for part in found[-_MOST_SEGMENTS:]
+    ]
+    emit(table_text(("rank", "from", "for", "until"), rows))
+    if len(found) > _MOST_SEGMENTS:
+        emit(f"the last {_MOST_SEGMENTS} of {len(found):,}: --json writes all")
 
 
 def _show_class(found: ClassResult) -> None:
@@ -269,6 +351,11 @@ def _show_class(found: ClassResult) -> None:
         f"{found.name}: {counted(found.num_ranks, 'rank')}, {least}{time_text(found.finish_ns)}, "
         f"communication exposed {time_text(found.exposed_comm_ns)}{_share(found.exposed_comm_ns, found)}"
     )
+    for cause, wait_ns in found.wait_ns.items():
+        if wait_ns:
+            emit(f"waits for other ranks in {cause} for {time_text(wait_ns)}{_share(wait_ns, found)}")
+    if found.ways > 1:
+        emit(f"its ranks behave in {found.ways:,} ways; rank {found.rank:,} is the last of them")
     rows = [
         (
             name,
@@ -293,6 +380,37 @@ def _show_class(found: ClassResult) -> None:
         for name, spent_ns in path.class_ns.items()
     ]
     emit(table_text(("class", "time", "share"), lines))
+
+
+def _show_memory(found: RankMemory, graph: OpGraph) -> None:
+    use = found.use
+    least = "at least " if use.is_lower_bound else ""
+    when = "" if isnan(use.at_ns) else f" at {time_text(use.at_ns)}"
+    node = f", {graph.node_name(use.at_node)}" if use.at_node >= 0 and graph.node_name(use.at_node) else ""
+    emit("")
+    emit(f"memory: {least}{bytes_text(use.peak_bytes)}{when}{node}{_fit_text(found)}")
+    parts = [
+        ("parameters", use.parameters_bytes),
+        ("constants", use.constants_bytes),
+        ("results", use.outputs_bytes),
+        *((f"temporaries: {name}", size) for name, size in use.class_bytes.items()),
+    ]
+    rows = [(name, bytes_text(size), f"{size / use.peak_bytes:.1%}") for name, size in parts if size]
+    if rows:
+        emit(table_text(("memory", "size", "share"), rows))
+    if use.unknown:
+        emit(f"of {counted(use.unknown, 'tensor')} the size is not known: they count nothing")
+
+
+def _fit_text(found: RankMemory) -> str:
+    if found.is_whole_job:
+        return ", of the whole job before it is partitioned"
+    if isnan(found.capacity_bytes):
+        return ""
+    room = bytes_text(found.capacity_bytes)
+    if found.fits is None:
+        return f" of {room}: whether it fits is not known"
+    return f", fits the {room} of the device" if found.fits else f", does not fit the {room} of the device"
 
 
 def _share(part_ns: float, found: ClassResult) -> str:

@@ -23,6 +23,7 @@ from hespas.graph.errors import clipped, short_repr
 
 __all__ = [
     "CAPTURED_THREAD",
+    "WAITS",
     "Estimate",
     "EventColumns",
     "HostOps",
@@ -321,6 +322,10 @@ class Estimate:
         return float(np.mean(~np.isnan(self.duration_ns))) if len(self) else 1.0
 
 
+WAITS = ("collectives", "messages")
+"""In what a rank waits for others."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Timeline:
     """When each node of each rank ran; columns of shape ``(spans,)``. What takes no time has no span.
@@ -339,6 +344,11 @@ class Timeline:
     ``shown_by`` have shape ``(ranks,)``, ``busy_ns`` has ``(ranks, resources)``. Where the columns behind
     ``exposed_comm_ns`` are left out, they say that nothing is known (-1, NaN, each rank shown by itself). A
     rank of the job that was not there has NaN throughout and is shown by -1.
+
+    Communication that starts before other ranks are there waits for them: ``wait_ns`` is how long, within the
+    span, and ``awaited`` the span of the last that came (-1: nobody was later). ``exposed_wait_ns``, of shape
+    ``(ranks, len(WAITS))``, is the time of each rank in which it so waited and nothing of it was at work.
+    Waiting is not part of ``busy_ns`` and ``exposed_comm_ns``.
     """
 
     resources: tuple[str, ...]
@@ -357,6 +367,9 @@ class Timeline:
     trips: FloatArray = field(default_factory=_no_floats)
     shown_by: SmallIntArray = field(default_factory=_no_ints)
     busy_ns: FloatArray = field(default_factory=_no_floats)
+    wait_ns: FloatArray = field(default_factory=_no_floats)
+    awaited: SmallIntArray = field(default_factory=_no_ints)
+    exposed_wait_ns: FloatArray = field(default_factory=_no_floats)
 
     def __post_init__(self) -> None:
         """Fill the columns left out; check that all have one row per span, or per rank."""
@@ -369,6 +382,9 @@ class Timeline:
         self._fill("trips", np.broadcast_to(np.float64(1.0), (spans,)))
         self._fill("shown_by", np.arange(ranks, dtype=np.int32))
         self._fill("busy_ns", np.full((ranks, len(self.resources)), np.nan))
+        self._fill("wait_ns", np.broadcast_to(np.float64(0.0), (spans,)))
+        self._fill("awaited", nowhere)
+        self._fill("exposed_wait_ns", np.full((ranks, len(WAITS)), np.nan))
         of_spans = (
             "node",
             "rank",
@@ -380,9 +396,11 @@ class Timeline:
             "stream",
             "region",
             "trips",
+            "wait_ns",
+            "awaited",
         )
         check_lengths("Timeline", spans, {name: getattr(self, name) for name in of_spans})
-        of_ranks = ("exposed_comm_ns", "shown_by", "busy_ns")
+        of_ranks = ("exposed_comm_ns", "shown_by", "busy_ns", "exposed_wait_ns")
         check_lengths("Timeline", ranks, {name: getattr(self, name) for name in of_ranks})
 
     def _fill(self, name: str, column: NDArray[np.generic]) -> None:

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from hespas.simulator.entry import simulate
+from hespas.simulator.job import JobScheduler
 from hespas.simulator.list_scheduler import ListScheduler
-from hespas.simulator.schedule import ClassResult, CriticalPath, Simulation, Simulator
+from hespas.simulator.results import Segment, segments
+from hespas.simulator.schedule import ClassResult, CriticalPath, Simulation, Simulator, node_label
 
-__all__ = ["ClassResult", "CriticalPath", "ListScheduler", "Simulation", "Simulator", "simulate"]
+__all__ = [
+    "ClassResult",
+    "CriticalPath",
+    "JobScheduler",
+    "ListScheduler",
+    "Segment",
+    "Simulation",
+    "Simulator",
+    "node_label",
+    "segments",
+    "simulate",
+]

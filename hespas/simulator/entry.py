@@ -13,8 +13,9 @@ from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph, Reso
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
+from hespas.graph.opgraph import is_recorded_wait
 from hespas.graph.passes import is_delay, is_free, with_durations
-from hespas.simulator.list_scheduler import ListScheduler
+from hespas.simulator.job import JobScheduler
 from hespas.simulator.schedule import Simulation, Simulator
 
 __all__ = ["simulate"]
@@ -38,8 +39,9 @@ def simulate(
     graph, which is that of another device. ``missing`` says what happens where a time or trip count is not
     known: ``error`` raises ``UnsupportedError``, ``warn`` counts the time as none and the loop as one trip
     and marks the result as a lower bound, ``zero`` counts both as none. ``simulator`` is a
-    :class:`ListScheduler` unless given. Raises ``UnsupportedError`` for times and trip counts that are
-    negative or past counting, ``FormatError`` where dependencies form a cycle.
+    :class:`JobScheduler` unless given; of times of the graphs it takes the shortest of each collective.
+    Raises ``UnsupportedError`` for times and trip counts that are negative or past counting, ``FormatError``
+    where dependencies form a cycle, ``CheckFailedError`` where ranks wait for each other for ever.
     """
     if estimates is not None and len(estimates) != len(workload.classes):
         raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
@@ -58,13 +60,29 @@ def simulate(
         timed, unknown_times = _timed(settled, estimate, missing, found)
         unknown[index] = unknown_trips + unknown_times
         classes.append(_on_one_queue(timed, found) if estimate.hardware else timed)
-    done = (simulator or ListScheduler()).run(replace(workload, classes=tuple(classes)), found)
+    chosen = _settled(simulator, workload, recorded=estimates is None)
+    done = chosen.run(replace(workload, classes=tuple(classes)), found)
     results = tuple(
         replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
         for result in done.classes
     )
     low_ns, high_ns = _interval(done, estimates)
     return replace(done, workload=workload, classes=results, low_ns=low_ns, high_ns=high_ns)
+
+
+def _settled(simulator: Simulator | None, workload: Workload, *, recorded: bool) -> Simulator:
+    """The simulator with what is left open settled: where times of the graphs have recorded waits, ranks
+    begin when they did, and a collective takes as long as for its last member.
+    """
+    if simulator is not None and not isinstance(simulator, JobScheduler):
+        return simulator
+    job = simulator or JobScheduler()
+    waits = recorded and any(bool(is_recorded_wait(graph).any()) for graph in workload.classes)
+    return replace(
+        job,
+        differing=job.differing or ("shortest" if recorded else "longest"),
+        starts=job.starts or ("recorded" if waits else "together"),
+    )
 
 
 def _on_one_queue(graph: OpGraph, found: Diagnostics) -> OpGraph:

@@ -8,7 +8,7 @@ all that ends then ends first, then idle streams take up work. O((nodes + edges)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf, nan
 from typing import Literal, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.graph import (
+    WAITS,
     CollectiveTable,
     ContractionTable,
     Diagnostics,
@@ -56,11 +57,16 @@ __all__ = [
     "Simulator",
     "Tasks",
     "busy_ns",
+    "causes_of",
+    "covered",
     "critical_ns",
     "exposed_ns",
     "flatten",
     "list_schedule",
+    "node_label",
     "prepared",
+    "ranks_of",
+    "release",
     "with_trips",
 ]
 
@@ -118,12 +124,12 @@ class Schedule:
         return np.array(path[::-1], np.int64)
 
 
-def list_schedule(tasks: Tasks, priority: Priority) -> Schedule:
-    """The schedule; see the module. Raises ``FormatError`` where dependencies form a cycle, and where times
-    have no finite sum.
+def list_schedule(tasks: Tasks, priority: Priority, queued: Csr | None = None) -> Schedule:
+    """The schedule; see the module. ``queued`` are dependencies with those on what stands before a task in a
+    queue. Raises ``FormatError`` where dependencies form a cycle, and where times have no finite sum.
     """
-    rank = _ranks(tasks, priority)
-    start_ns, ran = _start_times(tasks, rank)
+    rank = ranks_of(tasks, priority)
+    start_ns, ran = _start_times(tasks if queued is None else replace(tasks, deps=queued), rank)
     with np.errstate(over="ignore"):
         end_ns = start_ns + np.where(tasks.stream == FREE, 0.0, tasks.duration_ns)
     if sum(tasks.duration_ns.tolist()) == inf and not np.isfinite(end_ns).all():
@@ -139,11 +145,11 @@ def list_schedule(tasks: Tasks, priority: Priority) -> Schedule:
             position=f"operation {stuck} of the schedule",
             hint="hespas-validate check shows the cycle",
         )
-    cause, by_resource = _causes(tasks, start_ns, end_ns, ran)
+    cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
     return Schedule(start_ns, end_ns, cause, by_resource)
 
 
-def _ranks(tasks: Tasks, priority: Priority) -> IntArray | None:
+def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
     """The place of each task among ready ones; None for program order."""
     if priority == "program":
         return None
@@ -215,7 +221,7 @@ def _simulate(
             if stream == DELAY:
                 heappush(ends, (now + durations[task], task))
             else:
-                _release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
+                release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
         for stream in sorted(changed):
             if idle[stream] and ready[stream]:
                 task = heappop(ready[stream])
@@ -231,10 +237,10 @@ def _simulate(
             if streams[task] >= 0:
                 idle[streams[task]] = True
                 changed.add(streams[task])
-            _release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
+            release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
 
 
-def _release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None:
+def release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None:
     """Tell consumers that something they wait for has ended; those that wait for nothing more are fresh."""
     for consumer in consumers:
         waiting[consumer] -= 1
@@ -242,7 +248,7 @@ def _release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None
             fresh.append(consumer)
 
 
-def _causes(
+def causes_of(
     tasks: Tasks, start_ns: FloatArray, end_ns: FloatArray, ran: IntArray
 ) -> tuple[IntArray, BoolArray]:
     """Per task: the task with a stream whose end let it start, and whether that only held the stream.
@@ -349,14 +355,14 @@ def exposed_ns(program: Program, schedule: Schedule) -> float:
     begin, until = start[talking], end[talking]
     if COMMUNICATION in several:
         begin, until = united(begin, until)
-    covered = _covered(from_ns, to_ns, until) - _covered(from_ns, to_ns, begin)
-    exposed = float(np.maximum(until - begin - covered, 0.0).sum())
+    hidden = covered(from_ns, to_ns, until) - covered(from_ns, to_ns, begin)
+    exposed = float(np.maximum(until - begin - hidden, 0.0).sum())
     for task in np.flatnonzero((resource == COMMUNICATION) & (block >= 0)).tolist():
         exposed += program.blocks[int(block[task])].exposed_ns
     return exposed
 
 
-def _covered(from_ns: FloatArray, to_ns: FloatArray, at_ns: FloatArray) -> FloatArray:
+def covered(from_ns: FloatArray, to_ns: FloatArray, at_ns: FloatArray) -> FloatArray:
     """How much of the time before ``at_ns`` lies in the intervals, which do not overlap and are sorted."""
     if not len(from_ns):
         return np.zeros(len(at_ns))
@@ -433,12 +439,18 @@ def flatten(graph: OpGraph, blocks: tuple[Block, ...]) -> Program:
     )
 
 
+def node_label(graph: OpGraph, node: int) -> str:
+    """What a node is called: by its name, else its operation; -1 stands for the trips of a loop."""
+    return graph.node_name(node) or graph.op_name(node) if node >= 0 else "the rest of a loop"
+
+
 # --- What a simulation says besides its timeline.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """The chain of spans that ends last; each starts at the moment the one before it ends.
+    """The chain of spans that ends last; each starts at the moment the one before it ends. Where a rank waits
+    for another, it goes on with what that one did.
 
     ``spans`` counts them, ``after_resource`` those that waited for a busy resource and not for a dependency.
     ``class_ns`` and ``resource_ns`` say where its time goes, by the name of the operation class or resource;
@@ -455,9 +467,11 @@ class CriticalPath:
 class ClassResult:
     """One rank class that some rank runs. ``rank`` is the one whose spans the timeline has.
 
-    ``busy_ns`` is by resource. ``unknown`` counts nodes whose time nobody knows: they took none, so that
-    ``finish_ns`` is a lower bound. ``kept`` counts nodes whose time is a recorded one, beside those that are
-    estimated for a device. ``extrapolated`` counts the loops that were not run trip by trip.
+    That is the one that ends last; its ranks behave in ``ways`` different ways. ``busy_ns`` is by resource.
+    ``wait_ns`` is the time in which it waited for other ranks with nothing of its own at work, by what it
+    waited in (:data:`hespas.graph.WAITS`). ``unknown`` counts nodes whose time nobody knows: they took none,
+    so that ``finish_ns`` is a lower bound. ``kept`` counts nodes whose time is a recorded one, beside those
+    that are estimated for a device. ``extrapolated`` counts the loops that were not run trip by trip.
     """
 
     rank_class: int
@@ -468,6 +482,8 @@ class ClassResult:
     exposed_comm_ns: float
     busy_ns: Mapping[str, float]
     critical_path: CriticalPath
+    wait_ns: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(WAITS, 0.0))
+    ways: int = 1
     extrapolated: int = 0
     unknown: int = 0
     kept: int = 0
@@ -477,7 +493,8 @@ class ClassResult:
 class Simulation:
     """The timeline of all ranks, and one summary per rank class, in order of the classes.
 
-    ``workload`` is what ran. ``low_ns`` and ``high_ns`` bound the step with 90 % confidence, as far as the
+    ``workload`` is what ran. ``path`` has the spans of the critical path of the whole job, first to last, of
+    whatever rank. ``low_ns`` and ``high_ns`` bound the step with 90 % confidence, as far as the
     estimates of its operations can tell (NaN: they cannot).
     """
 
@@ -485,6 +502,7 @@ class Simulation:
     workload: Workload
     timeline: Timeline
     classes: tuple[ClassResult, ...]
+    path: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     low_ns: float = nan
     high_ns: float = nan
 

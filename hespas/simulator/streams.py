@@ -20,6 +20,7 @@ __all__ = [
     "DELAY",
     "FREE",
     "HOST",
+    "POSTED",
     "STREAMS",
     "kinds_of",
     "shown_streams",
@@ -34,6 +35,8 @@ FREE = -1
 """The code of a node that takes no time, and so no stream."""
 DELAY = -2
 """The code of a node that takes time and no stream."""
+POSTED = -3
+"""The code of communication that waits for other ranks and holds no stream: a posted receive."""
 
 _TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 _LOADING = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
@@ -67,6 +70,7 @@ def stream_codes(graph: OpGraph) -> SmallIntArray:
 def kinds_of(codes: SmallIntArray) -> SmallIntArray:
     """The kind of each stream, an index of ``STREAMS``; a delay waits for the host. ``FREE`` stays."""
     kinds = np.where(codes >= 0, codes % len(STREAMS), codes)
+    kinds = np.where(codes == POSTED, COMMUNICATION, kinds)
     return np.where(codes == DELAY, HOST, kinds).astype(np.int32)
 
 
@@ -74,7 +78,9 @@ def side_by_side(codes: SmallIntArray) -> tuple[int, ...]:
     """The kinds of which several nodes can run at once."""
     used = np.unique(codes[codes != FREE])
     kinds, counts = np.unique(kinds_of(used), return_counts=True)
-    several = (counts > 1) | ((kinds == HOST) & bool((used == DELAY).any()))
+    several = counts > 1
+    for code, kind in ((DELAY, HOST), (POSTED, COMMUNICATION)):
+        several |= (kinds == kind) & bool((used == code).any())
     found: list[int] = kinds[several].tolist()
     return tuple(found)
 
@@ -84,13 +90,13 @@ def shown_streams(
 ) -> SmallIntArray:
     """The stream under which to show each span of starts and ends, so that none of a kind and a stream
     overlap: the one its node names where its kind has several, else -1. Delays get streams behind those of
-    the host. O(spans log spans).
+    the host, posted communication behind those of communication. O(spans log spans).
     """
     several = np.isin(kinds_of(codes), side_by_side(codes))
     named = np.append(graph.stream, -1)[node]  # a block of trips has no node
     shown = np.where(several, named, -1).astype(np.int32)
-    delays = np.flatnonzero(codes == DELAY)
-    on_host = kinds_of(codes) == HOST
-    first = int(shown[on_host].max(initial=-1)) + 1
-    shown[delays] = first + layers_of(spans[0][delays], spans[1][delays])
+    for code, kind in ((DELAY, HOST), (POSTED, COMMUNICATION)):
+        loose = np.flatnonzero(codes == code)
+        first = int(shown[kinds_of(codes) == kind].max(initial=-1)) + 1
+        shown[loose] = first + layers_of(spans[0][loose], spans[1][loose])
     return shown

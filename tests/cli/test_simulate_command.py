@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pytest
@@ -58,6 +58,8 @@ def test_a_step_with_its_document(tmp_path: Path) -> None:
         "exposed_comm_ns": found.exposed_comm_ns,
         "compute_ns": found.busy_ns["compute"],
         "comm_ns": found.busy_ns["communication"],
+        "collective_wait_ns": 0.0,
+        "message_wait_ns": 0.0,
     }
     low_ns, high_ns = (cast("float", document[f"step_{end}_ns"]) for end in ("low", "high"))
     assert low_ns < expected.step_ns < high_ns
@@ -184,13 +186,40 @@ def test_a_profile_alone_takes_as_long_as_it_was_measured(tmp_path: Path) -> Non
     profile = FIXTURES / "profiles" / "nsys_two_processes.sqlite.gz"
     done = run(profile, "--json", tmp_path / "s.json")
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("3.295 us per step as recorded on NVIDIA H100 80GB HBM3, 2 ranks")
+    assert done.stdout.startswith("3.296 us per step as recorded on NVIDIA H100 80GB HBM3, 2 ranks")
     assert "host overhead" in done.stdout
     document = validated(tmp_path / "s.json")
-    assert document["step_ns"] == pytest.approx(3295)
+    assert document["step_ns"] == pytest.approx(3296)  # two ranks, begun 1 ns apart
     codes = {each["code"] for each in cast("list[dict[str, str]]", document["diagnostics"])}
     assert codes >= {"measured-workload.delays", "measured-workload.profile-alone"}
     estimated = run(profile, "--hardware", "H100-SXM", "--json", tmp_path / "e.json")
     assert estimated.exit_code == 0, estimated.output
     told = cast("list[dict[str, str]]", validated(tmp_path / "e.json")["diagnostics"])
     assert "estimate.recorded-waits" in {each["code"] for each in told}
+
+
+def test_ranks_that_differ_wait_and_that_is_told(tmp_path: Path) -> None:
+    pipeline = FIXTURES / "chakra" / "pipeline_2x2"
+    done = run(pipeline, "--json", tmp_path / "s.json")
+    assert "waits for other ranks in messages for 300.000 us (33.3%)" in done.stdout
+    assert "critical path of the job, through 3 ranks one after the other" in done.stdout
+    document = cast("dict[str, Any]", validated(tmp_path / "s.json"))
+    assert [(part["rank"], part["last_node"]) for part in document["critical_path"]] == [
+        (0, "forward 1"), (2, "backward 1"), (0, "backward 1"),
+    ]  # fmt: skip
+    assert [rank["message_wait_ns"] for rank in document["ranks"]] == [300_000, 300_000, 100_000, 100_000]
+    slow = run(pipeline, "--straggler", "3=2", "--jitter", "0.01", "--seed", "1")
+    assert slow.exit_code == 0, slow.output
+    assert "its ranks behave in 2 ways; rank 0 is the last of them" in slow.stdout
+    alone = run(pipeline, "--alone")
+    assert "waits for other ranks" not in alone.stdout
+    assert run(pipeline, "--messages", "rendezvous").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--straggler", "x=2"], ["--straggler", "9=2"], ["--alone", "--jitter", "0.1"], ["--seed", "3"],
+     ["--jitter", "0.1", "--mode", "astra", "--system-config", "a", "--network-config", "b"]],
+)  # fmt: skip
+def test_options_of_ranks_that_make_no_sense_are_refused(words: list[str]) -> None:
+    assert run(FIXTURES / "chakra" / "pipeline_2x2", *words).exit_code == 2

@@ -141,21 +141,19 @@ def test_ranks_of_a_class_share_its_spans() -> None:
     assert [row.num_ranks for row in done.classes] == [2]
 
 
-def test_classes_are_scheduled_each_for_itself_and_that_is_told() -> None:
+def test_classes_that_share_no_group_are_scheduled_each_for_itself() -> None:
     s = Sketch()
-    s.add("comm", 10)
+    s.add("copy", 10)
     s.add("compute", 1, 0)
     slow, fast, unused = s.build(), chain(3, 1).classes[0], chain(-1).classes[0]
     workload = Workload(name="two", classes=(unused, slow, fast), rank_class=np.array([2, 1, 1, 2], np.int32))
-    found = Diagnostics()
-    done = simulate(workload, diagnostics=found)
-    assert found.counts()["simulate.ranks-not-synchronised"] == 1
+    done = simulate(workload)
     timeline = done.timeline
     assert timeline.finish_ns.tolist() == [4, 11, 11, 4]
-    assert timeline.exposed_comm_ns.tolist() == [0, 10, 10, 0]
+    assert timeline.resource_ns("copy").tolist() == [0, 10, 10, 0]
     assert timeline.shown_by.tolist() == [0, 1, 1, 0]
     assert [(row.rank_class, row.rank, row.num_ranks) for row in done.classes] == [(1, 1, 2), (2, 0, 2)]
-    assert timeline.rank.tolist() == [1, 1, 0, 0]
+    assert timeline.rank.tolist() == [0, 0, 1, 1]
     assert timeline.cause.tolist() == [-1, 0, -1, 2]
     assert done.step_ns == 11
     assert len(to_pandas(timeline)) == 4

@@ -48,5 +48,6 @@ def test_they_are_valid_and_take_their_computation_and_what_is_exposed(tmp_path:
     assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
     for rank in ranks:
         assert rank["compute_ns"] == pytest.approx(600_000)  # two microbatches, 100 us there and 200 us back
-        assert rank["finish_ns"] == pytest.approx(600_000 + rank["exposed_comm_ns"])
+        waits = rank["collective_wait_ns"] + rank["message_wait_ns"]
+        assert rank["finish_ns"] == pytest.approx(600_000 + rank["exposed_comm_ns"] + waits)
         assert 0 < rank["exposed_comm_ns"] < rank["comm_ns"]

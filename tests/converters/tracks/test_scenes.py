@@ -125,6 +125,7 @@ def test_a_block_of_trips_is_named_by_its_loop_and_a_rank_says_for_whom_it_stand
         exposed_comm_ns=np.zeros(4),
         shown_by=np.zeros(4, np.int32),
         busy_ns=np.zeros((4, 1)),
+        exposed_wait_ns=np.zeros((4, 2)),
     )
     scene = scene_of(Simulated(timeline, Workload.spmd(builder.build(), 4)), Diagnostics())
     assert [label(scene, row) for row in range(2)] == [

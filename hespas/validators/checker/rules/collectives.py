@@ -9,8 +9,8 @@ import numpy as np
 
 from hespas.graph import CollectiveKind, ExplicitGroups, GroupSet, NodeKind, OpGraph, Severity, StridedGroups
 from hespas.graph.columns import SmallIntArray
+from hespas.graph.membership import membership_of
 from hespas.validators.checker.job import Job, Report
-from hespas.validators.checker.rank_equivalence import membership_of
 from hespas.validators.checker.rules.nodes import is_kind
 
 __all__ = [
