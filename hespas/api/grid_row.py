@@ -55,12 +55,13 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def grid_row(settings: Mapping[str, Value], shown: Mapping[str, Value]) -> GridRow:
     """Simulate one row; ``shown`` of its settings are told in it. Faults of the input are the row's own."""
-    try:
-        with TemporaryDirectory(prefix="hespas-grid-") as folder:
+    with TemporaryDirectory(prefix="hespas-grid-") as folder:
+        try:
             done = _simulated(settings, Path(folder))
-    except HespasError as error:
-        where = f"{error.path}: " if error.path else ""
-        return GridRow(settings=dict(shown), fault=f"{where}{error.message}")
+        except HespasError as error:
+            own = not error.path or error.path.startswith(folder)
+            where = "" if own else f"{error.path}: "
+            return GridRow(settings=dict(shown), fault=f"{where}{error.message}")
     timeline = done.timeline
     here = np.flatnonzero(timeline.shown_by >= 0)
     last = int(here[np.argmax(timeline.finish_ns[here])])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DifferenceRow", "RunDifference", "RunDifferenceDocument", "compare_runs"]
 
 _SCHEMA = "hespas.simulate/1"
-Part = Literal["step", "critical path by class", "critical path by resource", "busy", "rank"]
+_PartName = Literal["step", "critical path by class", "critical path by resource", "busy", "rank"]
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
     ``rank`` when each is done.
     """
 
-    part: Part
+    part: _PartName
     name: str
     before_ns: Figure
     after_ns: Figure
@@ -124,7 +124,7 @@ def compare_runs(
     one, other = _parts(_read(Path(before))), _parts(_read(Path(after)))
     keys = list(dict.fromkeys((*one, *other)))
     rows = [
-        DifferenceRow(part=cast("Part", part), name=name, before_ns=one.get((part, name), nan),
+        DifferenceRow(part=cast("_PartName", part), name=name, before_ns=one.get((part, name), nan),
                       after_ns=other.get((part, name), nan))
         for part, name in keys
     ]  # fmt: skip
