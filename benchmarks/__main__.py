@@ -10,6 +10,7 @@ from importlib import import_module
 __all__ = ["BENCHMARKS", "main"]
 
 BENCHMARKS = {
+    "analyze_speed": "a PyTorch profile of 500 MB analysed, with its page, against a bare typed decode",
     "astra_speed": "mode astra of the simulator: a ring of 1,024 ranks, a Llama-like step of 256 and more",
     "calibrate_speed": "hespas-validate calibrate on a table of 100,000 rows",
     "convert_speed": "a StableHLO program to Chakra traces, against parsing it only",

@@ -20,12 +20,13 @@ from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, OpGraph, Timeline, Workload, timed_class_name
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, at_rows
 from hespas.graph.groups import groups_text
-from hespas.simulator import Simulation
+from hespas.simulator import Simulation, node_label, segments
 
 __all__ = [
     "AxisRow",
     "ModuleRow",
     "OnPathRow",
+    "SegmentRow",
     "SimulatedClassRow",
     "SimulatedOperationRow",
     "SimulatedRankRow",
@@ -43,7 +44,8 @@ _PIXELS = 1000
 class SimulatedRankRow(Row, frozen=True, kw_only=True):
     """One rank, which stands for ``alike`` ranks. ``span_ns``, the step of the job, is ``compute_ns`` +
     ``exposed_communication_ns`` + ``exposed_memory_ns`` (copies and the host beside neither) + ``idle_ns``;
-    ``idle_ns`` also counts what is left of the step when the rank is done.
+    ``idle_ns`` also counts what is left of the step when the rank is done. ``waiting_ns`` of all that is
+    waiting for other ranks while nothing computes (NaN: nobody knows).
     """
 
     rank: int
@@ -56,11 +58,12 @@ class SimulatedRankRow(Row, frozen=True, kw_only=True):
     exposed_communication_ns: Figure
     exposed_memory_ns: Figure
     idle_ns: Figure
+    waiting_ns: Figure
 
 
 class SimulatedClassRow(Row, frozen=True, kw_only=True):
     """One class of operations on all ranks: ``count`` runs of them took ``total_ns``; ``critical_ns`` is what
-    the critical path of the rank that ends last spends in it.
+    the critical path of the job spends in it.
     """
 
     op_class: str
@@ -119,7 +122,7 @@ class AxisRow(Row, frozen=True, kw_only=True):
 
 
 class OnPathRow(Row, frozen=True, kw_only=True):
-    """What the critical path of the rank that ends last spends in operations of one name."""
+    """What the critical path of the job spends in operations of one name."""
 
     operation: str
     op_class: str
@@ -127,6 +130,17 @@ class OnPathRow(Row, frozen=True, kw_only=True):
     count: Count
     total_ns: Figure
     share: Figure
+
+
+class SegmentRow(Row, frozen=True, kw_only=True):
+    """A stretch of the critical path of the job on one rank, which begins when the one before lets it."""
+
+    rank: int
+    count: Count
+    start_ns: Figure
+    duration_ns: Figure
+    first_operation: str
+    last_operation: str
 
 
 class SpanRow(Row, frozen=True, kw_only=True):
@@ -152,6 +166,7 @@ class SimulatedStep:
     modules: Table[ModuleRow]
     axes: Table[AxisRow]
     critical_path: Table[OnPathRow]
+    across: Table[SegmentRow]
     spans: Table[SpanRow]
 
     def tables(self) -> dict[str, Table[Any]]:
@@ -162,22 +177,24 @@ class SimulatedStep:
 def simulated_step(done: Simulation) -> SimulatedStep:
     """All tables of a simulation. O(spans log spans)."""
     spans = _Spans.of(done.timeline, done.workload)
+    path, spent_ns = _path(done)
     return SimulatedStep(
         breakdown=_breakdown(spans),
-        classes=_classes(spans),
+        classes=_classes(spans, path, spent_ns),
         operations=_operations(spans),
         modules=_modules(spans),
         axes=_axes(spans),
-        critical_path=_critical_path(spans),
-        spans=_drawn(spans),
+        critical_path=_critical_path(spans, path, spent_ns),
+        across=_across(done),
+        spans=_drawn(spans, path),
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """All spans with what their nodes are; columns of shape ``(spans,)``. ``kind`` is the resource's name
-    as a number of ``timeline.resources``; ``weight`` is how many ranks do the same, ``runs`` how many of all
-    ranks' operations a span is. ``op_class`` is -1 for later trips of a loop.
+    """All spans with what their nodes are; columns of shape ``(spans,)``. ``duration_ns`` is without waiting
+    for other ranks; ``weight`` is how many ranks do the same, ``runs`` how many of all ranks' operations a
+    span is. ``op_class`` is -1 for later trips of a loop; ``name`` numbers ``names``.
     """
 
     timeline: Timeline
@@ -213,7 +230,7 @@ class _Spans:
             timeline=timeline,
             workload=workload,
             rank_class=of_class,
-            duration_ns=timeline.end_ns - timeline.start_ns,
+            duration_ns=timeline.end_ns - timeline.start_ns - timeline.wait_ns,
             weight=weight,
             runs=weight * np.where(timeline.node < 0, timeline.trips, 1.0),
             op_class=op_class,
@@ -273,6 +290,7 @@ def _breakdown(spans: _Spans) -> Table[SimulatedRankRow]:
                 exposed_communication_ns=exposed,
                 exposed_memory_ns=any_time - worked,
                 idle_ns=max(step_ns - float(compute[rank]) - exposed - (any_time - worked), 0.0),
+                waiting_ns=float(timeline.exposed_wait_ns[rank].sum()),
             )
         )
     return table_from_rows(SimulatedRankRow, rows)
@@ -307,21 +325,23 @@ def _rate(amount: FloatArray, time_ns: FloatArray) -> FloatArray:
     return rates
 
 
-def _on_last_path(spans: _Spans) -> BoolArray:
-    """The spans of the critical path of the rank that ends last."""
-    timeline = spans.timeline
-    if not len(timeline):
-        return np.zeros(0, np.bool_)
-    last = int(np.nanargmax(timeline.finish_ns))
-    chosen: BoolArray = timeline.critical & (timeline.rank == timeline.shown_by[last])
-    return chosen
+def _path(done: Simulation) -> tuple[IntArray, FloatArray]:
+    """The spans of the critical path of the job, first to last, and how long each holds up what follows."""
+    timeline = done.timeline
+    path = done.path.astype(np.int64)
+    if not len(path) and len(timeline):
+        last = int(np.nanargmax(timeline.finish_ns))
+        path = np.flatnonzero(timeline.critical & (timeline.rank == timeline.shown_by[last]))
+    if not len(path):
+        return path, np.empty(0)
+    return path, np.diff(np.append(timeline.start_ns[path], timeline.end_ns[path[-1]]))
 
 
-def _classes(spans: _Spans) -> Table[SimulatedClassRow]:
+def _classes(spans: _Spans, path: IntArray, spent_ns: FloatArray) -> Table[SimulatedClassRow]:
     codes, place = np.unique(spans.op_class, return_inverse=True)
     place = place.reshape(-1)
     runs, total, flops, _ = _sums(spans, place, len(codes))
-    critical = np.bincount(place, spans.duration_ns * _on_last_path(spans), len(codes))
+    critical = np.bincount(place[path], spent_ns, len(codes)).astype(np.float64)
     return table_of(
         SimulatedClassRow,
         op_class=[spans.class_name(code) for code in codes.tolist()],
@@ -350,12 +370,11 @@ def _operations(spans: _Spans) -> Table[SimulatedOperationRow]:
     ).largest("total_ns")
 
 
-def _critical_path(spans: _Spans) -> Table[OnPathRow]:
+def _critical_path(spans: _Spans, chosen: IntArray, spent_ns: FloatArray) -> Table[OnPathRow]:
     timeline = spans.timeline
-    chosen = np.flatnonzero(_on_last_path(spans))
     columns = (spans.name[chosen], spans.op_class[chosen], timeline.resource[chosen].astype(np.int64))
     keys, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    total = np.bincount(place.reshape(-1), spans.duration_ns[chosen], keys.shape[1]).astype(np.float64)
+    total = np.bincount(place.reshape(-1), spent_ns, keys.shape[1]).astype(np.float64)
     return table_of(
         OnPathRow,
         operation=[spans.names[row] for row in keys[0].tolist()],
@@ -365,6 +384,26 @@ def _critical_path(spans: _Spans) -> Table[OnPathRow]:
         total_ns=total,
         share=_share(total, float(total.sum())),
     ).largest("total_ns")
+
+
+def _across(done: Simulation) -> Table[SegmentRow]:
+    """Empty where one rank alone decides how long the step is."""
+    found = segments(done)
+    rows: list[SegmentRow] = []
+    for each in found if len(found) > 1 else ():
+        graph = done.workload.graph_of(each.rank)
+        first, last = (node_label(graph, node) for node in (each.first_node, each.last_node))
+        rows.append(
+            SegmentRow(
+                rank=each.rank,
+                count=each.spans,
+                start_ns=each.start_ns,
+                duration_ns=each.end_ns - each.start_ns,
+                first_operation=first,
+                last_operation=last,
+            )
+        )
+    return table_from_rows(SegmentRow, rows)
 
 
 # --- By module: the path of names that a framework gives an operation, as ``jit(step)/Model/layer_0/attn``.
@@ -499,15 +538,17 @@ def _covered_by_computation(spans: _Spans) -> FloatArray:
     for mine in np.split(order, bounds):
         own = mine[computes[mine]]
         work = Intervals.union(timeline.start_ns[own], timeline.end_ns[own])
-        covered[mine] = work.within_ns(timeline.start_ns[mine], timeline.end_ns[mine])
+        covered[mine] = work.within_ns(timeline.end_ns[mine] - spans.duration_ns[mine], timeline.end_ns[mine])
     return covered
 
 
 # --- What ran when, coarse enough to be drawn.
 
 
-def _drawn(spans: _Spans) -> Table[SpanRow]:
+def _drawn(spans: _Spans, path: IntArray) -> Table[SpanRow]:
     timeline = spans.timeline
+    is_critical = np.zeros(len(timeline), np.bool_)
+    is_critical[path] = True
     shown = np.unique(timeline.shown_by[timeline.shown_by >= 0])[:_MOST_RANKS]
     chosen = np.flatnonzero(np.isin(timeline.rank, shown))
     pixel_ns = timeline.step_ns / _PIXELS
@@ -540,7 +581,7 @@ def _drawn(spans: _Spans) -> Table[SpanRow]:
         count=count,
         start_ns=start,
         end_ns=end,
-        is_critical=np.bincount(place, timeline.critical[chosen], groups) > 0,
+        is_critical=np.bincount(place, is_critical[chosen], groups) > 0,
     )
 
 

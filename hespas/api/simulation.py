@@ -20,6 +20,7 @@ from hespas.api.astra import AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
+from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
@@ -35,6 +36,7 @@ from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_l
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
+from hespas.simulator.memory import RankMemory
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +61,8 @@ _REPORT_DOCUMENT = "simulation.json"
 class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
     ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external`` what a user's ASTRA-sim says;
-    ``measured_ns`` is the step of the profiles beside it.
+    ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of each rank class whose
+    operations say what they make, in mode ``hespas``.
     """
 
     source: str
@@ -70,6 +73,7 @@ class SimulationResult(Result, Simulation):
     statistics: RankStatistics | None = None
     external: ExternalRun | None = None
     measured_ns: float = nan
+    memory: tuple[RankMemory, ...] = ()
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -197,6 +201,7 @@ class _Asked:
             statistics=statistics,
             external=ran.external if isinstance(ran, AstraSimulation) else None,
             measured_ns=measured_ns,
+            memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
             **columns,
         )
 
@@ -350,6 +355,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     measured_ns: Figure
     external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
+    memory: list[MemoryDocument]
     critical_path: list[_Segment]
     ranks: list[_RankRow]
 
@@ -376,6 +382,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         if done.external and done.statistics
         else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
+        memory=[memory_document(found, done.workload.classes[found.rank_class]) for found in done.memory],
         critical_path=[_segment(done, found) for found in segments(done)],
         ranks=list(_rank_rows(done)) if ranks else [],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,15 +25,16 @@ from hespas.cli.session import (
     report_folder,
     say_diagnostics,
 )
-from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
-    from hespas.graph import Profile
+    from hespas.graph import OpGraph, Profile
     from hespas.simulator import ClassResult, Simulation, Simulator
+    from hespas.simulator.memory import RankMemory
 
 __all__ = ["simulate"]
 
@@ -282,14 +284,17 @@ class _Drawn:
             done.write(self.report, overwrite=self.overwrite)
 
 
-def _show(done: Simulation, hardware: str) -> None:
+def _show(done: SimulationResult, hardware: str) -> None:
     emit(step_text(done, hardware))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"
         emit(f"mixed: times that were recorded, on {device}, of {kept} stand beside estimates")
+    memory = {found.rank_class: found for found in done.memory}
     for found in done.classes[:_MOST_CLASSES]:
         _show_class(found)
+        if found.rank_class in memory:
+            _show_memory(memory[found.rank_class], done.workload.classes[found.rank_class])
     left = len(done.classes) - _MOST_CLASSES
     if left > 0:
         emit(("", f"and {counted(left, 'class')} more: --json writes all"))
@@ -354,6 +359,37 @@ def _show_class(found: ClassResult) -> None:
         for name, spent_ns in path.class_ns.items()
     ]
     emit(table_text(("class", "time", "share"), lines))
+
+
+def _show_memory(found: RankMemory, graph: OpGraph) -> None:
+    use = found.use
+    least = "at least " if use.is_lower_bound else ""
+    when = "" if isnan(use.at_ns) else f" at {time_text(use.at_ns)}"
+    node = f", {graph.node_name(use.at_node)}" if use.at_node >= 0 and graph.node_name(use.at_node) else ""
+    emit("")
+    emit(f"memory: {least}{bytes_text(use.peak_bytes)}{when}{node}{_fit_text(found)}")
+    parts = [
+        ("parameters", use.parameters_bytes),
+        ("constants", use.constants_bytes),
+        ("results", use.outputs_bytes),
+        *((f"temporaries: {name}", size) for name, size in use.class_bytes.items()),
+    ]
+    rows = [(name, bytes_text(size), f"{size / use.peak_bytes:.1%}") for name, size in parts if size]
+    if rows:
+        emit(table_text(("memory", "size", "share"), rows))
+    if use.unknown:
+        emit(f"of {counted(use.unknown, 'tensor')} the size is not known: they count nothing")
+
+
+def _fit_text(found: RankMemory) -> str:
+    if found.is_whole_job:
+        return ", of the whole job before it is partitioned"
+    if isnan(found.capacity_bytes):
+        return ""
+    room = bytes_text(found.capacity_bytes)
+    if found.fits is None:
+        return f" of {room}: whether it fits is not known"
+    return f", fits the {room} of the device" if found.fits else f", does not fit the {room} of the device"
 
 
 def _share(part_ns: float, found: ClassResult) -> str:

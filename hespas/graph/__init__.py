@@ -21,8 +21,11 @@ from hespas.graph.diagnostics import Diagnostic, Diagnostics, Findings, Severity
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.opgraph import (
     ACCUMULATOR_BITS,
+    DONATED_TO,
+    IN_PLACE,
     MAC_NOISE_SIGMA,
     NODE_COLUMNS,
+    RETURNED,
     SOURCE_DTYPE,
     CollectiveKind,
     CollectiveTable,
@@ -49,16 +52,20 @@ from hespas.graph.profile import (
     Profile,
     Timeline,
 )
-from hespas.graph.workload import ABSENT, WHOLE_JOB, Workload
+from hespas.graph.workload import ABSENT, PROGRAM_BYTES, WHOLE_JOB, Workload
 
 __all__ = [
     "ABSENT",
     "ACCUMULATOR_BITS",
     "CAPTURED_THREAD",
+    "DONATED_TO",
     "DTYPES",
     "DYNAMIC",
+    "IN_PLACE",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
+    "PROGRAM_BYTES",
+    "RETURNED",
     "SOURCE_DTYPE",
     "UNKNOWN_DTYPE",
     "WAITS",

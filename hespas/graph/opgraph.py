@@ -30,9 +30,12 @@ from hespas.graph.groups import GroupSet, Permutation
 
 __all__ = [
     "ACCUMULATOR_BITS",
+    "DONATED_TO",
+    "IN_PLACE",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
     "NODE_DTYPES",
+    "RETURNED",
     "SOURCE_DTYPE",
     "CollectiveKind",
     "CollectiveTable",
@@ -161,6 +164,19 @@ SOURCE_DTYPE = "source_dtype"
 """Key of the text that names the type of values which a compiler widened for a device that does not compute
 in it: of products, and (``convert``) of the conversions themselves.
 """
+
+DONATED_TO = "donated_to"
+"""Key of the text on a parameter's node that says over it which result of the program is written: its place
+among the results.
+"""
+
+IN_PLACE = "in_place"
+"""Key of the text on a fusion that says which of what it waits for it may write its results over, because it
+reads that element by element: places among its data dependencies, with commas.
+"""
+
+RETURNED = "returned"
+"""Key of the text ``true`` on the node whose results are those of the program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

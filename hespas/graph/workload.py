@@ -31,6 +31,7 @@ from hespas.graph.opgraph import (
 __all__ = [
     "ABSENT",
     "COMPARED_COLUMNS",
+    "PROGRAM_BYTES",
     "WHOLE_JOB",
     "Difference",
     "Workload",
@@ -44,6 +45,11 @@ ABSENT = -1
 WHOLE_JOB = "whole_job_parts"
 """Key of the metadata of a sharded program that nobody partitioned: shapes and costs of (some of) its
 operations are those of the whole job, which splits them into as many parts.
+"""
+
+PROGRAM_BYTES = "program_bytes"
+"""Key of the metadata of a program whose parameters and results are not nodes: their bytes and those of
+parameters over which results are written, three numbers with spaces.
 """
 
 

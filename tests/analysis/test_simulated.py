@@ -20,10 +20,11 @@ from tests.simulator.small_programs import Sketch
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 SHARDED = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
 NAMED = FIXTURES / "hlo" / "scan_layers_train.hlo.txt"
-PIPELINE = FIXTURES / "hlo" / "pipeline_ring.hlo.txt"
+RING = FIXTURES / "hlo" / "pipeline_ring.hlo.txt"
+PIPELINE = FIXTURES / "chakra" / "pipeline_2x2"
 
 
-@pytest.fixture(params=[SHARDED, NAMED, PIPELINE], ids=lambda path: path.name)
+@pytest.fixture(params=[SHARDED, NAMED, RING, PIPELINE], ids=lambda path: path.name)
 def done(request: pytest.FixtureRequest) -> Simulation:
     path: Path = request.param
     return hespas.simulate(path, "H100-SXM", estimator="roofline")
@@ -43,14 +44,15 @@ def test_parts_add_up_to_the_step(done: Simulation) -> None:
 
 def test_every_table_counts_all_of_the_time(done: Simulation) -> None:
     timeline, step = done.timeline, simulated_step(done)
-    spent_ns = float(((timeline.end_ns - timeline.start_ns) * alike(timeline)[timeline.rank]).sum())
+    work_ns = timeline.end_ns - timeline.start_ns - timeline.wait_ns
+    spent_ns = float((work_ns * alike(timeline)[timeline.rank]).sum())
     for table in (step.classes, step.operations):
         assert table["total_ns"].sum() == pytest.approx(spent_ns)
         assert table["share"].sum() == pytest.approx(1.0)
     tops = step.modules["parent"] < 0
     if len(step.modules):
         own = timeline.node >= 0
-        of_nodes = ((timeline.end_ns - timeline.start_ns) * alike(timeline)[timeline.rank])[own].sum()
+        of_nodes = (work_ns * alike(timeline)[timeline.rank])[own].sum()
         assert step.modules["total_ns"][tops].sum() == pytest.approx(of_nodes)
         assert step.modules["own_ns"].sum() == pytest.approx(of_nodes)
     assert step.spans["count"].sum() == len(timeline)
@@ -60,6 +62,20 @@ def test_the_critical_path_is_as_long_as_the_step(done: Simulation) -> None:
     step = simulated_step(done)
     assert step.critical_path["total_ns"].sum() == pytest.approx(done.step_ns)
     assert step.classes["critical_ns"].sum() == pytest.approx(done.step_ns)
+
+
+def test_a_pipeline_waits_and_its_path_leads_through_ranks() -> None:
+    """Forward on both stages, then backward, 200 and 300 us: by hand from the fixture's script."""
+    done = hespas.simulate(PIPELINE)
+    step = simulated_step(done)
+    rows = {row.rank: row for row in step.breakdown.rows()}
+    assert (rows[0].waiting_ns, rows[2].waiting_ns) == (300_000.0, 100_000.0)
+    assert (rows[0].idle_ns, rows[2].idle_ns) == (300_000.0, 300_000.0)
+    assert [(row.rank, row.duration_ns) for row in step.across.rows()] == [
+        (0, 200_000.0),
+        (2, 500_000.0),
+        (0, 200_000.0),
+    ]
 
 
 def test_communication_by_axis_is_that_of_the_ranks() -> None:

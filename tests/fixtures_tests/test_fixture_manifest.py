@@ -67,6 +67,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collective_operand_bytes: dict[str, int]
     xla_cost: Cost | None
     no_cost: str
+    xla_memory: dict[str, int] | None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

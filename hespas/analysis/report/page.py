@@ -108,7 +108,7 @@ SIMULATED = (
         "breakdown",
         "Where the time goes",
         "Ranks that do the same are one. Exposed is what runs while nothing computes; the parts add up "
-        "to the step, at whose end a rank that was done earlier is idle.",
+        "to the step, at whose end one that was done earlier is idle; idle also waits for other ranks.",
         frozenset({"step"}),
     ),
     Section(
@@ -120,7 +120,12 @@ SIMULATED = (
     Section(
         "critical_path",
         "Critical path",
-        "What the length of the step hangs on, on the rank that ends last.",
+        "What the length of the step hangs on.",
+    ),
+    Section(
+        "across",
+        "The critical path from rank to rank",
+        "Each stretch starts when the one before it lets it, by a message or a collective.",
     ),
     Section("classes", "Operation classes", "On all ranks together; critical is on the path above."),
     Section(

@@ -39,6 +39,7 @@ __all__ = [
     "names",
     "parse_groups",
     "window",
+    "written_over",
 ]
 
 CALLEE_KEYS = (
@@ -63,7 +64,7 @@ PAIRS_KEY = "_xla_send_recv_source_target_pairs"
 _FIELD = re.compile(rf"""([A-Za-z_][\w.\-]*)(?:\s*=\s*({STRING}|\{{[^{{}}]*\}}|[^\s,"'{{}}]+))?""", re.DOTALL)
 """A name with its value; a name without one is passed in one piece, so that its end is looked for once."""
 
-_ALIAS = re.compile(r"\{[\d,\s]*\}\s*:\s*\(\s*(\d+)\s*,\s*\{[\d,\s]*\}")
+_ALIAS = re.compile(r"\{([\d,\s]*)\}\s*:\s*\(\s*(\d+)\s*,\s*\{([\d,\s]*)\}")
 _DONOR = re.compile(r"\(\s*(\d+)\s*,")
 _MAX_DIGITS = 18
 
@@ -192,9 +193,21 @@ def dim_labels(value: str) -> tuple[dict[str, int], dict[str, int], dict[str, in
 
 def donated_parameters(header: Mapping[str, str]) -> frozenset[int]:
     """Numbers of entry parameters whose buffer the program may overwrite."""
-    aliases = _ALIAS.findall(header.get("input_output_alias", ""))
+    aliases = [match[2] for match in _ALIAS.finditer(header.get("input_output_alias", ""))]
     donors = _DONOR.findall(header.get("buffer_donor", ""))
     return frozenset(int(number) for number in (*aliases, *donors) if len(number) <= _MAX_DIGITS)
+
+
+def written_over(header: Mapping[str, str]) -> dict[int, int]:
+    """Per entry parameter over which a result is written, the place of that among the results. Left out are
+    parameters and results that are tuples, or part of one within the tuple of all results.
+    """
+    found: dict[int, int] = {}
+    for result, number, part in _ALIAS.findall(header.get("input_output_alias", "")):
+        place = result.strip() or "0"
+        if place.isdigit() and not part.strip() and max(len(place), len(number)) <= _MAX_DIGITS:
+            found[int(number)] = int(place)
+    return found
 
 
 class _Count(msgspec.Struct, frozen=True):

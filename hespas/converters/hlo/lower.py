@@ -21,11 +21,22 @@ from hespas.converters.hlo.bodies import (
     loop_trips,
 )
 from hespas.converters.hlo.communication import Communication, Emitter, communication_kind
+from hespas.converters.hlo.in_place import OverwrittenOperands
 from hespas.converters.hlo.module import Computation, Frame, Gate, Value
 from hespas.converters.hlo.program import base_opcode, source_dtypes, widens
 from hespas.converters.hlo.scan import unquote
 from hespas.costs.operation import FREE, Cost
-from hespas.graph import SOURCE_DTYPE, NodeKind, OpClass, RegionKind, Resource, Severity
+from hespas.graph import (
+    DONATED_TO,
+    IN_PLACE,
+    RETURNED,
+    SOURCE_DTYPE,
+    NodeKind,
+    OpClass,
+    RegionKind,
+    Resource,
+    Severity,
+)
 from hespas.graph.errors import UnsupportedError
 
 __all__ = ["Lowering"]
@@ -65,6 +76,7 @@ class Lowering:
         self.findings = emitter.findings
         self.bodies = bodies
         self.communication = communication
+        self.overwritten = OverwrittenOperands(emitter.program)
         self.gate: Gate | None = None
         self._control = _Control(self)
         self._open_channels: set[str] = set()
@@ -82,8 +94,11 @@ class Lowering:
         }
 
     def run(self) -> None:
-        """Write the entry computation out."""
-        self.write(Frame(self.program.module.entry, -1, 0))
+        """Write the entry computation out, and mark what it returns."""
+        entry = self.program.module.entry
+        frame = self.write(Frame(entry, -1, 0))
+        if len(entry):
+            self.emitter.builder.add_extra(frame.nodes[entry.root], RETURNED, 0, b"true")
 
     def write(self, frame: Frame) -> Frame:
         """Write one computation out, instruction by instruction."""
@@ -205,7 +220,10 @@ class Lowering:
     def _parameter(self, frame: Frame, index: int) -> None:
         number = self.program.parameter_number(frame.computation, index)
         if frame.computation is self.program.module.entry:
-            self.add(frame, index, FREE)
+            node = self.add(frame, index, FREE)
+            place = self.program.result_over(number)
+            if place >= 0:
+                self.emitter.builder.add_extra(node, DONATED_TO, 0, str(place).encode())
             return
         if not 0 <= number < len(frame.arguments):
             raise self.program.error(
@@ -337,7 +355,19 @@ class Lowering:
         if body.collectives:
             self._collective_fusion(frame, index, cost, body)
         else:
-            self.add_operation(frame, index, cost, NodeKind.COMPUTE)
+            self._note_in_place(frame, index, self.add_operation(frame, index, cost, NodeKind.COMPUTE))
+
+    def _note_in_place(self, frame: Frame, index: int, node: int) -> None:
+        """Keep which of what a fusion waits for it may write over."""
+        operands = frame.computation.operands[index]
+        needed = self.operand_nodes(frame, index)
+        places = [
+            needed.index(frame.nodes[operands[place]])
+            for place in self.overwritten.of(frame.computation, index)
+        ]
+        if places:
+            text = ",".join(map(str, sorted(set(places))))
+            self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
 
     def _collective_fusion(self, frame: Frame, index: int, cost: Cost, body: BodyCost) -> None:
         """A fusion around a collective. What a start fusion has begun is not counted again by the fusions

@@ -18,6 +18,7 @@ from hespas.converters.hlo.attributes import (
     is_true,
     names,
     window,
+    written_over,
 )
 from hespas.converters.hlo.module import ArrayShape, Computation, HloModule, Shape
 from hespas.converters.hlo.scan import unquote
@@ -78,6 +79,7 @@ class Program:
         self.bodies: dict[str, Body] = {}
         self.is_scheduled = module.attributes.get("is_scheduled") == "true"
         self._donated = donated_parameters(module.attributes)
+        self._written_over = written_over(module.attributes)
         self._tensors: dict[int, tuple[Tensor, ...]] = {}
         self._by_array: dict[ArrayShape, Tensor] = {}
         self._elements: dict[tuple[int, int], int] = {}
@@ -201,6 +203,12 @@ class Program:
             return integer(computation.payloads[index])
         except ValueError as error:
             raise self.error(computation, index, f"expected the number of a parameter: {error}") from error
+
+    def result_over(self, parameter: int) -> int:
+        """The place of the result that is written over a parameter of the entry, -1: none is. Of a program
+        that returns tuples of tuples nothing is told.
+        """
+        return self._written_over.get(parameter, -1)
 
     def last_uses(self, computation: Computation) -> list[int]:
         """Per instruction, the last one that reads it; the root is read at the very end."""

@@ -6,7 +6,9 @@ Each function becomes a template once, when it is first called.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -19,6 +21,7 @@ from hespas.converters.stablehlo.mlir import (
     Block,
     Module,
     Operation,
+    Type,
     int_of,
     members_of,
     place_of,
@@ -26,6 +29,7 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.template import Template, check_size
+from hespas.converters.stablehlo.types import TypeTable
 from hespas.converters.stablehlo.walker import Shared, Walker
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -61,6 +65,28 @@ class Frame(NamedTuple):
         if function is None or not len(function.regions[0].blocks):
             return None
         return function.regions[0].blocks[0]
+
+    def program_bytes(self, types: TypeTable) -> str:
+        """Bytes of the arguments, of the results and of arguments over which results are written; empty where
+        one of them has an unknown size. A donor that names no result is written over by one of its size.
+        """
+        entry = self.functions[self.entry]
+        signature = cast("ir.FunctionType", cast("ir.TypeAttr", entry.attributes["function_type"]).value)
+        inputs, results = (
+            [_bytes(types, each) for each in side] for side in (signature.inputs, signature.results)
+        )
+        free, over = Counter(results), 0.0
+        for place in sorted(self.donated):
+            size = inputs[place] if place < len(inputs) else 0.0
+            if free[size] > 0:
+                free[size] -= 1
+                over += size
+        figures = (sum(inputs), sum(results), over)
+        return "" if any(isnan(each) for each in figures) else " ".join(f"{each:.0f}" for each in figures)
+
+
+def _bytes(types: TypeTable, kind: Type) -> float:
+    return sum(tensor.bytes for tensor in types.get(kind).tensors)
 
 
 def read_frame(module: Module, bindings: Bindings, end: str) -> Frame:

@@ -32,7 +32,7 @@ from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Shared
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.streams import VARIABLE, read_bytes
-from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
+from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
@@ -174,6 +174,7 @@ def _read(
         "num_partitions": str(devices.num_partitions),
         "ranks": frame.ranks,
         WHOLE_JOB: str(parts or ""),
+        PROGRAM_BYTES: frame.program_bytes(types),
     }
     return Workload.spmd(graph, devices.num_devices, {key: value for key, value in metadata.items() if value})
 
@@ -341,7 +342,7 @@ def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> 
         diagnostics.warning("stablehlo.absent-ranks", path.name, message, path=str(path), count=idle)
         classes.append(_empty(path.name))
     first = next(iter(programs.values()))
-    metadata = {key: value for key, value in first.metadata.items() if key != "ranks"}
+    metadata = {key: value for key, value in first.metadata.items() if key not in {"ranks", PROGRAM_BYTES}}
     metadata["num_replicas"] = str(len(rank_class))
     return Workload(name=first.name, classes=tuple(classes), rank_class=rank_class, metadata=metadata)
 

@@ -98,6 +98,7 @@ def test_the_form_and_the_program_itself_are_kept(read_text: ReadText) -> None:
         "producer": "StableHLO_v1.8.0",
         "num_replicas": "2",
         "num_partitions": "1",
+        "program_bytes": "768 128 0",
     }
     same(read_text(exported.classes[0].attachments["stablehlo"])[0].classes[0], text.classes[0])
 
