@@ -72,7 +72,7 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
     peaks = peak_times(ops, device, transcendental_weight=0.0)
     roofline = peaks.roofline_ns
     # what is faster than main memory had its operands in a cache: then that is the roof
-    least = np.where(busy >= roofline, roofline, np.fmin(roof_ns(ops, device), busy))
+    least = np.where(busy >= roofline, roofline, roof_ns(ops, device))
     arithmetic, memory = np.nan_to_num(peaks.arithmetic_ns), np.nan_to_num(peaks.memory_ns)
     bound = np.where(arithmetic >= memory, 1, 2)
     over_host = graph.op_class == OpClass.HOST
@@ -90,8 +90,9 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
 class OperationRow(Row, frozen=True, kw_only=True):
     """An operation with inputs of these shapes and types, on all ranks together. ``share`` is of the device
     time (0..1). ``flops`` and ``bytes_moved`` are sums, as are ``total_ns`` and ``roof_ns``; ``roof_share``
-    is how much of the measured time the device needs at least, ``bound`` what sets that for the longest.
-    ``kernel`` is the one with most time.
+    is how much of the measured time the device needs at least (more than 1: that device cannot have run it,
+    or the cost is not its own), ``bound`` what sets that for the longest. ``kernel`` is the one with most
+    time.
     """
 
     operation: str

@@ -84,6 +84,7 @@ def analyze(
         from hespas.converters import ReadOptions
 
         check_once(profiles)
+        check_once(before)
         taken = {
             "PROFILE": profiles,
             "--against": before,
@@ -419,10 +420,11 @@ def _show_memory(found: Analyses) -> None:
 
 
 def _show_wins(found: Analyses, top: int) -> None:
-    rows = found.wins.rows()[:top]
+    every = [row for row in found.wins.rows() if row.win_ns > 0]
+    rows = every[:top]
     if not rows:
         return
-    _title(f"where time would be won: beyond the roof of {found.hardware}", len(rows), len(found.wins))
+    _title(f"where time would be won: beyond the roof of {found.hardware}", len(rows), len(every))
     lines = [
         (
             _clipped(row.operation, 26),

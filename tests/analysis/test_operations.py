@@ -143,3 +143,14 @@ def test_late_starts_round_no_duration(tmp_path: Path) -> None:
     found = hespas.analyze(tmp_path / "k.json").found
     assert {row.kernel: row.total_ns for row in found.kernels.rows()} == {"first": 7_001, "late": 12_001}
     assert found.operations["total_ns"].sum() == found.classes["total_ns"].sum() == 19_002
+
+
+def test_what_another_device_could_not_have_run_is_beyond_its_roof() -> None:
+    """Measured on an H100, whose products are faster than the peak of an A100 allows."""
+    found = hespas.analyze(FIXTURE, hardware="A100").found
+    products = [row for row in found.operations.rows() if row.operation == "aten::mm"]
+    assert products
+    for row in products:
+        assert row.roof_share == pytest.approx(row.tflops_per_s / 312)
+        assert row.roof_share > 1
+    assert {row.win_ns for row in found.wins.rows() if row.operation == "aten::mm"} == {0}

@@ -98,8 +98,9 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     assert run(path).exit_code == 3
 
 
-def test_a_recording_is_given_once() -> None:
-    done = run(TRACE, TRACE)
+@pytest.mark.parametrize("given", [(TRACE, TRACE), (TRACE, "--against", TRACE, "--against", TRACE)])
+def test_a_recording_is_given_once(given: tuple[str | Path, ...]) -> None:
+    done = run(*given)
     assert done.exit_code == 2
     assert "is given twice" in done.stderr
 
