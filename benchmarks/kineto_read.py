@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.process import Usage, alternate
 from benchmarks.pytorch_traces import write_device_trace
 
-__all__ = ["main"]
+__all__ = ["FLOOR", "main"]
 
 _EVENTS = 654_000
 _RUNS = 5
@@ -25,7 +25,7 @@ import hespas
 hespas.read(sys.argv[1], format="kineto")
 """
 
-_FLOOR = """
+FLOOR = """
 import sys
 import msgspec
 class Event(msgspec.Struct, gc=False):
@@ -60,7 +60,7 @@ def main() -> None:
             events = f", {write_device_trace(path, _EVENTS):,} events"
         size = path.stat().st_size
         python = sys.executable
-        command, floor_command = [python, "-c", _READ, str(path)], [python, "-c", _FLOOR, str(path)]
+        command, floor_command = [python, "-c", _READ, str(path)], [python, "-c", FLOOR, str(path)]
         ours, floor, ratio = alternate(command, floor_command, _RUNS)
         start, *_ = alternate([python, "-c", "import hespas, numpy"], [python, "-c", "import msgspec"], _RUNS)
     print(f"{path.name}: {size / 1e6:.0f} MB{events}: read as a profile, against a bare typed decode")

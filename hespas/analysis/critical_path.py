@@ -96,15 +96,16 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
 def _window(recording: Recording) -> tuple[int, IntArray]:
     """The step of median length, and its events; -1 and all events where there are no steps."""
     run = recording.profile.run[recording.rows]
-    steps: list[int] = np.unique(run[run >= 0]).tolist()
-    if not steps:
+    steps, step = np.unique(run, return_inverse=True)
+    begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+    np.minimum.at(begin, step, recording.start_ns)
+    np.maximum.at(end, step, recording.end_ns)
+    known = np.flatnonzero(steps >= 0)
+    if not len(known):
         return -1, np.arange(len(recording))
-    spans: list[float] = []
-    for step in steps:
-        rows = np.flatnonzero(run == step)
-        spans.append(float(recording.end_ns[rows].max() - recording.start_ns[rows].min()))
-    chosen = steps[int(np.argsort(spans, kind="stable")[(len(steps) - 1) // 2])]
-    return chosen, np.flatnonzero(run == chosen)
+    by_span = known[np.argsort((end - begin)[known], kind="stable")]
+    chosen = by_span[(len(known) - 1) // 2]
+    return int(steps[chosen]), np.flatnonzero(step == chosen)
 
 
 @dataclass(slots=True)

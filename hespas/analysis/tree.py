@@ -16,8 +16,8 @@ from hespas.analysis.recording import Recording
 from hespas.analysis.table import Row, Table, listed, table_of
 from hespas.converters.linking import Nesting
 from hespas.files.documents import Count, Figure
-from hespas.graph import CAPTURED_THREAD, Profile
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, at_rows
+from hespas.graph import CAPTURED_THREAD, Csr, Profile
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, at_rows, distinct_rows
 
 __all__ = ["Callers", "TreeRow", "callers_of", "tree"]
 
@@ -45,15 +45,14 @@ class TreeRow(Row, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Paths:
-    """Distinct paths; those around a path stand before it."""
+    """Distinct paths; those around a path stand before it. ``sums`` are figures of each path by name; paths
+    that are newer than a figure have none of it.
+    """
 
     number: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     parent: list[int] = field(default_factory=list[int])
     name: list[str] = field(default_factory=list[str])
-    calls: list[int] = field(default_factory=list[int])
-    host_ns: list[float] = field(default_factory=list[float])
-    events: list[int] = field(default_factory=list[int])
-    own_ns: list[float] = field(default_factory=list[float])
+    sums: dict[str, FloatArray] = field(default_factory=dict[str, FloatArray])
 
     def of(self, parent: int, name: str) -> int:
         """The number of a path, new or old."""
@@ -61,11 +60,16 @@ class _Paths:
         if found == len(self.name):
             self.parent.append(parent)
             self.name.append(name)
-            for counts in (self.calls, self.events):
-                counts.append(0)
-            for times_ns in (self.host_ns, self.own_ns):
-                times_ns.append(0.0)
         return found
+
+    def add(self, figure: str, path: IntArray, values: FloatArray | None = None) -> None:
+        """Add to a figure of some paths: 1 each where no values are given."""
+        self.sums[figure] = self.sum_of(figure) + np.bincount(path, values, len(self.name))
+
+    def sum_of(self, figure: str) -> FloatArray:
+        """A figure of all paths."""
+        known = self.sums.get(figure, np.empty(0))
+        return np.append(known, np.zeros(len(self.name) - len(known)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,10 +154,8 @@ def _add(paths: _Paths, recording: Recording) -> None:
     nobody = paths.of(-1, _NO_CALLER) if bool((inner < 0).any()) else -1
     path = np.where(inner >= 0, path_of[inner], nobody) if len(path_of) else np.full(len(rows), nobody)
     path = _in_capture(paths, profile, path, cause)
-    count = len(paths.name)
-    events, own = np.bincount(path, minlength=count), np.bincount(path, recording.duration_ns, count)
-    paths.events = (np.array(paths.events) + events).tolist()
-    paths.own_ns = (np.array(paths.own_ns) + own).tolist()
+    paths.add("events", path)
+    paths.add("own_ns", path, recording.duration_ns)
 
 
 def _in_capture(paths: _Paths, profile: Profile, path: IntArray, cause: IntArray) -> IntArray:
@@ -164,7 +166,7 @@ def _in_capture(paths: _Paths, profile: Profile, path: IntArray, cause: IntArray
     replayed = np.flatnonzero(at_rows(np.isin(host.thread_row, captured), cause, False))
     if not len(replayed):
         return path
-    found, known = path.copy(), dict[tuple[int, int], int]()
+    found, known, called = path.copy(), dict[tuple[int, int], int](), list[int]()
     names, parents = listed(host.name_row), listed(host.parent)
     for place in replayed.tolist():
         around: list[int] = []
@@ -175,8 +177,9 @@ def _in_capture(paths: _Paths, profile: Profile, path: IntArray, cause: IntArray
         at = known[inside, op] if op >= 0 else inside
         for each in reversed(around):
             at = known[inside, each] = paths.of(at, profile.strings[names[each]])
-            paths.calls[at] += 1
+            called.append(at)
         found[place] = at
+    paths.add("calls", np.array(called, np.int64))
     return found
 
 
@@ -184,23 +187,27 @@ _STEP = re.compile(r"(ProfilerStep)#\d+")
 
 
 def _paths_of(paths: _Paths, profile: Profile, callers: Callers, nesting: Nesting) -> IntArray:
-    """The path of each caller; those around one come before it in the order of the nesting."""
-    found = [-1] * len(callers.start)
+    """The path of each caller, level by level from the outermost."""
     names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
-    columns = (listed(callers.name_row), listed(nesting.parent), listed(callers.end - callers.start))
-    for place in listed(nesting.order):
-        row, parent, length = (column[place] for column in columns)
-        path = paths.of(found[parent] if parent >= 0 else -1, names[row])
-        found[place] = path
-        paths.calls[path] += 1
-        paths.host_ns[path] += length
-    return np.array(found, np.int64)
+    found = np.full(len(callers.start), -1, np.int64)
+    called = np.flatnonzero(nesting.parent >= 0)
+    inside = Csr.from_pairs(nesting.parent[called], called, len(found))
+    level = np.flatnonzero(nesting.parent < 0)
+    while len(level):
+        around, name = at_rows(found, nesting.parent[level], -1), callers.name_row[level]
+        distinct, place = distinct_rows(around, name)
+        found[level] = np.array([paths.of(path, names[row]) for path, row in distinct], np.int64)[place]
+        level = inside.take(level).values.astype(np.int64)
+    paths.add("calls", found)
+    paths.add("host_ns", found, (callers.end - callers.start).astype(np.float64))
+    return found
 
 
 def _table(paths: _Paths) -> Table[TreeRow]:
     """The rows in the order of the tree."""
     count = len(paths.name)
-    events, device = list(paths.events), list(paths.own_ns)
+    own_ns = paths.sum_of("own_ns")
+    events, device = paths.sum_of("events").tolist(), own_ns.tolist()
     for path in reversed(range(count)):
         parent = paths.parent[path]
         if parent >= 0:
@@ -209,19 +216,18 @@ def _table(paths: _Paths) -> Table[TreeRow]:
     order, depth = _in_order(paths.parent, device)
     number = {path: node for node, path in enumerate(order)} | {-1: -1}
     total: FloatArray = np.array([device[path] for path in order], np.float64)
-    whole = float(sum(paths.own_ns)) or np.nan
     return table_of(
         TreeRow,
         node=list(range(count)),
         parent=[number[paths.parent[path]] for path in order],
         depth=[depth[path] for path in order],
         name=[paths.name[path] for path in order],
-        calls=[paths.calls[path] for path in order],
+        calls=paths.sum_of("calls")[order],
         events=[events[path] for path in order],
         device_ns=total,
-        own_device_ns=[paths.own_ns[path] for path in order],
-        share=total / whole,
-        host_ns=[paths.host_ns[path] for path in order],
+        own_device_ns=own_ns[order],
+        share=total / (float(own_ns.sum()) or np.nan),
+        host_ns=paths.sum_of("host_ns")[order],
     )
 
 

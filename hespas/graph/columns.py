@@ -41,6 +41,7 @@ __all__ = [
     "distinct_rows",
     "dtype",
     "dtypes_of",
+    "equal_rows",
     "find_dtype",
     "is_every_row",
     "is_one_value",
@@ -102,8 +103,22 @@ def distinct_rows(*columns: NDArray[np.integer]) -> tuple[list[list[int]], IntAr
     """The different combinations of values that the rows of some columns have, sorted, and the place of each
     row's among them.
     """
-    every, place = np.unique(np.stack(columns, axis=1).astype(np.int64), axis=0, return_inverse=True)
-    return every.tolist(), place.reshape(-1).astype(np.int64, copy=False)
+    first, place = equal_rows(*columns)
+    return np.stack([column[first] for column in columns], axis=1).astype(np.int64).tolist(), place
+
+
+def equal_rows(*columns: NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """The first row of each combination of values that the rows of some columns have, in the order of the
+    combinations, and the place of each row's among them. Unknown figures (NaN) are equal.
+    """
+    place: IntArray = np.zeros(len(columns[0]), np.int64)
+    first: IntArray = place[:1]
+    for column in columns:
+        values, of_column = np.unique(column, return_inverse=True)
+        # what is distinct so far comes first: at most the square of the rows, which is within 63 bits
+        both = place * len(values) + of_column.reshape(-1)
+        _, first, place = np.unique(both, return_index=True, return_inverse=True)
+    return first, place.reshape(-1).astype(np.int64, copy=False)
 
 
 def is_every_row(rows: IntArray, count: int) -> bool:

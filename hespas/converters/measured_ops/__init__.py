@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hespas.converters.measured_ops.bounds import KernelBounds, kernel_bounds
-from hespas.converters.measured_ops.build import CostedOps, costed_ops, resolve_owners
+from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.converters.measured_ops.costs import (
     RECORDED_STEPS,
     EventCosts,
@@ -39,7 +39,6 @@ __all__ = [
     "measured_workload",
     "recorded_steps",
     "recorded_steps_of",
-    "resolve_owners",
     "tell_waits",
     "with_delays_alone",
     "with_waits",

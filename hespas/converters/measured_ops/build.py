@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,27 +14,28 @@ from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops.bounds import bounds_of, bounds_text
+from hespas.converters.measured_ops.owners import owners_of
 from hespas.converters.measured_ops.roles import Role, event_roles, is_to_device
-from hespas.costs.aten import PARTS, CallTexts, aten_cost, find_aten_rule, is_composite
+from hespas.costs.aten import PARTS, CallTexts, aten_cost, find_aten_rule
 from hespas.costs.aten.call import AtenCost
 from hespas.costs.kernels import kernel_facts
 from hespas.costs.operation import Cost, add_costed
 from hespas.graph import (
     CollectiveKind,
+    Csr,
     Diagnostics,
     DType,
     GraphBuilder,
     GroupSet,
-    HostOps,
     NodeKind,
     OpClass,
     OpGraph,
     Profile,
-    StringTable,
     compress_groups,
     find_dtype,
 )
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, mapped
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, at_rows, equal_rows, mapped
+from hespas.graph.passes import take_nodes
 
 __all__ = [
     "NOT_RECORDED",
@@ -43,7 +44,6 @@ __all__ = [
     "collective_kind",
     "costed_ops",
     "event_roles",
-    "resolve_owners",
     "stated_group",
 ]
 
@@ -111,7 +111,7 @@ def _group_events(profile: Profile) -> _EventGroups:
     count = len(profile)
     role = event_roles(profile)
     launched_by = profile.host_event.astype(np.int64)
-    owners = resolve_owners(profile.host, profile.strings, launched_by)
+    owners = owners_of(profile.host, profile.strings, launched_by)
     apart = role == Role.HOST_COPY
     # A copy to or from the host belongs to the operation that copies, not to all that happens around it.
     owner = np.where(apart, launched_by, owners.op)
@@ -172,86 +172,10 @@ def _running_ns(start: FloatArray, duration: FloatArray, busy_ns: float) -> floa
     return busy_ns - float(overlap.sum())
 
 
-# --- Which host operation answers for a piece of device work: the innermost whose cost is known as a whole.
-#
-# An operation of the cost table answers for all the work launched inside it, whatever it calls. So of two
-# such operations, one inside the other, of which both launched work themselves, the outer one answers for
-# both: nothing is costed twice. An operation that is costed by its parts answers only where none of them
-# does. Work of an operation that the table does not know is lifted to one around it that it knows, else it
-# stays where it is, unknown.
-
 NOT_RECORDED = (
     "the trace lacks what the cost depends on (PyTorch's profiler keeps shapes with record_shapes=True)"
 )
 """What is said of operations that the cost table has."""
-
-_DEEPEST = 256
-"""Real operations nest a few dozen deep; what stands deeper answers for itself."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Owners:
-    """Of each piece of device work: the operation it belongs to (-1 none), and whether the cost of that
-    operation is the cost of this work; else nobody knows it.
-    """
-
-    op: IntArray
-    answers: BoolArray
-
-
-class _Forest:
-    """Host operations with what the table says of their names."""
-
-    def __init__(self, host: HostOps, strings: StringTable) -> None:
-        self.parents: list[int] = host.parent.tolist()
-        known = mapped(host.name_row, lambda row: find_aten_rule(strings[row]) is not None, np.bool_)
-        parts = mapped(host.name_row, lambda row: is_composite(strings[row]), np.bool_)
-        known &= host.shapes_row != 0
-        self.whole: list[bool] = (known & ~parts).tolist()
-        self.by_parts: list[bool] = (known & parts).tolist()
-
-    def chain(self, op: int) -> list[int]:
-        """An operation and those around it, innermost first."""
-        found: list[int] = []
-        while 0 <= op < len(self.parents) and len(found) < _DEEPEST:
-            found.append(op)
-            op = self.parents[op]
-        return found
-
-
-def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -> _Owners:
-    """The owners of pieces of device work. ``launched_by`` is the operation that launched each (-1 unknown).
-
-    O(distinct launching operations x depth).
-    """
-    if not len(host):
-        return _Owners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
-    forest = _Forest(host, strings)
-    launchers, place = np.unique(launched_by, return_inverse=True)
-    chains = {int(op): forest.chain(int(op)) for op in launchers if op >= 0}
-    whole = _claimed(chains, forest.whole, frozenset())
-    owner = {op: _outermost(chain, whole) for op, chain in chains.items()}
-    answered = {above for op, chain in chains.items() if owner[op] >= 0 for above in chain}
-    left = {op: chain for op, chain in chains.items() if owner[op] < 0}
-    by_parts = _claimed(left, forest.by_parts, answered)
-    for op, chain in left.items():
-        owner[op] = _outermost(chain, by_parts)
-    found = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
-    answers = found >= 0
-    return _Owners(np.where(answers, found, launchers)[place], answers[place])
-
-
-def _claimed(
-    chains: dict[int, list[int]], answers: list[bool], refused: frozenset[int] | set[int]
-) -> frozenset[int]:
-    """Per chain the innermost operation that answers, unless it is refused."""
-    innermost = (next((op for op in chain if answers[op]), -1) for chain in chains.values())
-    return frozenset(op for op in innermost if op >= 0 and op not in refused)
-
-
-def _outermost(chain: list[int], claimed: frozenset[int]) -> int:
-    return next((op for op in reversed(chain) if op in claimed), -1)
-
 
 _LIBRARY, _BOUNDS = "kernel_library", "work_bounds"
 """Keys of texts beside nodes whose kernel alone is known."""
@@ -365,14 +289,14 @@ def _parts_of(profile: Profile) -> dict[int, list[int]]:
 
 
 class _Builder:
-    """Adds nodes in order; equal operations are costed once."""
+    """Makes one node of each operation that differs from those before it, and repeats it where it ran."""
 
     def __init__(self, profile: Profile, groups: _EventGroups) -> None:
         self.profile, self.groups, self.host = profile, groups, profile.host
         self.graph = GraphBuilder(profile.name)
         self.texts: dict[int, str] = {}
-        self.costs: dict[tuple[object, ...], AtenCost] = {}
-        self.comms = {int(event): row for row, event in enumerate(profile.comms.event)}
+        self.comm_of_event = np.full(len(profile), -1, np.int64)
+        self.comm_of_event[profile.comms.event] = np.arange(len(profile.comms))
         self.parts = _parts_of(profile)
         self.hints: dict[int, DType | None] = {}
 
@@ -389,27 +313,67 @@ class _Builder:
         return self.hints[kernel_row]
 
     def build(self) -> OpGraph:
-        """All nodes."""
+        """All nodes. O(nodes log nodes), and the cost table once for each that differs."""
         groups = self.groups
-        columns = (
-            groups.role.tolist(),
-            groups.host_op.tolist(),
-            groups.answers.tolist(),
-            groups.longest.tolist(),
-            groups.stream.tolist(),
-            groups.duration_ns.tolist(),
+        first, place = equal_rows(*self._columns())
+        seen = np.argsort(first, kind="stable")
+        number = np.empty(len(first), np.int64)
+        number[seen] = np.arange(len(first))
+        for row in first[seen].tolist():
+            self._add(
+                _Source(
+                    Role(int(groups.role[row])),
+                    int(groups.host_op[row]),
+                    bool(groups.answers[row]),
+                    int(groups.longest[row]),
+                )
+            )
+        count = len(place)
+        made = take_nodes(self.graph.build(), number[place], Csr.empty(count), self._in_order())
+        stated = (groups.stream >= -1) & (groups.stream < 1 << 31)
+        return replace(
+            made,
+            id=np.arange(count, dtype=np.uint64),
+            duration_ns=groups.duration_ns,
+            stream=np.where(stated, groups.stream, -1).astype(np.int32),
         )
-        before: dict[tuple[int, int, int], int] = {}
-        for role, op, answers, event, stream, duration_ns in zip(*columns, strict=True):
-            queue = (int(self.profile.rank[event]), int(self.profile.device_index[event]), stream)
-            node = self._add(_Source(Role(role), op, answers, event), before.get(queue))
-            before[queue] = node
-            self.graph.set(node, duration_ns=duration_ns)
-            if -1 <= stream < 1 << 31:
-                self.graph.set(node, stream=stream)
-        return self.graph.build()
 
-    def _add(self, source: _Source, before: int | None) -> int:
+    def _columns(self) -> list[NDArray[Any]]:
+        """What a node depends on; shape ``(nodes,)`` each."""
+        profile, host, groups = self.profile, self.host, self.groups
+        op, event = groups.host_op, groups.longest
+        comm = self.comm_of_event[event]
+        has_parts = np.isin(op, np.fromiter(self.parts, np.int64))
+        around: list[NDArray[Any]] = []
+        for _ in range(_LONGEST_PATH):
+            around.append(at_rows(host.name_row, op, -1))
+            op = at_rows(host.parent, op, -1).astype(np.int64)
+        op = groups.host_op
+        inputs = (host.shapes_row, host.dtype_row, host.strides_row, host.values_row)
+        stated = (profile.comms.kind_row, profile.comms.ranks_row)
+        moved = (profile.comms.operand_bytes, profile.comms.result_bytes)
+        return [
+            groups.role,
+            groups.answers,
+            np.where(has_parts, op, -1),
+            *around,
+            *(at_rows(column, op, -1) for column in inputs),
+            *(column[event] for column in (profile.kernel_row, profile.batch_row, profile.grid_row)),
+            profile.bytes_moved[event],
+            *(at_rows(column, comm, -1) for column in stated),
+            *(at_rows(column, comm, nan) for column in moved),
+        ]
+
+    def _in_order(self) -> Csr:
+        """Each node behind the one before it on its queue."""
+        profile, groups = self.profile, self.groups
+        event = groups.longest
+        _, queue = equal_rows(profile.rank[event], profile.device_index[event], groups.stream)
+        order = np.argsort(queue, kind="stable")
+        behind = np.flatnonzero(queue[order][1:] == queue[order][:-1]) + 1
+        return Csr.from_pairs(order[behind], order[behind - 1], len(queue))
+
+    def _add(self, source: _Source) -> None:
         op, event = source.op, source.event
         kernel = self.text(int(self.profile.kernel_row[event]))
         name = self.text(int(self.host.name_row[op])) if op >= 0 else kernel
@@ -423,7 +387,6 @@ class _Builder:
             results=priced.results,
             op=name,
             kind=NodeKind.COLLECTIVE if talks else NodeKind.COMPUTE,
-            control_deps=() if before is None else (before,),
         )
         if op >= 0:
             self.graph.set(node, framework_row=self.graph.strings.add(self._path(op)))
@@ -431,7 +394,6 @@ class _Builder:
             self._collective(node, op, event, kernel)
         elif op < 0 and source.role is Role.WORK:
             self._say_what_is_known(node, event, kernel)
-        return node
 
     def _say_what_is_known(self, node: int, event: int, kernel: str) -> None:
         """Keep what a name says beside the node: whose kernel it is, and the bounds of its work."""
@@ -485,13 +447,10 @@ class _Builder:
         inside = [self._rows(part) for part in self.parts.get(op, ())]
         hint = self.hint(int(self.profile.kernel_row[event]))
         step = int(self.profile.batch_row[event])
-        key = (rows, hint, step, *inside)
-        if key not in self.costs:
-            name, shapes, types, strides, values = map(self.text, rows)
-            parts = [CallTexts(*map(self.text, part)) for part in inside]
-            inputs = {"strides": strides, "values": values, "step": self.text(step)}
-            self.costs[key] = aten_cost(name, shapes, types, **inputs, hint=hint, parts=parts)
-        return self.costs[key]
+        name, shapes, types, strides, values = map(self.text, rows)
+        parts = [CallTexts(*map(self.text, part)) for part in inside]
+        inputs = {"strides": strides, "values": values, "step": self.text(step)}
+        return aten_cost(name, shapes, types, **inputs, hint=hint, parts=parts)
 
     def _rows(self, op: int) -> tuple[int, int, int, int, int]:
         """Rows of the texts that say what an operation was given."""
@@ -510,20 +469,20 @@ class _Builder:
         return -1 if found is None else self.graph.group_set(found)
 
     def _collective(self, node: int, op: int, event: int, kernel: str) -> None:
-        row = self.comms.get(event)
+        row = int(self.comm_of_event[event])
         comms = self.profile.comms
-        names = ([] if row is None else [self.text(int(comms.kind_row[row]))]) + self._around(op)
+        names = ([] if row < 0 else [self.text(int(comms.kind_row[row]))]) + self._around(op)
         kind = collective_kind([name for name in names if name != "record_param_comms"])
         if kind is CollectiveKind.UNKNOWN:
             kind = collective_kind([kernel])
-        sent = nan if row is None else float(comms.operand_bytes[row])
+        sent = nan if row < 0 else float(comms.operand_bytes[row])
         self.graph.add_collective(
             node,
             kind,
-            group_set=-1 if row is None else self._group(int(comms.ranks_row[row])),
+            group_set=-1 if row < 0 else self._group(int(comms.ranks_row[row])),
             comm_bytes=sent,
             operand_bytes=sent,
-            result_bytes=nan if row is None else float(comms.result_bytes[row]),
+            result_bytes=nan if row < 0 else float(comms.result_bytes[row]),
         )
 
 

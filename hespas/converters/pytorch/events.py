@@ -175,12 +175,15 @@ _NULL, _NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 
 @dataclass(slots=True)
 class _Collected:
-    """Columns of one kind while blocks are read: lists of arrays, one a block."""
+    """Columns of one kind, which grow while blocks are read: small arrays between what is read and dropped
+    would keep the memory of that.
+    """
 
-    parts: dict[str, list[IntArray]] = field(default_factory=dict[str, list[IntArray]])
+    columns: dict[str, array[int]] = field(default_factory=dict[str, "array[int]"])
 
     def add(self, name: str, values: Sequence[int] | IntArray) -> None:
-        self.parts.setdefault(name, []).append(np.asarray(values, np.int64))
+        column = self.columns.setdefault(name, array("i" if _is_row(name) else "q"))
+        column.frombytes(np.asarray(values, column.typecode).tobytes())
 
     def add_numbers(self, args: Sequence[msgspec.Struct], *names: str) -> None:
         """Columns of what the arguments of events say under these names."""
@@ -188,16 +191,16 @@ class _Collected:
             self.add(name, integers(list(map(attrgetter(name), args))))
 
     def column(self, name: str) -> IntArray:
-        parts = self.parts.get(name, [])
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        column = self.columns.get(name, array("q"))
+        return np.frombuffer(column, column.typecode)
 
     def build(self, kind: type[_Kind]) -> _Kind:
-        """The columns that a kind of events has; rows of texts are small. What they are made of goes."""
+        """The columns that a kind of events has; rows of texts are small."""
         columns: dict[str, Any] = {}
         for each in fields(kind):
-            column = self.column(each.name)
-            self.parts.pop(each.name, None)
-            columns[each.name] = column.astype(np.int32 if _is_row(each.name) else np.int64, copy=False)
+            columns[each.name] = self.column(each.name).astype(
+                np.int32 if _is_row(each.name) else np.int64, copy=False
+            )
         return kind(**columns)
 
     def without_repeated(self) -> IntArray:
@@ -206,7 +209,7 @@ class _Collected:
         A stream runs one thing at a time, and a thread begins one: what took time at the same place and
         moment under the same ids was written twice.
         """
-        if "id" not in self.parts:  # what has no ids may well repeat itself
+        if "id" not in self.columns:  # what has no ids may well repeat itself
             return np.empty(0, np.int64)
         near = _with_a_twin(self.column("start_ns"), self.column("duration_ns"))
         near = near[self.column("duration_ns")[near] > 0]
@@ -216,13 +219,16 @@ class _Collected:
             ]
         if not len(near):
             return np.empty(0, np.int64)
-        columns = {name: self.column(name)[near] for name in self.parts}
+        columns = {name: self.column(name)[near] for name in self.columns}
         _, first = np.unique(np.stack(list(columns.values())), axis=1, return_index=True)
         repeated = np.delete(np.arange(len(near)), first)
         repeated = repeated[columns["id"][repeated] >= 0]
         if len(repeated):
             again = near[repeated]
-            self.parts = {name: [np.delete(self.column(name), again)] for name in self.parts}
+            left = {name: np.delete(self.column(name), again) for name in self.columns}
+            self.columns = {
+                name: array(self.columns[name].typecode, column.tobytes()) for name, column in left.items()
+            }
         categories: IntArray = columns["category_row"][repeated]
         return categories
 
@@ -330,7 +336,7 @@ class _Reader:
         into.add("thread", self.labels.of([event.tid for event in events]))
 
     def _specific(self, kind: Kind, events: list[TraceEvent], places: list[int]) -> None:
-        into = self.kinds[kind]
+        into, count = self.kinds[kind], len(events)
         match kind:
             case Kind.DEVICE:
                 devices = self._decoded(self.device_args, events, places)
@@ -351,7 +357,8 @@ class _Reader:
                 into.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
                 for name in ("dims", "types", "strides", "concrete"):
                     into.add(f"{name}_row", self._texts(list(map(attrgetter(name), hosts))))
-                into.add("id", np.maximum(into.parts["external_id"][-1], into.parts["record_id"][-1]))
+                stated = (into.column(name)[-count:] for name in ("external_id", "record_id"))
+                into.add("id", np.maximum(*stated))
                 return
             case Kind.SYNC:
                 waits = self._decoded(self.sync_args, events, places)
@@ -362,7 +369,7 @@ class _Reader:
                 memory = self._decoded(self.memory_args, events, places)
                 into.add_numbers(memory, "bytes", "allocated", "reserved", "device_type", "device")
                 return
-        into.add("id", into.parts["correlation"][-1])
+        into.add("id", into.column("correlation")[-count:])
 
     def _decoded(
         self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent], places: list[int]
