@@ -26,6 +26,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
+from hespas.cli.what_if import WhatIf
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
@@ -109,6 +110,15 @@ _AstraTimeout = Annotated[
         metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
     ),
 ]
+_Grid = Annotated[
+    Path | None,
+    typer.Option(metavar="GRID.toml", help="A row per combination of the file's axes (docs/simulation.md)."),
+]
+_Jobs = Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Rows of a grid at a time.")]
+_Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(metavar="A.json B.json", help="What differs between two documents of --json."),
+]
 _Beside = Annotated[
     Path | None,
     typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
@@ -116,7 +126,10 @@ _Beside = Annotated[
 
 
 def simulate(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable workload.")],
+    context: typer.Context,
+    source: Annotated[
+        Path | None, typer.Argument(metavar="SRC", help="Any readable workload.", show_default=False)
+    ] = None,
     hardware: Annotated[
         str,
         options.hardware_option("Times of this device (default: those in SRC)."),
@@ -142,6 +155,9 @@ def simulate(
     simulator: _Simulator = "hespas",
     astra_bin: _AstraBin = None,
     astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
+    grid: _Grid = None,
+    jobs: _Jobs = 1,
+    compare: _Compare = None,
     json_file: options.Json = None,
     report: _Report = None,
     timeline: _Timeline = None,
@@ -163,9 +179,14 @@ def simulate(
     hespas simulate step.mlir --num-devices 64 --system dgx-h100
 
     hespas simulate traces/ --mode astra --system-config system.json --network-config network.yml
+
+    hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
     from hespas.graph.diagnostics import Diagnostics
 
+    source = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug).run(source, context)
+    if source is None:
+        return
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
     reads: list[Path | str | None] = [source, hardware, system, estimator, beside, *configs]
