@@ -8,12 +8,12 @@ not wait for each other; :class:`hespas.simulator.job.JobScheduler` lets them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Csr, Diagnostics, OpGraph, RegionTable, Workload
+from hespas.graph import WAITS, Csr, Diagnostics, OpGraph, RegionTable, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import all_deps, take_nodes
@@ -34,7 +34,17 @@ from hespas.simulator.schedule import (
 )
 from hespas.simulator.streams import STREAMS
 
-__all__ = ["ListScheduler", "expanded", "too_long"]
+__all__ = [
+    "ListScheduler",
+    "Trips",
+    "TripsRun",
+    "collapsed",
+    "expanded",
+    "loop_alone",
+    "nodes_inside",
+    "rest_of_loop",
+    "too_long",
+]
 
 
 # --- Loops: run trip by trip while that is affordable, beyond as their first trip and a block for the rest.
@@ -61,12 +71,13 @@ def expanded(graph: OpGraph, limit: int, priority: Priority, diagnostics: Diagno
         return flatten(reduced, ())
     blocks: list[Block] = []
     for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
-        inside = _inside(reduced, region)
+        inside = nodes_inside(reduced, region)
         trips = int(reduced.regions.trips[region])
-        alone = _alone(reduced, inside, region)
-        block = _rest_of_loop(alone, region, trips, tuple(blocks), priority=priority, diagnostics=diagnostics)
+        alone = loop_alone(reduced, inside, region)
+        runs = _Trips(alone, region, tuple(blocks), priority)
+        block = rest_of_loop(runs, alone, region, trips, diagnostics)
         blocks.append(block)
-        reduced = _collapsed(reduced, region, inside, block, len(blocks) - 1)
+        reduced = collapsed(reduced, region, inside, block, len(blocks) - 1)
     extrapolated = sum(block.trips for block in blocks)
     diagnostics.info(
         "simulate.extrapolated-loops",
@@ -110,7 +121,7 @@ def too_long(graph: OpGraph, limit: int) -> BoolArray:
         allowance //= 2
 
 
-def _inside(graph: OpGraph, region: int) -> BoolArray:
+def nodes_inside(graph: OpGraph, region: int) -> BoolArray:
     """Which nodes stand in a region or in one nested in it."""
     return _nested(graph, region)[graph.region]
 
@@ -125,7 +136,7 @@ def _nested(graph: OpGraph, region: int) -> BoolArray:
     return within
 
 
-def _alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
+def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
     """Only the nodes of a loop, in a program that does nothing else; what they need from outside is there."""
     rows = np.flatnonzero(inside)
     number = np.cumsum(inside) - 1
@@ -156,7 +167,7 @@ class _Places(NamedTuple):
         return old.astype(np.int64) + np.where(old > self.last, len(self.streams), 0)
 
 
-def _collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
+def collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
     """The graph with one trip of a loop and ``block`` behind it, one node per stream that the loop uses."""
     streams = np.unique(graph.stream[inside & (graph.stream >= 0)]).astype(np.int32)
     trips = graph.regions.trips.copy()
@@ -250,18 +261,28 @@ _MOST_EXECUTIONS = 300_000
 _FEWEST_EXECUTIONS = 1 + 3 * _FEWEST_TRIPS + 3
 """How often the nodes of a loop run to find a period of one trip: T(1), T(3), T(4), T(5)."""
 
+_MOST_VARIED = 1_000
 _LONGEST_PERIOD = 6
 _EQUAL = 1e-9
 """T grows equally twice where that differs by less than this share of T: these are differences of sums."""
 
 
-class _Run(NamedTuple):
-    """Some trips of a loop, scheduled alone: times [ns], as in :class:`hespas.simulator.schedule.Block`."""
+class TripsRun(NamedTuple):
+    """Some trips of a loop on idle streams: times [ns], as in :class:`hespas.simulator.schedule.Block`."""
 
     time_ns: float
     exposed_ns: float
     busy_ns: FloatArray
     critical_ns: FloatArray
+    wait_ns: FloatArray
+
+
+class Trips(Protocol):
+    """Runs of a loop by their number of trips."""
+
+    def run(self, trips: int) -> TripsRun:
+        """The schedule of so many trips."""
+        ...
 
 
 @dataclass(slots=True)
@@ -272,60 +293,57 @@ class _Trips:
     region: int
     blocks: tuple[Block, ...]
     priority: Priority
-    runs: dict[int, _Run] = field(default_factory=dict[int, _Run])
+    runs: dict[int, TripsRun] = field(default_factory=dict[int, TripsRun])
 
-    def run(self, trips: int) -> _Run:
+    def run(self, trips: int) -> TripsRun:
         """The schedule of so many trips."""
         if trips not in self.runs:
             self.runs[trips] = self._made(trips)
         return self.runs[trips]
 
-    def _made(self, trips: int) -> _Run:
+    def _made(self, trips: int) -> TripsRun:
         counts = self.loop.regions.trips.copy()
         counts[self.region] = trips
         program = flatten(with_trips(self.loop, counts), self.blocks)
         schedule = list_schedule(program.tasks, self.priority)
-        return _Run(
+        return TripsRun(
             time_ns=schedule.finish_ns,
             exposed_ns=exposed_ns(program, schedule),
             busy_ns=busy_ns(program, schedule),
             critical_ns=critical_ns(program, schedule, schedule.critical()),
+            wait_ns=np.zeros(len(WAITS)),
         )
 
-    def period(self, trips: int) -> int:
-        """After how many trips T grows by the same again, from ``trips`` on; 0: not seen."""
-        for period in range(1, _LONGEST_PERIOD + 1):
-            last = self.run(trips + 2 * period).time_ns
-            middle = self.run(trips + period).time_ns
-            if abs((last - middle) - (middle - self.run(trips).time_ns)) <= _EQUAL * last:
-                return period
-        return 0
+
+def _period(some: Trips, trips: int) -> int:
+    """After how many trips T grows by the same again, from ``trips`` on; 0: not seen."""
+    for period in range(1, _LONGEST_PERIOD + 1):
+        last = some.run(trips + 2 * period).time_ns
+        middle = some.run(trips + period).time_ns
+        if abs((last - middle) - (middle - some.run(trips).time_ns)) <= _EQUAL * last:
+            return period
+    return 0
 
 
-def _rest_of_loop(
-    loop: OpGraph,
-    region: int,
-    trips: int,
-    blocks: tuple[Block, ...],
-    *,
-    priority: Priority,
-    diagnostics: Diagnostics,
+def rest_of_loop(
+    some: Trips, loop: OpGraph, region: int, trips: int, diagnostics: Diagnostics, *, varies: bool = False
 ) -> Block:
-    """All trips but the first of ``region``. ``loop`` has only its nodes, reduced as in
-    :mod:`hespas.simulator.schedule`; ``blocks`` stand for loops within it.
+    """All trips but the first of ``region``, from runs of ``some`` of them. ``loop`` has only its nodes,
+    reduced as in :mod:`hespas.simulator.schedule`. Where times vary from trip to trip, there is no period to
+    look for, and the mean is that of more trips.
 
     Tells ``diagnostics`` where no period was found: the mean growth seen is taken.
     """
-    some = _Trips(loop, region, blocks, priority)
     first = some.run(1)
     size = max(float((loop.multiplicity / trips).sum()), 1.0)
     seen = max(_FEWEST_TRIPS, min(_MOST_TRIPS, int(_MOST_EXECUTIONS / size)))
-    if trips <= seen + 2 * _LONGEST_PERIOD:
+    more = max(2 * _LONGEST_PERIOD, min(_MOST_VARIED, int(_MOST_EXECUTIONS / size)) if varies else 0)
+    if trips <= seen + more:
         whole = some.run(trips)
         return _block(region, trips, first, whole, _minus(whole, first))
-    period = some.period(seen)
+    period = more if varies else _period(some, seen)
     if not period:
-        period = 2 * _LONGEST_PERIOD
+        period = more
         diagnostics.warning(
             "simulate.loop-not-steady",
             loop.name,
@@ -335,25 +353,27 @@ def _rest_of_loop(
     start = some.run(seen + (trips - seen) % period)
     periods = (trips - seen) // period
     slowest_ns = max(growth.time_ns, period * float(first.busy_ns.max()))
-    whole = _Run(
+    whole = TripsRun(
         time_ns=start.time_ns + periods * slowest_ns,
         exposed_ns=start.exposed_ns + periods * growth.exposed_ns,
-        busy_ns=first.busy_ns * trips,
+        busy_ns=start.busy_ns + periods * growth.busy_ns,
         critical_ns=start.critical_ns + periods * growth.critical_ns,
+        wait_ns=start.wait_ns + periods * growth.wait_ns,
     )
     return _block(region, trips, first, whole, growth)
 
 
-def _minus(more: _Run, less: _Run) -> _Run:
-    return _Run(
+def _minus(more: TripsRun, less: TripsRun) -> TripsRun:
+    return TripsRun(
         more.time_ns - less.time_ns,
         more.exposed_ns - less.exposed_ns,
         more.busy_ns - less.busy_ns,
         more.critical_ns - less.critical_ns,
+        more.wait_ns - less.wait_ns,
     )
 
 
-def _block(region: int, trips: int, first: _Run, whole: _Run, growth: _Run) -> Block:
+def _block(region: int, trips: int, first: TripsRun, whole: TripsRun, growth: TripsRun) -> Block:
     """What ``whole`` has more than the first trip; where the critical path spends it, ``growth`` says."""
     rest = _minus(whole, first)
     duration_ns = max(rest.time_ns, 0.0)
@@ -366,6 +386,7 @@ def _block(region: int, trips: int, first: _Run, whole: _Run, growth: _Run) -> B
         busy_ns=rest.busy_ns,
         exposed_ns=min(max(rest.exposed_ns, 0.0), duration_ns),
         critical_ns=spent * (duration_ns / total_ns if total_ns else 0.0),
+        wait_ns=np.maximum(rest.wait_ns, 0.0),
     )
 
 

@@ -300,7 +300,8 @@ class Block:
 
     ``trips`` are those it stands for (all but the first) and ``duration_ns`` the time they add. Within it,
     ``busy_ns`` is by stream, ``exposed_ns`` communicates while nothing computes, and the critical path spends
-    ``critical_ns`` by operation class and stream, shape ``(CLASSES, streams)``, which sums to the duration.
+    ``critical_ns`` by operation class and stream, shape ``(CLASSES, streams)``, which sums to the duration;
+    ``wait_ns`` it waits for other ranks with nothing at work, by cause (:data:`hespas.graph.WAITS`).
     """
 
     region: int
@@ -309,6 +310,7 @@ class Block:
     busy_ns: FloatArray
     exposed_ns: float
     critical_ns: FloatArray
+    wait_ns: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.graph import WAITS, OpClass
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.intervals import united
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.events import JointSchedule
 from hespas.simulator.job.meetings import Meetings
+from hespas.simulator.list_scheduler import TripsRun
 from hespas.simulator.results import Across, Scheduled, critical_path, spans_of
 from hespas.simulator.schedule import (
     ClassResult,
-    CriticalPath,
     Program,
     Schedule,
     busy_ns,
@@ -26,7 +26,7 @@ from hespas.simulator.schedule import (
 )
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, COPY, FREE, STREAMS, kinds_of
 
-__all__ = ["across", "scheduled"]
+__all__ = ["across", "run_of", "scheduled"]
 
 _CLASSES = max(OpClass) + 1
 
@@ -74,60 +74,102 @@ def _path(done: JointSchedule, last: int) -> _Path:
     return _Path(np.array(tasks[::-1], np.int64), np.array(spent[::-1], np.float64))
 
 
+class _Mine(NamedTuple):
+    """What one actor did: its program with the time that tasks worked, when they ran, and from when on they
+    worked.
+    """
+
+    program: Program
+    schedule: Schedule
+    working: Schedule
+    wait_ns: FloatArray
+    is_message: BoolArray
+    last: int
+
+
+def _mine(cast: Cast, meetings: Meetings, done: JointSchedule, place: int) -> _Mine:
+    actor = cast.actors[place]
+    rows = slice(int(cast.first[place]), int(cast.first[place + 1]))
+    start, end, wait = done.schedule.start_ns[rows], done.schedule.end_ns[rows], done.wait_ns[rows]
+    cause = done.schedule.cause[rows]
+    schedule = Schedule(
+        start, end, np.where(cause >= 0, cause - rows.start, -1), done.schedule.by_resource[rows]
+    )
+    waits = meetings.ended_by[rows] >= 0
+    takes = np.where(waits, end - start - wait, meetings.duration_ns[rows])
+    tasks = replace(actor.program.tasks, duration_ns=takes, stream=cast.stream[rows])
+    return _Mine(
+        replace(actor.program, tasks=tasks),
+        schedule,
+        replace(schedule, start_ns=start + wait),
+        wait,
+        meetings.is_message[rows],
+        rows.start + int(np.argmax(end)) if len(end) else -1,
+    )
+
+
 def _of_actor(
     cast: Cast, meetings: Meetings, done: JointSchedule, place: int, critical: BoolArray
 ) -> Scheduled:
-    actor = cast.actors[place]
-    mine = slice(int(cast.first[place]), int(cast.first[place + 1]))
-    start, end, wait = done.schedule.start_ns[mine], done.schedule.end_ns[mine], done.wait_ns[mine]
-    cause = done.schedule.cause[mine]
-    schedule = Schedule(
-        start, end, np.where(cause >= 0, cause - mine.start, -1), done.schedule.by_resource[mine]
-    )
-    waits = meetings.ended_by[mine] >= 0
-    takes = np.where(waits, end - start - wait, meetings.duration_ns[mine])
-    tasks = replace(actor.program.tasks, duration_ns=takes, stream=cast.stream[mine])
-    program = replace(actor.program, tasks=tasks)
-    working = replace(schedule, start_ns=start + wait)
+    actor, mine = cast.actors[place], _mine(cast, meetings, done, place)
+    marked = critical[cast.first[place] : cast.first[place + 1]]
     chosen, spans = spans_of(
-        program, actor.graph, schedule, actor.rank, critical=critical[mine], wait_ns=wait
+        mine.program, actor.graph, mine.schedule, actor.rank, critical=marked, wait_ns=mine.wait_ns
     )
-    busy = busy_ns(program, working)
-    waited = _exposed_wait_ns(program, working, wait, meetings.is_message[mine])
-    last = mine.start + int(np.argmax(end)) if len(end) else -1
+    busy, waited = busy_ns(mine.program, mine.working), _exposed_wait_ns(mine)
+    path = _path(done, mine.last)
+    shown = path.task[cast.stream[path.task] != FREE]
     result = ClassResult(
         rank_class=actor.rank_class,
         name=actor.graph.name,
         num_ranks=actor.count,
         rank=actor.rank,
-        finish_ns=schedule.finish_ns,
-        exposed_comm_ns=exposed_ns(program, working),
+        finish_ns=mine.schedule.finish_ns,
+        exposed_comm_ns=exposed_ns(mine.program, mine.working),
         busy_ns=dict(zip(STREAMS, busy.tolist(), strict=True)),
         wait_ns=dict(zip(WAITS, waited.tolist(), strict=True)),
-        critical_path=_summary(cast, done, _path(done, last)),
+        critical_path=critical_path(_spent_ns(cast, path), done.schedule.by_resource[shown]),
+        extrapolated=len(mine.program.blocks),
     )
     return Scheduled(
         result=result, busy_ns=busy, wait_ns=waited, spans=spans, tasks=chosen, path=np.empty(0, np.int64)
     )
 
 
-def _exposed_wait_ns(
-    program: Program, working: Schedule, wait_ns: FloatArray, is_message: BoolArray
-) -> FloatArray:
+def run_of(cast: Cast, meetings: Meetings, done: JointSchedule, place: int) -> TripsRun:
+    """What one actor did, as trips of a loop."""
+    mine = _mine(cast, meetings, done, place)
+    return TripsRun(
+        time_ns=mine.schedule.finish_ns,
+        exposed_ns=exposed_ns(mine.program, mine.working),
+        busy_ns=busy_ns(mine.program, mine.working),
+        critical_ns=_spent_ns(cast, _path(done, mine.last)),
+        wait_ns=_exposed_wait_ns(mine),
+    )
+
+
+def _exposed_wait_ns(mine: _Mine) -> FloatArray:
     """Time in which communication waits and nothing of the rank computes, copies or communicates, by cause;
-    what waits in both counts for collectives.
+    what waits in both counts for collectives. Blocks say theirs.
     """
+    program, working, wait_ns = mine.program, mine.working, mine.wait_ns
+    total = np.zeros(len(WAITS))
+    kinds = kinds_of(program.tasks.stream)
+    for number, block in enumerate(program.blocks):
+        tasks = program.tasks.stream[program.block == number]
+        if len(tasks):  # a block is several tasks at once, one on each stream
+            total += block.wait_ns * (len(tasks) / len(np.unique(tasks)))
     waits = wait_ns > 0
     if not waits.any():
-        return np.zeros(len(WAITS))
-    kinds = kinds_of(program.tasks.stream)
+        return total
     works = np.isin(kinds, (COMPUTE, COPY, COMMUNICATION)) & (working.end_ns > working.start_ns)
-    from_ns, to_ns = united(working.start_ns[works], working.end_ns[works])
+    busy = united(working.start_ns[works], working.end_ns[works])
     found = [
-        _outside(working.start_ns[chosen] - wait_ns[chosen], working.start_ns[chosen], (from_ns, to_ns))
-        for chosen in (waits & ~is_message, waits)
+        _outside(working.start_ns[chosen] - wait_ns[chosen], working.start_ns[chosen], busy)
+        for chosen in (waits & ~mine.is_message, waits)
     ]
-    return np.array([found[0], found[1] - found[0]])
+    total += np.array([found[0], found[1] - found[0]])
+    return total
 
 
 def _outside(start_ns: FloatArray, end_ns: FloatArray, busy: tuple[FloatArray, FloatArray]) -> float:
@@ -137,18 +179,21 @@ def _outside(start_ns: FloatArray, end_ns: FloatArray, busy: tuple[FloatArray, F
     return float(np.maximum(until - begin - inside, 0.0).sum())
 
 
-def _summary(cast: Cast, done: JointSchedule, path: _Path) -> CriticalPath:
+def _spent_ns(cast: Cast, path: _Path) -> FloatArray:
+    """Time that a path spends by operation class and kind of stream, ``(CLASSES, STREAMS)``."""
     spent = np.zeros((_CLASSES, len(STREAMS)))
     kinds = kinds_of(cast.stream[path.task])
-    owner = cast.owner[path.task]
-    for place, rows in _by_owner(owner):
-        op_class = cast.actors[place].program.op_class[path.task[rows] - cast.first[place]]
-        kind = np.where(kinds[rows] == FREE, COMMUNICATION, kinds[rows])
-        np.add.at(spent, (op_class, kind), path.spent_ns[rows])
-    shown = path.task[cast.stream[path.task] != FREE]
-    return critical_path(spent, done.schedule.by_resource[shown])
+    kinds = np.where(kinds == FREE, COMMUNICATION, kinds)
+    for place, rows in _by_owner(cast.owner[path.task]):
+        program, tasks = cast.actors[place].program, path.task[rows] - cast.first[place]
+        nodes = program.block[tasks] < 0
+        op_class = program.op_class[tasks[nodes]]
+        np.add.at(spent, (op_class, kinds[rows[nodes]]), path.spent_ns[rows[nodes]])
+        for block in program.block[tasks[~nodes]].tolist():
+            spent += program.blocks[block].critical_ns
+    return spent
 
 
-def _by_owner(owner: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Iterator[tuple[int, IntArray]]:
+def _by_owner(owner: SmallIntArray) -> Iterator[tuple[int, IntArray]]:
     for place in np.unique(owner).tolist():
         yield place, np.flatnonzero(owner == place)

@@ -12,30 +12,27 @@ Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, log1p, sqrt
 
 import numpy as np
 
 from hespas.graph import ABSENT, Csr, Diagnostics, NodeKind, OpGraph, Workload
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import with_durations
-from hespas.simulator.job.actors import Actor, Cast, cast_of
-from hespas.simulator.job.events import joint_schedule
+from hespas.simulator.job.actors import Actor
 from hespas.simulator.job.figures import across, scheduled
-from hespas.simulator.job.meetings import Meetings, meetings_of
+from hespas.simulator.job.loops import with_loops
 from hespas.simulator.job.options import DIFFERING, PROTOCOLS, STARTS, Differing, Protocol, Starts
 from hespas.simulator.job.relations import NOBODY, Relations, relations_of
-from hespas.simulator.job.starts import recorded_starts
-from hespas.simulator.job.stuck import check_finished
 from hespas.simulator.job.symmetry import Colours, every_rank, refined
-from hespas.simulator.job.talk import Talk, talk_of
-from hespas.simulator.list_scheduler import expanded
+from hespas.simulator.job.talk import talk_of
+from hespas.simulator.job.together import Together, queued
+from hespas.simulator.list_scheduler import ListScheduler, expanded
 from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
-from hespas.simulator.schedule import PRIORITIES, Priority, Program, Simulation, ranks_of
-from hespas.simulator.streams import COMMUNICATION, FREE, POSTED, kinds_of, stream_codes
+from hespas.simulator.schedule import PRIORITIES, Priority, Program, Simulation, Tasks
+from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
 
 __all__ = ["JobScheduler"]
 
@@ -91,6 +88,9 @@ class JobScheduler:
 
     def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
         """The step of each rank; see the module. O(executions log executions) of the ranks simulated."""
+        if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
+            alike = ListScheduler(priority=self.priority, max_executions=self.max_executions)
+            return replace(alike.run(workload, diagnostics), simulator=self.name)
         relations = relations_of(workload)
         pace = self._pace(workload)
         whole = _Whole(self, workload, relations, self._colours(relations, pace), pace, diagnostics)
@@ -113,13 +113,20 @@ class JobScheduler:
         return refined(relations, start, both_ways=self.protocol == "rendezvous")
 
 
+_NOTHING = Program(
+    tasks=Tasks("", np.empty(0), np.empty(0, np.int32), Csr.empty(0)),
+    node=np.empty(0, np.int32),
+    block=np.empty(0, np.int32),
+    op_class=np.empty(0, np.int32),
+    blocks=(),
+)
 _Kind = tuple[int, float]
 """A rank class, and by how much longer a rank takes."""
 
 
 @dataclass(slots=True)
 class _Whole:
-    """One run: what is simulated, and programs made once for all that run them."""
+    """One run: what is simulated, and graphs made once for all that run them."""
 
     options: JobScheduler
     workload: Workload
@@ -127,8 +134,7 @@ class _Whole:
     colours: Colours
     pace: FloatArray
     diagnostics: Diagnostics
-    limit: int = 0
-    programs: dict[_Kind, Program] = field(default_factory=dict[_Kind, Program])
+    graphs: dict[_Kind, OpGraph] = field(default_factory=dict[_Kind, OpGraph])
 
     def run(self) -> Simulation:
         """Those that meet nobody are scheduled alone, all others together."""
@@ -138,57 +144,40 @@ class _Whole:
             "groups have members that are not here: those that are wait for each other only",
             count=self.relations.absent_members(),
         )  # fmt: skip
-        meets = self._meeting()
+        meets = _meet(self.relations, colours, both_ways=self.options.protocol == "rendezvous")
+        actors = self._actors(np.flatnonzero(meets))
+        if not actors:
+            meets[:] = False
         part_of = np.full(len(colours.first) + 1, -1, np.int64)  # the last: of ranks that are not here
         parts: list[Scheduled] = []
         for alike in self._alike(np.flatnonzero(~meets)):
             part_of[alike] = len(parts)
             parts.append(self._alone(alike))
-        together = np.flatnonzero(meets)
-        if not len(together):
+        if not actors:
             return simulation_of(name, self.workload, parts, part_of[colours.colour])
-        part_of[together] = len(parts) + np.arange(len(together))
-        cast, talks = self._cast(together)
-        meetings = self._met(cast, talks)
-        cast = replace(cast, stream=_posted(cast, meetings))
-        done = joint_schedule(
-            cast,
-            meetings,
-            _places(cast, self.options.priority),
-            self._queued(cast.deps, cast.stream, cast.first, talks),
-            self._begin_ns(cast, meetings),
-        )
-        check_finished(cast, meetings, done, self.diagnostics)
-        ran = scheduled(cast, meetings, done)
-        joined = across(cast, done, ran, sum(len(part.tasks) for part in parts))
+        part_of[meets.nonzero()] = len(parts) + np.arange(len(actors))
+        joint = self._together.run(actors, self.diagnostics, as_recorded=self.options.starts == "recorded")
+        ran = scheduled(*joint)
+        joined = across(joint.cast, joint.done, ran, sum(len(part.tasks) for part in parts))
         return simulation_of(name, self.workload, [*parts, *ran], part_of[colours.colour], joined)
 
     @property
-    def differ(self) -> bool:
+    def _differ(self) -> bool:
         """Whether ranks do different things, or the same at different speed."""
         several = sum(count > 0 for count in self.workload.class_sizes) > 1
         return several or bool(self.options.jitter) or bool(self.options.stragglers)
 
-    def _meeting(self) -> BoolArray:
-        """Which colours meet others, ``(colours,)``. Programs whose loops are too long to be run trip by trip
-        are scheduled alone.
-        """
-        meets = _meet(self.relations, self.colours, both_ways=self.options.protocol == "rendezvous")
-        together = np.flatnonzero(meets)
-        self.limit = self.options.max_executions
-        if not len(together):
-            return meets
-        self.limit = max(self.options.max_executions // len(together), 1)
-        kinds = {self._kind(rank): rank for rank in self.colours.first[together].tolist()}
-        extrapolated = [rank for rank in kinds.values() if self._program(rank).blocks]
-        if extrapolated:
-            self.diagnostics.warning(
-                "simulate.ranks-not-synchronised", self.workload.name,
-                "loops are too long to be run trip by trip on all ranks that differ: nobody waits for others",
-                count=len(extrapolated),
-            )  # fmt: skip
-            meets[:] = False
-        return meets
+    @property
+    def _together(self) -> Together:
+        options = self.options
+        return Together(
+            self.relations,
+            self.colours,
+            options.priority,
+            options.protocol,
+            options.differing or "longest",
+            self._differ,
+        )
 
     def _alike(self, chosen: IntArray) -> list[list[int]]:
         """Colours that run the same; with jitter none do."""
@@ -201,87 +190,73 @@ class _Whole:
     def _kind(self, rank: int) -> _Kind:
         return int(self.relations.rank_class[rank]), float(self.pace[rank])
 
-    def _program(self, rank: int) -> Program:
-        """What a rank runs, unrolled."""
+    def _graph(self, rank: int) -> OpGraph:
         index, pace = kind = self._kind(rank)
-        if kind not in self.programs:
-            graph = _slower(self.workload.classes[index], pace)
-            self.programs[kind] = expanded(graph, self.limit, self.options.priority, self.diagnostics)
-        return _jittered(self.programs[kind], self.options, rank)
+        if kind not in self.graphs:
+            self.graphs[kind] = _slower(self.workload.classes[index], pace)
+        return self.graphs[kind]
+
+    def _jittered(self, program: Program, rank: int) -> Program:
+        return _jittered(program, self.options, rank)
 
     def _alone(self, alike: list[int]) -> Scheduled:
         rank = int(self.colours.first[alike[0]])
-        index, _ = self._kind(rank)
-        program, graph = self._program(rank), self.workload.classes[index]
-        whose = ClassOf(index, rank, int(self.colours.count[alike].sum()))
-        queued = None
-        if self.differ:
+        options, graph = self.options, self._graph(rank)
+        program = expanded(graph, options.max_executions, options.priority, self.diagnostics)
+        program = self._jittered(program, rank)
+        whose = ClassOf(self._kind(rank)[0], rank, int(self.colours.count[alike].sum()))
+        order = None
+        if self._differ:
             tasks, talk = program.tasks, talk_of(graph, program, self.relations)
-            queued = self._queued(tasks.deps, tasks.stream, np.zeros(1, np.int64), [talk])
-        return alone(graph, program, self.options.priority, whose, queued)
+            order = queued(tasks.deps, tasks.stream, np.zeros(1, np.int64), [talk], options.protocol)
+        return alone(graph, program, options.priority, whose, order)
 
-    def _cast(self, together: IntArray) -> tuple[Cast, list[Talk]]:
-        """The actors of some colours, and the communication of each."""
-        actors: list[Actor] = []
-        talks: dict[_Kind, Talk] = {}
-        total = 0
-        counts = self.colours.count[together].tolist()
-        for colour, count in zip(together.tolist(), counts, strict=True):
-            rank = int(self.colours.first[colour])
-            kind = index, _ = self._kind(rank)
-            program, graph = self._program(rank), self.workload.classes[index]
-            if kind not in talks:
-                talks[kind] = talk_of(graph, program, self.relations)
-            total += len(program.tasks)
-            if total > _MOST_TASKS:
-                raise UnsupportedError(
-                    f"{len(together):,} ranks behave differently: over {_MOST_TASKS:,} operations",
-                    hint="without jitter ranks that do the same are simulated once; "
-                    "`granularity=region` merges what stands between collectives",
-                )
-            actors.append(Actor(colour, rank, count, index, graph, program))
-        return cast_of(tuple(actors)), [talks[self._kind(actor.rank)] for actor in actors]
-
-    def _met(self, cast: Cast, talks: Sequence[Talk]) -> Meetings:
-        return meetings_of(
-            cast,
-            talks,
-            self.relations,
-            self.colours,
-            protocol=self.options.protocol,
-            differing=self.options.differing or "longest",
-            diagnostics=self.diagnostics,
+    def _actors(self, together: IntArray) -> list[Actor]:
+        """The actors of some colours with their programs; none where these cannot be run together."""
+        if not len(together):
+            return []
+        actors = [
+            Actor(colour, rank, count, self._kind(rank)[0], self._graph(rank), _NOTHING)
+            for colour, rank, count in zip(
+                together.tolist(),
+                self.colours.first[together].tolist(),
+                self.colours.count[together].tolist(),
+                strict=True,
+            )
+        ]
+        limit = max(self.options.max_executions // len(together), 1)
+        if sum(len(actor.graph) for actor in actors) > _MOST_TASKS:
+            raise UnsupportedError(
+                f"{len(together):,} ranks behave differently: over {_MOST_TASKS:,} operations",
+                hint="without jitter ranks that do the same are simulated once; "
+                "`granularity=region` merges what stands between collectives",
+            )
+        found = with_loops(
+            actors,
+            limit,
+            self._together,
+            self._jittered if self.options.jitter else None,
+            self.diagnostics,
         )
+        if found is None:
+            self.diagnostics.warning(
+                "simulate.ranks-not-synchronised",
+                self.workload.name,
+                "ranks meet in loops of different trips, too many to run one by one: nobody waits for others",
+            )
+        return found or []
 
-    def _begin_ns(self, cast: Cast, meetings: Meetings) -> FloatArray | None:
-        if self.options.starts != "recorded":
-            return None
-        begin_ns = recorded_starts(cast, meetings, self.options.priority)
-        self.diagnostics.info(
-            "simulate.recorded-starts",
-            self.workload.name,
-            f"recordings begin up to {begin_ns.max() / 1e6:,.3f} ms apart: ranks end collectives together",
-            count=int((begin_ns > 0).sum()),
-        )
-        return begin_ns
 
-    def _queued(self, deps: Csr, stream: SmallIntArray, first: IntArray, talks: Sequence[Talk]) -> Csr | None:
-        """Dependencies with those of what waits for other ranks on what stands before it in its stream."""
-        if not self.differ:
-            return None
-        after: list[IntArray] = []
-        before: list[IntArray] = []
-        for talk, offset in zip(talks, first.tolist(), strict=False):
-            waits = talk.receives | (self.options.protocol == "rendezvous")
-            place = np.concatenate([talk.call_place, talk.move_place[waits]])
-            queue = np.concatenate([talk.calls, talk.moves[waits]])[np.argsort(place, kind="stable")] + offset
-            queue = queue[stream[queue] >= 0]
-            queue = queue[np.argsort(stream[queue], kind="stable")]
-            same = stream[queue[1:]] == stream[queue[:-1]]
-            after.append(queue[1:][same])
-            before.append(queue[:-1][same])
-        rows = np.concatenate([deps.row_ids, *after])
-        return Csr.from_pairs(rows, np.concatenate([deps.values, *before]), len(deps))
+def _in_step(workload: Workload) -> bool:
+    """Whether all ranks are here and do the same at the same time, by their form: one class, in which nobody
+    sends to a rank that does not send too.
+    """
+    used = [index for index, count in enumerate(workload.class_sizes) if count]
+    if len(used) > 1 or not workload.is_complete:
+        return False
+    table, kind = workload.classes[used[0]].p2p, workload.classes[used[0]].kind
+    sides = np.isin(kind[table.node], (int(NodeKind.SEND), int(NodeKind.RECV)))
+    return not bool((sides & (table.permutation >= 0) & ~table.host).any())
 
 
 def _meet(relations: Relations, colours: Colours, *, both_ways: bool) -> BoolArray:
@@ -321,25 +296,3 @@ def _jittered(program: Program, options: JobScheduler, rank: int) -> Program:
     own = (tasks.stream >= 0) & (kinds_of(tasks.stream) != COMMUNICATION) & (program.block < 0)
     factor = np.where(own, np.exp(sigma * draws - sigma * sigma / 2), 1.0)
     return replace(program, tasks=replace(tasks, duration_ns=tasks.duration_ns * factor))
-
-
-def _posted(cast: Cast, meetings: Meetings) -> SmallIntArray:
-    """Streams, without those of receives that name none, and of what waits though it takes no time."""
-    posted = (meetings.ended_by >= 0) & (cast.stream == FREE)
-    for place, actor in enumerate(cast.actors):
-        mine = slice(int(cast.first[place]), int(cast.first[place + 1]))
-        only = (actor.graph.kind == int(NodeKind.RECV)) & (actor.graph.stream < 0)
-        posted[mine] |= meetings.is_message[mine] & np.append(only, False)[actor.program.node]
-    return np.where(posted, POSTED, cast.stream).astype(np.int32)
-
-
-def _places(cast: Cast, priority: Priority) -> IntArray | None:
-    """The place of each task among ready ones of its actor; None for program order."""
-    if priority == "program":
-        return None
-    found: list[IntArray] = []
-    for actor, offset in zip(cast.actors, cast.first.tolist(), strict=False):
-        place = ranks_of(actor.program.tasks, priority)
-        assert place is not None
-        found.append(place + offset)
-    return np.concatenate(found)

@@ -29,6 +29,7 @@ class Part:
     """The program of one class in the making."""
 
     builder: GraphBuilder
+    region: int = -1
 
     def _node(self, name: str, kind: NodeKind, op_class: OpClass, deps: Sequence[int], stream: int) -> int:
         b = self.builder
@@ -38,6 +39,7 @@ class Part:
             op_class=op_class,
             kind=kind,
             data_deps=deps,
+            region=self.region,
         )
         b.set(node, stream=stream)
         return node

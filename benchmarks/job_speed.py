@@ -1,0 +1,138 @@
+"""Whole jobs simulated: a Llama-7B-like step of about 1,300 operations per rank on 256 and on 32,768 ranks.
+
+``python -m benchmarks.job_speed``: CPU seconds, and as ratios to the schedule of one rank of each class alone
+on the same graphs, in turn. Pipeline of 4 stages by tensor parallelism of 8 by data parallelism of the rest;
+then with a straggler, and (256 ranks) with jitter, which makes all ranks different. Exits 1 past 1 s at 256
+ranks or 10 s at 32,768 (where nothing but symmetry helps).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.graph import (
+    CollectiveKind,
+    Diagnostics,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Permutation,
+    StridedGroups,
+    Workload,
+)
+from hespas.simulator import JobScheduler, ListScheduler, Simulator, simulate
+
+__all__ = ["job", "main"]
+
+_STAGES, _TENSOR, _LAYERS, _MICROBATCHES = 4, 8, 32, 8
+_ROUNDS = 3
+_LIMITS_S = {256: 1.0, 32_768: 10.0}
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The program of one stage in the making: each operation waits for the one before it."""
+
+    builder: GraphBuilder
+    last: int = -1
+
+    def add(self, name: str, duration_ns: float, kind: NodeKind = NodeKind.COMPUTE) -> int:
+        b = self.builder
+        op_class = OpClass.CONTRACTION if kind is NodeKind.COMPUTE else OpClass.COLLECTIVE
+        row = b.strings.add(name)
+        deps = [] if self.last < 0 else [self.last]
+        node = b.add_node(name_row=row, op_row=row, op_class=op_class, kind=kind, data_deps=deps)
+        b.set(node, duration_ns=duration_ns)
+        self.last = node
+        return node
+
+    def reduce(self, groups: StridedGroups, duration_ns: float) -> None:
+        node = self.add("all-reduce", duration_ns, NodeKind.COLLECTIVE)
+        row = self.builder.group_set(groups)
+        self.builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=row, comm_bytes=3.3e7)
+
+    def message(self, kind: NodeKind, permutation: Permutation, tag: int) -> None:
+        node = self.add(kind.name.lower(), 50_000, kind)
+        row = self.builder.permutation(permutation)
+        self.builder.add_p2p(node, permutation=row, comm_bytes=3.3e7, tag=tag)
+
+
+def _stage(stage: int, data: int) -> OpGraph:
+    """All microbatches forward, then backward, then gradients over the replicas."""
+    made = _Stage(GraphBuilder(f"stage{stage}"))
+    shape = [_STAGES, data, _TENSOR]
+    tensor, replicas = (StridedGroups.from_mesh(shape, [axis]) for axis in (2, 1))
+    ranks, stride = _STAGES * data * _TENSOR, data * _TENSOR
+    onward, back = (Permutation(ranks, (_STAGES, stride), step, wraps=False) for step in (1, -1))
+    later, earlier = stage < _STAGES - 1, stage > 0
+    for way, comes, goes in ((onward, earlier, later), (back, later, earlier)):
+        for batch in range(_MICROBATCHES):
+            if comes:
+                made.message(NodeKind.RECV, way, batch)
+            for _ in range(_LAYERS // _STAGES):
+                for name in ("qkv", "attention", "project", "mlp up", "mlp gate", "mlp down", "norm"):
+                    made.add(name, 100_000.0 + 1_000 * stage)
+                made.reduce(tensor, 80_000)
+                made.reduce(tensor, 80_000)
+            if goes:
+                made.message(NodeKind.SEND, way, batch)
+    for _ in range(_LAYERS // _STAGES):
+        made.reduce(replicas, 400_000)
+        made.add("optimizer", 200_000)
+    return made.builder.build()
+
+
+def job(ranks: int) -> Workload:
+    """The job; ``ranks`` is a multiple of 32."""
+    data = ranks // (_STAGES * _TENSOR)
+    classes = tuple(_stage(stage, data) for stage in range(_STAGES))
+    return Workload(
+        name="llama",
+        classes=classes,
+        rank_class=np.repeat(np.arange(_STAGES, dtype=np.int32), data * _TENSOR),
+    )
+
+
+def _seconds(workload: Workload, simulator: Simulator) -> float:
+    begin = time.process_time()
+    simulate(workload, simulator=simulator, diagnostics=Diagnostics())
+    return time.process_time() - begin
+
+
+def _measured(workload: Workload, simulator: Simulator) -> tuple[float, float]:
+    """The median of CPU seconds, and of their ratio to the rank classes alone."""
+    pairs = [(_seconds(workload, simulator), _seconds(workload, ListScheduler())) for _ in range(_ROUNDS)]
+    return (
+        statistics.median(mine for mine, _ in pairs),
+        statistics.median(mine / floor for mine, floor in pairs),
+    )
+
+
+def main() -> int:
+    """Measure and print; 1 where a limit is missed."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    missed = False
+    for ranks, limit_s in _LIMITS_S.items():
+        workload = job(ranks)
+        nodes = [len(graph) for graph in workload.classes]
+        rows = {"symmetric": JobScheduler(), "one straggler": JobScheduler(stragglers=((5, 1.3),))}
+        if ranks <= 256:
+            rows["jitter, every rank"] = JobScheduler(jitter=0.05)
+        for name, simulator in rows.items():
+            seconds, ratio = _measured(workload, simulator)
+            print(
+                f"{ranks:>6,} ranks of {min(nodes):,} to {max(nodes):,} operations, {name}: "
+                f"{seconds:.2f} CPU s, {ratio:.1f} times the rank classes alone"
+            )
+            missed |= name == "symmetric" and seconds > limit_s
+    return int(missed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
