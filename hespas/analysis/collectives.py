@@ -9,7 +9,6 @@ TraceLens.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ import numpy as np
 from hespas.analysis.operations import Measured
 from hespas.analysis.recording import Kind, Recording
 from hespas.analysis.table import Moments, Row, Table, listed, table_from_rows, table_of
+from hespas.converters.meetings import MeetingKey, clock_shifts, meeting_key, met
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
@@ -147,17 +147,26 @@ def collectives_of(
     recordings: Sequence[Recording], measured: Sequence[Measured], diagnostics: Diagnostics
 ) -> Collectives:
     """Gather the communication of all ranks and match it: by group and number in it; where those are not
-    recorded, by order within a kind, if all ranks did the same (which ``diagnostics`` tell).
+    recorded, by order within a kind, if all ranks did the same (which ``diagnostics`` tell). See
+    :mod:`hespas.converters.meetings`.
     """
-    by_profile = {id(each.profile): each for each in measured}
+    place = {id(each.profile): row for row, each in enumerate(measured)}
     found = _Columns()
     for recording in recordings:
-        _add_rank(found, recording, by_profile[id(recording.profile)])
+        clock = place[id(recording.profile)]
+        _add_rank(found, recording, measured[clock], clock)
     where = recordings[0].profile.name if recordings else ""
     message = "communication states neither its group nor how many ranks it has"
     unstated = sum(size < 0 for size in found.group_size)
     diagnostics.info("analysis.group-unstated", where, message, count=unstated)
-    instance = _instances(found, len(recordings), diagnostics, where)
+    instance = met(found.rank, found.key)
+    by_order = sum(
+        of >= 0 and key.number < 0 and key.side < 0
+        for of, key in zip(instance.tolist(), found.key, strict=True)
+    )
+    message = "collectives are not numbered in the recording: ranks are matched by kind and order"
+    diagnostics.info("analysis.matched-by-order", where, message, count=by_order)
+    shifts = clock_shifts(found.clock, instance, found.end_ns, [0.0] * len(measured))
     return Collectives(
         rank=np.array(found.rank, np.int64),
         kind=found.kind,
@@ -170,13 +179,13 @@ def collectives_of(
         end_ns=np.array(found.end_ns, np.float64),
         exposed_ns=np.array(found.exposed_ns, np.float64),
         instance=instance,
-        shift_ns=_shifts(found, instance),
+        shift_ns={rank: shifts[clock] for rank, clock in zip(found.rank, found.clock, strict=True)},
     )
 
 
 @dataclass(slots=True)
 class _Columns:
-    """The columns of :class:`Collectives` while ranks are added; ``clock`` is that of the file."""
+    """The columns of :class:`Collectives` while ranks are added; ``clock`` is the place of the profile."""
 
     rank: list[int] = field(default_factory=list[int])
     clock: list[int] = field(default_factory=list[int])
@@ -185,13 +194,14 @@ class _Columns:
     members: list[str] = field(default_factory=list[str])
     group_size: list[int] = field(default_factory=list[int])
     sequence: list[int] = field(default_factory=list[int])
+    key: list[MeetingKey] = field(default_factory=list[MeetingKey])
     size_bytes: list[float] = field(default_factory=list[float])
     start_ns: list[float] = field(default_factory=list[float])
     end_ns: list[float] = field(default_factory=list[float])
     exposed_ns: list[float] = field(default_factory=list[float])
 
 
-def _add_rank(found: _Columns, recording: Recording, measured: Measured) -> None:
+def _add_rank(found: _Columns, recording: Recording, measured: Measured, clock: int) -> None:
     """The communication of one rank, in order of start."""
     profile, graph = recording.profile, measured.costed.graph
     places = np.flatnonzero(recording.kind == Kind.COMMUNICATION)
@@ -204,7 +214,7 @@ def _add_rank(found: _Columns, recording: Recording, measured: Measured) -> None
     compute = recording.busy(Kind.COMPUTE)
     start, end = recording.start_ns[places], recording.end_ns[places]
     found.rank.extend([recording.rank] * len(rows))
-    found.clock.extend([id(profile)] * len(rows))
+    found.clock.extend([clock] * len(rows))
     found.start_ns.extend(start.tolist())
     found.end_ns.extend(end.tolist())
     found.exposed_ns.extend(((end - start) - compute.within_ns(start, end)).tolist())
@@ -226,55 +236,11 @@ def _add_rank(found: _Columns, recording: Recording, measured: Measured) -> None
         found.group.append(strings[int(comms.group_row[row])] if row >= 0 else "")
         found.members.append(strings[int(comms.ranks_row[row])] if row >= 0 else "")
         found.group_size.append(size)
-        found.sequence.append(int(comms.sequence[row]) if row >= 0 else -1)
+        number = int(comms.sequence[row]) if row >= 0 else -1
+        found.sequence.append(number)
+        sort = word if is_message else kind
+        found.key.append(meeting_key(sort, found.group[-1], found.members[-1], recording.rank, number))
         found.size_bytes.append(float(np.fmax(sent, made)))
-
-
-def _instances(found: _Columns, ranks: int, diagnostics: Diagnostics, where: str) -> IntArray:
-    """The instance that each event is part of, -1 where no other rank has it. Several kernels of one number
-    belong together in their order.
-    """
-    rows = len(found.kind)
-    instance = np.full(rows, -1, np.int64)
-    if ranks < 2:
-        return instance
-    of_key: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for row in range(rows):
-        number = found.sequence[row]
-        # a number is one of its group; without it the kind is all that tells them apart
-        last = number if number >= 0 else found.kind[row]
-        of_key[found.group[row], found.members[row], last][found.rank[row]].append(row)
-    count, by_order = 0, 0
-    for key, of_rank in of_key.items():
-        numbered = isinstance(key[2], int)
-        lists = list(of_rank.values())
-        shortest = min(map(len, lists))
-        if len(lists) < 2 or (not numbered and any(len(each) != shortest for each in lists)):
-            continue
-        for together in zip(*lists, strict=False):
-            instance[list(together)] = count
-            count += 1
-            by_order += 0 if numbered else len(together)
-    message = "collectives are not numbered in the recording: ranks are matched by kind and order"
-    diagnostics.info("analysis.matched-by-order", where, message, count=by_order)
-    return instance
-
-
-def _shifts(found: _Columns, instance: IntArray) -> dict[int, float]:
-    """What each rank's clock lacks so that shared collectives end together in the median. Files are taken in
-    order, and one that shares nothing keeps its clock; ranks of one file have one clock.
-    """
-    ended: dict[int, float] = {}
-    shift: dict[int, float] = {}
-    numbers: list[int] = instance.tolist()
-    for clock in dict.fromkeys(found.clock):
-        rows = [row for row, of in enumerate(found.clock) if of == clock and numbers[row] >= 0]
-        apart = [ended[numbers[row]] - found.end_ns[row] for row in rows if numbers[row] in ended]
-        by = float(np.median(apart)) if apart else 0.0
-        for row in rows:
-            ended.setdefault(numbers[row], found.end_ns[row] + by)
-        shift |= {found.rank[row]: by for row, of in enumerate(found.clock) if of == clock}
-    return shift
 
 
 # --- What is told of them

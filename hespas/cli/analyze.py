@@ -64,6 +64,7 @@ def analyze(
     capture: options.Capture = None,
     top: _Top = 10,
     source_format: options.SourceFormat = "",
+    recover: options.Recover = False,
     report: _Report = None,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
@@ -100,7 +101,7 @@ def analyze(
                 capture=capture,
                 hardware=hardware,
                 format=source_format or None,
-                options=ReadOptions(progress=callback),
+                options=ReadOptions(recover=recover, progress=callback),
                 diagnostics=diagnostics,
             )
         if json_file:

@@ -58,9 +58,6 @@ _FromVersion = Annotated[
 _ToVersion = Annotated[
     str, typer.Option(metavar="VERSION", help="Which version of DST's format to write: see --list-formats.")
 ]
-_Recover = Annotated[
-    bool, typer.Option("--recover", help="Keep what is whole of a SRC that was cut off or is damaged.")
-]
 _Hardware = Annotated[
     str,
     options.hardware_option("Give operations the time they take on this device."),
@@ -89,7 +86,7 @@ def convert(
     target_format: _To = "",
     from_version: _FromVersion = "",
     to_version: _ToVersion = "",
-    recover: _Recover = False,
+    recover: options.Recover = False,
     hardware: _Hardware = "",
     estimator: options.Estimator = DEFAULT_ESTIMATOR,
     ranks: _Ranks = "",

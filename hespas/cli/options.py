@@ -35,6 +35,7 @@ __all__ = [
     "NumReplicas",
     "Overwrite",
     "Progress",
+    "Recover",
     "RunTimeUnit",
     "SourceFormat",
     "Tables",
@@ -255,6 +256,9 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that the options name.")]
+Recover = Annotated[
+    bool, typer.Option("--recover", help="Keep what is whole of an input that was cut off or is damaged.")
+]
 Progress = Annotated[
     bool | None,
     typer.Option(

@@ -484,8 +484,9 @@ class EventStream:
         """Of a file that ends early; says what could be had of it."""
         error = self._error(message, self._read_bytes)
         if self._events:
-            kept = f"hespas-convert with `recover` keeps the {self._events:,} events before the cut"
-            error.hint = f"{error.hint}; {kept}"
+            commands = "in hespas-convert and hespas analyze"
+            kept = f"`recover` keeps the {self._events:,} events before the cut"
+            error.hint = f"{error.hint}; {commands} {kept}"
         return error
 
     def _error(self, message: str, byte: int) -> FormatError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,10 +17,21 @@ import numpy as np
 from hespas.graph import MeasuredComms, Profile
 from hespas.graph.columns import IntArray
 
-__all__ = ["Meetings", "clock_shifts", "meetings_of", "met"]
+__all__ = ["MeetingKey", "Meetings", "clock_shifts", "meeting_key", "meetings_of", "met"]
 
 _SENDS, _RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv", "receive"})
 _RANKS = msgspec.json.Decoder(list[int])
+
+
+class MeetingKey(NamedTuple):
+    """What ranks that take part in one communication have in common. ``number`` is -1 where it is told by
+    order alone; ``side`` is 1 for who sends a message, 0 for who receives it, -1 for a collective.
+    """
+
+    group: str
+    kind: str
+    number: int
+    side: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -61,28 +73,31 @@ def meetings_of(profiles: Sequence[Profile]) -> Meetings:
     rank = np.concatenate(
         [np.empty(0, np.int64), *(each.rank[part.event] for each, part in zip(profiles, parts, strict=True))]
     )
-    keys: list[tuple[str, str]] = []
-    numbers: list[int] = []
-    sends: list[int] = []
+    keys: list[MeetingKey] = []
     for each, part in zip(profiles, parts, strict=True):
         for row, number in enumerate(part.sequence.tolist()):
             kind, group, ranks = (
                 each.strings[int(column[row])] for column in (part.kind_row, part.group_row, part.ranks_row)
             )
-            side = 1 if kind.lower() in _SENDS else 0 if kind.lower() in _RECEIVES else -1
-            sender = _sender(ranks, int(each.rank[part.event[row]]), side)
-            keys.append((f"{group} {ranks}", kind if side < 0 else f"from {sender}"))
-            # a number counts what a rank did in its group: two ends of a message may count differently
-            numbers.append(number if side < 0 else -1)
-            sends.append(side)
-    instance, _ = met(rank.tolist(), keys, numbers)
+            keys.append(meeting_key(kind, group, ranks, int(each.rank[part.event[row]]), number))
     return Meetings(
         profile=profile,
         event=event,
         rank=rank.astype(np.int64),
-        instance=instance,
-        sends=np.array(sends, np.int64),
+        instance=met(rank.tolist(), keys),
+        sends=np.array([key.side for key in keys], np.int64),
     )
+
+
+def meeting_key(kind: str, group: str, ranks: str, rank: int, number: int) -> MeetingKey:
+    """What tells one communication of ``rank`` from others of its ``group`` (of the ``ranks`` in a JSON list)
+    by kind and ``number`` in it (-1: not recorded).
+    """
+    side = 1 if kind.lower() in _SENDS else 0 if kind.lower() in _RECEIVES else -1
+    if side < 0:
+        return MeetingKey(f"{group} {ranks}", kind, number, side)
+    # a number counts what a rank did in its group: two ends of a message may count differently
+    return MeetingKey(f"{group} {ranks}", f"from {_sender(ranks, rank, side)}", -1, side)
 
 
 def _in_order(profile: Profile) -> MeasuredComms:
@@ -102,18 +117,17 @@ def _sender(ranks: str, rank: int, side: int) -> str:
     return str(rank if side else sum(members) - rank)
 
 
-def met(rank: Sequence[int], keys: Sequence[tuple[str, str]], numbers: Sequence[int]) -> tuple[IntArray, int]:
-    """The instance of each communication (-1: no other rank has it), and how many were matched by order.
-
-    ``keys`` are group and kind, ``numbers`` the number in the group (-1: not recorded); rows of a rank stand
-    in the order of time. Several of one number belong together in their order.
+def met(rank: Sequence[int], keys: Sequence[MeetingKey]) -> IntArray:
+    """The instance of each communication (-1: no other rank has it). Rows of a rank stand in the order of
+    time; several of one number belong together in their order.
     """
     of_key: dict[tuple[str, str | int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for row, ((group, kind), number) in enumerate(zip(keys, numbers, strict=True)):
+    for row, key in enumerate(keys):
         # a number is one of its group; without it the kind is all that tells them apart
-        of_key[group, number if number >= 0 else kind][rank[row]].append(row)
+        last = key.number if key.number >= 0 else key.kind
+        of_key[key.group, last][rank[row]].append(row)
     instance = np.full(len(keys), -1, np.int64)
-    count, by_order = 0, 0
+    count = 0
     for (_, last), of_rank in of_key.items():
         lists = list(of_rank.values())
         unlike = isinstance(last, str) and len(set(map(len, lists))) > 1
@@ -122,8 +136,7 @@ def met(rank: Sequence[int], keys: Sequence[tuple[str, str]], numbers: Sequence[
         for together in zip(*lists, strict=False):
             instance[list(together)] = count
             count += 1
-            by_order += len(together) if isinstance(last, str) else 0
-    return instance, by_order
+    return instance
 
 
 def clock_shifts(

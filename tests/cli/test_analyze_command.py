@@ -105,6 +105,18 @@ def test_a_recording_is_given_once(given: tuple[str | Path, ...]) -> None:
     assert "is given twice" in done.stderr
 
 
+def test_what_is_whole_of_a_cut_trace_is_analysed(tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "t.json", [kernel("whole", 20, 5, 4), kernel("last", 30, 9, 5)])
+    text = path.read_text()
+    path.write_text(text[: text.index('"last"') + 8])
+    assert run(path).exit_code == 3
+    done = run(path, "--recover", "--json", tmp_path / "a.json")
+    assert done.exit_code == 0, done.output
+    found = document(tmp_path / "a.json")
+    assert [(row["kernel"], row["total_ns"]) for row in found["kernels"]] == [("whole", 5000)]
+    assert "kineto.cut" in {each["code"] for each in found["diagnostics"]}
+
+
 def test_nothing_recorded_on_a_device(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "t.json", [host("aten::add", 0, 9), launch(1, 4)])
     done = run(path)
