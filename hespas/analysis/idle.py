@@ -1,7 +1,8 @@
 """Why nothing ran: each gap on a stream, and each on the device as a whole, by what it waited for.
 
-The rules are those of Holistic Trace Analysis (host wait, then kernel wait below a threshold), and what is
-left is looked at further: a gap that ends as an event of another stream ends has waited for that.
+The rules are those of Holistic Trace Analysis (host wait, then kernel wait below a threshold), and two of its
+answers are looked at further: of its host wait, gaps that passed mostly behind the call that launched are
+launch delay; of what is left, a gap that ends as an event of another stream ends has waited for that.
 """
 
 from __future__ import annotations
@@ -30,20 +31,30 @@ class Cause(IntEnum):
     """What a gap waited for."""
 
     HOST = 0
-    """The event behind the gap was launched when the one before had ended."""
-    KERNEL_DELAY = 1
+    """The event behind the gap was launched when the one before had ended, and most of the gap was over."""
+    LAUNCH = 1
+    """It was launched when the one before had ended, and most of the gap lies behind that call."""
+    KERNEL_DELAY = 2
     """It was launched in time, and the gap is short."""
-    COMMUNICATION = 2
+    COMMUNICATION = 3
     """It was launched in time, and started as communication on another stream ended."""
-    OTHER_STREAM = 3
+    OTHER_STREAM = 4
     """The same, with a kernel or a copy of another stream."""
-    OTHER = 4
+    OTHER = 5
     """It was launched in time, and nothing tells what kept it."""
-    UNKNOWN = 5
+    UNKNOWN = 6
     """Its launch is not in the recording."""
 
 
-_WORDS = ("host-bound", "kernel delay", "communication", "other stream", "other", "launch unknown")
+_WORDS = (
+    "host-bound",
+    "launch delay",
+    "kernel delay",
+    "communication",
+    "other stream",
+    "other",
+    "launch unknown",
+)
 
 
 class IdleRow(Row, frozen=True, kw_only=True):
@@ -100,7 +111,8 @@ def _of_stream(
     launch = recording.profile.launch_start_ns[recording.rows[behind]]
     start = recording.start_ns[behind]
     cause = _causes(start, length, launch, ends, kind_at_end)
-    late = np.where(cause == Cause.HOST, np.minimum(launch, start) - (start - length), 0.0)
+    after_call = (cause == Cause.HOST) | (cause == Cause.LAUNCH)
+    late = np.where(after_call, np.minimum(launch, start) - (start - length), 0.0)
     moments = Moments.of(length, cause, len(Cause))
     used = np.flatnonzero(moments.count)
     order = used[np.argsort(-moments.total[used], kind="stable")]
@@ -144,8 +156,22 @@ def _causes(
     waited = (ends[last] > began) & (start - ends[last] < KERNEL_DELAY_NS)
     talked = kind_at_end[last] == Kind.COMMUNICATION
     return np.select(
-        [np.isnan(launch), launch > began, length < KERNEL_DELAY_NS, waited & talked, waited],
-        [Cause.UNKNOWN, Cause.HOST, Cause.KERNEL_DELAY, Cause.COMMUNICATION, Cause.OTHER_STREAM],
+        [
+            np.isnan(launch),
+            (launch > began) & (start - launch > launch - began),
+            launch > began,
+            length < KERNEL_DELAY_NS,
+            waited & talked,
+            waited,
+        ],
+        [
+            Cause.UNKNOWN,
+            Cause.LAUNCH,
+            Cause.HOST,
+            Cause.KERNEL_DELAY,
+            Cause.COMMUNICATION,
+            Cause.OTHER_STREAM,
+        ],
         Cause.OTHER,
     ).astype(np.int64)
 

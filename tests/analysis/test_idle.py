@@ -31,7 +31,8 @@ def cause_of(event: Event, began: float, length: float, every: list[Event]) -> s
     if event.launch is None:
         return "launch unknown"
     if event.launch[0] > began:
-        return "host-bound"
+        behind_the_call = event.start - event.launch[0]
+        return "launch delay" if behind_the_call > length / 2 else "host-bound"
     if length < 30_000:
         return "kernel delay"
     ended = [each for each in every if began < each.end <= event.start]
@@ -121,19 +122,28 @@ def test_every_cause_there_is(tmp_path: Path) -> None:
         kernel("elsewhere", 650, 150, 6, stream=9),
         kernel("behind that", 805, 95, 7),
         kernel("nobody knows", 1000, 100, 99),
+        launch(1110, 8),
+        kernel("long on its way", 1150, 50, 8),
     ]
     found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found
     rows = {row.cause: row for row in found.idle.rows() if row.stream == 7}
     assert {cause: row.total_ns for cause, row in rows.items()} == {
         "host-bound": 100_000,
+        "launch delay": 50_000,
         "kernel delay": 20_000,
         "communication": 101_000,
         "other stream": 105_000,
         "launch unknown": 100_000,
     }
     assert rows["host-bound"].before_launch_ns == 50_000
+    assert rows["launch delay"].before_launch_ns == 10_000
     whole = {row.cause: row.total_ns for row in found.idle.rows() if row.stream == WHOLE_DEVICE}
-    assert whole == {"host-bound": 100_000, "kernel delay": 10_000 + 1_000 + 5_000, "launch unknown": 100_000}
+    assert whole == {
+        "host-bound": 100_000,
+        "launch delay": 50_000,
+        "kernel delay": 10_000 + 1_000 + 5_000,
+        "launch unknown": 100_000,
+    }
 
 
 def test_no_launches_no_queue(tmp_path: Path) -> None:

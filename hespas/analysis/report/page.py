@@ -61,7 +61,8 @@ SECTIONS = (
         "idle",
         "Why nothing ran",
         "Gaps by cause, of the device (no stream ran anything) and of each stream. Host-bound: the next "
-        "event was launched after the one before had ended; kernel delay: launched in time, and below 30 us.",
+        "event was launched after the one before had ended (launch delay: and most of the gap lies behind "
+        "that call); kernel delay: launched in time, and below 30 us.",
     ),
     Section("gaps", "What the device waited for", "Gaps of the device by what ran after them."),
     Section(
