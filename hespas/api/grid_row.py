@@ -37,8 +37,8 @@ _PASSED = (
 
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
-    """``settings`` are the values of the axes. Times are of the rank that is done last; ``fault`` says why
-    there are none.
+    """``settings`` are the values of the axes. Times are of the rank that is done last, ``critical_ns`` those
+    of operation classes on its critical path; ``fault`` says why there are none.
     """
 
     settings: dict[str, Value]
@@ -48,6 +48,7 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     compute_ns: Figure = nan
     comm_ns: Figure = nan
     exposed_comm_ns: Figure = nan
+    critical_ns: dict[str, Figure] = {}
     ranks: Count = 0
     is_lower_bound: bool = False
     fault: str = ""
@@ -73,6 +74,7 @@ def grid_row(settings: Mapping[str, Value], shown: Mapping[str, Value]) -> GridR
         compute_ns=float(timeline.resource_ns("compute")[last]),
         comm_ns=float(timeline.resource_ns("communication")[last]),
         exposed_comm_ns=float(timeline.exposed_comm_ns[last]),
+        critical_ns=dict(max(done.classes, key=lambda found: found.finish_ns).critical_path.class_ns),
         ranks=len(here),
         is_lower_bound=done.is_lower_bound,
     )

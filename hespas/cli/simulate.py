@@ -123,10 +123,10 @@ def simulate(
         Path | None, typer.Argument(metavar="SRC", help="Any readable workload.", show_default=False)
     ] = None,
     hardware: Annotated[
-        str,
-        options.hardware_option("Times of this device (default: those in SRC)."),
-    ] = "",
-    estimator: options.Estimator = DEFAULT_ESTIMATOR,
+        list[str] | None,
+        options.hardware_option("Times of this device (default: those in SRC); repeated: a column each."),
+    ] = None,
+    estimator: options.Estimators = None,
     granularity: options.Granularity = None,
     source_format: options.SourceFormat = "",
     num_devices: options.NumDevices = None,
@@ -173,12 +173,15 @@ def simulate(
     """
     from hespas.graph.diagnostics import Diagnostics
 
-    source = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug).run(source, context)
+    several = {"hardware": hardware or [""], "estimator": estimator or [DEFAULT_ESTIMATOR]}
+    what_if = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug)
+    source = what_if.run(source, context, several)
     if source is None:
         return
+    (device,), (model_name,) = several.values()
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, hardware, estimator, beside, *configs]
+    reads: list[Path | str | None] = [source, device, model_name, beside, *configs]
     with command_line(
         debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
     ):
@@ -187,15 +190,15 @@ def simulate(
 
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
-        drawn.check(source, hardware, [path for path in configs if path])
+        drawn.check(source, device, [path for path in configs if path])
         model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
             done = api.simulate(
                 source,
-                hardware or None,
-                estimator=estimator,
+                device or None,
+                estimator=model_name,
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,
@@ -217,7 +220,7 @@ def simulate(
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
-        _show(done, hardware)
+        _show(done, device)
         show_others(done)
 
 
