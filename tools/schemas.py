@@ -16,6 +16,8 @@ import msgspec
 from hespas.api.analysis import AnalysisDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
+from hespas.api.grid import GridDocument
+from hespas.api.run_difference import RunDifferenceDocument
 from hespas.api.simulation import SimulationDocument
 from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
 from hespas.api.systems import SystemDocument
@@ -42,7 +44,9 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "estimate": EstimateDocument,
     "estimate_table": TableDocument,
     "estimators": EstimatorsDocument,
+    "grid": GridDocument,
     "roundtrip": RoundTripDocument,
+    "run_difference": RunDifferenceDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,
     "system": SystemDocument,

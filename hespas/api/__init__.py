@@ -20,12 +20,14 @@ __all__ = [
     "Dropped",
     "EstimatorShare",
     "Granularity",
+    "GridResult",
     "KindTotals",
     "Missing",
     "NodeEstimates",
     "Preparation",
     "Result",
     "RoundTripReport",
+    "RunDifference",
     "SimulationResult",
     "SuggestionReport",
     "Summary",
@@ -39,6 +41,7 @@ __all__ = [
     "check_timeline",
     "class_totals",
     "compare",
+    "compare_runs",
     "conversion_document",
     "convert",
     "devices_document",
@@ -51,6 +54,7 @@ __all__ = [
     "read_profiles",
     "roundtrip",
     "simulate",
+    "simulate_grid",
     "simulation_document",
     "step_of",
     "suggest",
@@ -82,6 +86,7 @@ if TYPE_CHECKING:
         total_duration_ns,
         write_estimates_csv,
     )
+    from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
     from hespas.api.preparation import (
         Conservation,
@@ -91,6 +96,7 @@ if TYPE_CHECKING:
         Preparation,
         graph_estimator,
     )
+    from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
         check_timeline,
@@ -144,6 +150,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "total_duration_ns",
         "write_estimates_csv",
     ),
+    "hespas.api.grid": ("GridResult", "simulate_grid"),
     "hespas.api.io": ("Result", "read", "read_profiles", "write", "write_json"),
     "hespas.api.preparation": (
         "Conservation",
@@ -153,6 +160,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Preparation",
         "graph_estimator",
     ),
+    "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.simulation": (
         "SimulationResult",
         "check_timeline",

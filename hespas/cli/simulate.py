@@ -26,6 +26,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
+from hespas.cli.what_if import WhatIf
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
@@ -57,6 +58,14 @@ _Report = Annotated[
 _Mode = Annotated[
     Mode,
     typer.Option(help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond."),
+]
+_System = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Communication as on this system, whose device is --hardware unless that is given.",
+        autocompletion=options.system_names,
+    ),
 ]
 _SystemConfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).")
@@ -101,6 +110,15 @@ _AstraTimeout = Annotated[
         metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
     ),
 ]
+_Grid = Annotated[
+    Path | None,
+    typer.Option(metavar="GRID.toml", help="A row per combination of the file's axes (docs/simulation.md)."),
+]
+_Jobs = Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Rows of a grid at a time.")]
+_Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(metavar="A.json B.json", help="What differs between two documents of --json."),
+]
 _Beside = Annotated[
     Path | None,
     typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
@@ -108,7 +126,10 @@ _Beside = Annotated[
 
 
 def simulate(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable workload.")],
+    context: typer.Context,
+    source: Annotated[
+        Path | None, typer.Argument(metavar="SRC", help="Any readable workload.", show_default=False)
+    ] = None,
     hardware: Annotated[
         str,
         options.hardware_option("Times of this device (default: those in SRC)."),
@@ -120,6 +141,7 @@ def simulate(
     num_replicas: options.NumReplicas = None,
     missing: options.Missing = "warn",
     mode: _Mode = "hespas",
+    system: _System = "",
     system_config: _SystemConfig = None,
     network_config: _NetworkConfig = None,
     memory_config: _MemoryConfig = None,
@@ -133,6 +155,9 @@ def simulate(
     simulator: _Simulator = "hespas",
     astra_bin: _AstraBin = None,
     astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
+    grid: _Grid = None,
+    jobs: _Jobs = 1,
+    compare: _Compare = None,
     json_file: options.Json = None,
     report: _Report = None,
     timeline: _Timeline = None,
@@ -151,13 +176,20 @@ def simulate(
 
     hespas simulate step.mlir --hardware H100-SXM
 
+    hespas simulate step.mlir --num-devices 64 --system dgx-h100
+
     hespas simulate traces/ --mode astra --system-config system.json --network-config network.yml
+
+    hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
     from hespas.graph.diagnostics import Diagnostics
 
+    source = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug).run(source, context)
+    if source is None:
+        return
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, hardware, estimator, beside, *configs]
+    reads: list[Path | str | None] = [source, hardware, system, estimator, beside, *configs]
     with command_line(
         debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
     ):
@@ -166,7 +198,7 @@ def simulate(
 
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
-        drawn.check(source, hardware, [path for path in configs if path])
+        drawn.check(source, hardware, [path for path in (*configs, *hardware_files(system)) if path])
         model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
@@ -184,6 +216,7 @@ def simulate(
                 beside=measured,
                 overwrite=overwrite,
                 mode="astra" if simulator == "astra-sim" else mode,
+                system=system or None,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
@@ -196,7 +229,7 @@ def simulate(
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
-        _show(done, hardware)
+        _show(done)
         show_others(done)
 
 
@@ -284,8 +317,9 @@ class _Drawn:
             done.write(self.report, overwrite=self.overwrite)
 
 
-def _show(done: SimulationResult, hardware: str) -> None:
-    emit(step_text(done, hardware))
+def _show(done: SimulationResult) -> None:
+    where = f"{done.system}, {done.hardware}" if done.system and done.hardware else done.hardware
+    emit(step_text(done, where))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"

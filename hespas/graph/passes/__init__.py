@@ -11,6 +11,7 @@ from typing import Protocol
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph, Totals, is_recorded_wait, known_sum, totals
 from hespas.graph.passes.fuse import FuseElementwise, GroupRegions, materialise
+from hespas.graph.passes.precision import InPrecision
 from hespas.graph.passes.rewrite import (
     FoldFree,
     all_deps,
@@ -34,6 +35,7 @@ __all__ = [
     "FoldFree",
     "FuseElementwise",
     "GroupRegions",
+    "InPrecision",
     "Pass",
     "Totals",
     "UnrollLoops",

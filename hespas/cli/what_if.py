@@ -1,0 +1,150 @@
+"""``hespas simulate --grid`` and ``--compare``: many runs in one table, and two of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.text import count_text, counted, flagged, table_text, time_text
+from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.api import GridResult, RunDifference
+
+__all__ = ["WhatIf"]
+
+_OWN = frozenset(
+    {
+        "source", "grid", "compare", "jobs", "json_file", "report", "overwrite", "progress", "loudness",
+        "debug", "max_input_bytes", "comm_groups", "default_dtype", "dim", "run_time_unit",
+    }
+)  # fmt: skip
+"""What may stand beside a grid or a comparison."""
+_MOST_RANKS = 8
+"""Ranks of a comparison that are told; the document has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What is asked for in place of one simulation."""
+
+    grid: Path | None
+    compare: tuple[Path, Path] | None
+    jobs: int
+    report: Path | None
+    json_file: Path | None
+    overwrite: bool
+    progress: bool | None
+    debug: bool
+
+    def run(self, source: Path | None, context: typer.Context) -> Path | None:
+        """Do it; the source where it is one simulation that is asked for. Raises ``BadParameter`` without."""
+        if self.grid is None and self.compare is None:
+            if source is None:
+                raise typer.BadParameter("Missing argument 'SRC'.")
+            return source
+        diagnostics = Diagnostics()
+        reads = [source, self.grid, *(self.compare or ())]
+        named = str(self.grid or (self.compare or ("",))[0])
+        with command_line(
+            self.debug, diagnostics, named, documents=[self.json_file], reads=reads, writes=[self.report]
+        ):
+            _refuse_others(context)
+            if self.grid is not None and self.compare is not None:
+                raise UsageError("--grid and --compare exclude each other", hint="give one of them")
+            taken: Mapping[str, Sequence[str | Path]] = {"an input": [each for each in reads if each]}
+            check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
+            if self.grid is not None:
+                self._grid(self.grid, source, diagnostics)
+            elif self.compare is not None:
+                self._compare(self.compare, source, diagnostics)
+        return None
+
+    def _grid(self, path: Path, source: Path | None, diagnostics: Diagnostics) -> None:
+        from hespas import api
+
+        with progress_bar("simulating", self.progress) as callback:
+            done = api.simulate_grid(
+                path,
+                source,
+                folder=self.report,
+                jobs=self.jobs,
+                overwrite=self.overwrite,
+                diagnostics=diagnostics,
+                progress=callback,
+            )
+        if self.json_file:
+            api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
+        say_diagnostics(diagnostics, path)
+        _show_grid(done)
+        if self.report:
+            emit(f"report: {self.report / 'index.html'}")
+
+    def _compare(self, paths: tuple[Path, Path], source: Path | None, diagnostics: Diagnostics) -> None:
+        from hespas import api
+
+        if source is not None or self.report is not None:
+            raise UsageError("--compare takes two documents", hint="leave SRC and --report out")
+        done = api.compare_runs(*paths, diagnostics=diagnostics)
+        if self.json_file:
+            api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
+        _show_comparison(done)
+
+
+def _refuse_others(context: typer.Context) -> None:
+    """Settings of one simulation are not those of a grid's rows."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name)
+        if name in _OWN or given is None or given.name != "COMMANDLINE":
+            continue
+        raise UsageError(
+            f"{parameter.opts[0]} is of one simulation", hint="state it in the grid: every key is an axis"
+        )
+
+
+def _show_grid(done: GridResult) -> None:
+    kept = f"; {counted(done.kept, 'row')} kept from before" if done.kept else ""
+    emit(f"{done.headline()}{kept}")
+    axes = list(done.grid.axes)
+    lines: list[tuple[str, ...]] = []
+    for row in done.rows:
+        settings = [str(row.settings[axis]) for axis in axes]
+        if row.fault:
+            lines.append((*settings, "", "", "", "", flagged(row.fault)))
+            continue
+        interval = ""
+        if not isnan(row.step_low_ns):
+            interval = f"{time_text(row.step_low_ns)} to {time_text(row.step_high_ns)}"
+        least = "at least " if row.is_lower_bound else ""
+        exposed = time_text(row.exposed_comm_ns)
+        lines.append(
+            (*settings, f"{least}{time_text(row.step_ns)}", interval, exposed, count_text(row.ranks), "")
+        )
+    heads = [*(axis.replace("_", " ") for axis in axes), "step", "90 % interval", "exposed", "ranks", "fault"]
+    if not any(line[-1] for line in lines):
+        heads, lines = heads[:-1], [line[:-1] for line in lines]
+    emit(table_text(heads, lines, left=(*range(len(axes)), len(axes) + 4)))
+
+
+def _show_comparison(done: RunDifference) -> None:
+    emit(done.headline())
+    lines: list[tuple[str, ...]] = []
+    ranks = 0
+    for row in done.rows:
+        ranks += row.part == "rank"
+        if row.part == "rank" and ranks > _MOST_RANKS:
+            continue
+        share = row.difference_ns / row.before_ns if row.before_ns > 0 else nan
+        times = (time_text(each) for each in (row.before_ns, row.after_ns, row.difference_ns))
+        lines.append((row.part, row.name, *times, "" if isnan(share) else f"{share:+.1%}"))
+    emit(table_text(("part", "name", "before", "after", "difference", "share"), lines, left=(0, 1)))
+    if ranks > _MOST_RANKS:
+        emit(f"and {counted(ranks - _MOST_RANKS, 'rank')} more: --json writes all")

@@ -1,0 +1,185 @@
+"""``hespas simulate --grid`` and ``--compare``: rows, faults, what is kept, and what differs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner, Result
+
+from hespas import api
+from hespas.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+PROGRAM = FIXTURES / "stablehlo" / "mlp.mlir"
+RING = FIXTURES / "hlo" / "pipeline_ring.hlo.txt"
+TRACES, SYSTEMS = FIXTURES / "chakra" / "pipeline_2x2", FIXTURES / "astra_sim"
+
+
+class _Validator(Protocol):
+    def validate(self, instance: object) -> None: ...
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["simulate", *(str(each) for each in arguments)])
+
+
+def grid(folder: Path, text: str) -> Path:
+    path = folder / "grid.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def document(path: Path, schema: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    stated = json.loads((ROOT / "hespas" / "schemas" / f"{schema}.schema.json").read_text())
+    cast("_Validator", Draft202012Validator(stated)).validate(found)
+    return found
+
+
+TWO = 'hardware = ["A100-SXM-80GB", "H100-SXM"]\nestimator = ["roofline", "composite"]\n'
+
+
+def test_every_combination_is_the_simulation_of_its_settings(tmp_path: Path) -> None:
+    done = run(PROGRAM, "--grid", grid(tmp_path, TWO), "--json", tmp_path / "g.json")
+    assert done.exit_code == 0, done.output
+    rows = document(tmp_path / "g.json", "grid")["rows"]
+    assert [tuple(row["settings"].values()) for row in rows] == [
+        ("A100-SXM-80GB", "roofline"), ("A100-SXM-80GB", "composite"),
+        ("H100-SXM", "roofline"), ("H100-SXM", "composite"),
+    ]  # fmt: skip
+    for row in rows:
+        alone = api.simulate(PROGRAM, row["settings"]["hardware"], estimator=row["settings"]["estimator"])
+        assert row["step_ns"] == alone.step_ns
+        assert row["exposed_comm_ns"] == 0.0
+    assert done.stdout.startswith("4 rows, 0 without a time; shortest step")
+
+
+def test_a_row_that_fails_says_why_and_the_rest_goes_on(tmp_path: Path) -> None:
+    done = run(
+        PROGRAM, "--grid", grid(tmp_path, 'hardware = ["No-Such", "H100-SXM"]'), "--report", tmp_path / "out"
+    )
+    assert done.exit_code == 0, done.output
+    [missing, there] = csv.DictReader((tmp_path / "out" / "grid.csv").read_text().splitlines())
+    assert "no device 'No-Such'" in missing["fault"]
+    assert missing["step_ns"] == ""
+    assert float(there["step_ns"]) > 0
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "no device &#x27;No-Such&#x27;" in page
+    assert page.count("<rect") == 2
+
+
+def test_finished_rows_are_kept(tmp_path: Path) -> None:
+    path, out = grid(tmp_path, TWO), tmp_path / "out"
+    first = api.simulate_grid(path, PROGRAM, folder=out)
+    files = sorted((out / "rows").iterdir())
+    assert (len(files), first.kept) == (4, 0)
+    files[0].unlink()
+    files[1].write_text("cut", encoding="utf-8")
+    again = run(PROGRAM, "--grid", path, "--report", out)
+    assert again.exit_code == 2
+    assert "--overwrite" in again.output
+    second = api.simulate_grid(path, PROGRAM, folder=out, overwrite=True)
+    assert second.kept == 2
+    assert second.to_csv() == first.to_csv()
+    assert sorted((out / "rows").iterdir()) == files
+    assert api.simulate_grid(path, PROGRAM, folder=out, overwrite=True).kept == 4
+
+
+def test_rows_over_processes_are_the_same(tmp_path: Path) -> None:
+    path = grid(tmp_path, TWO)
+    two, one = (api.simulate_grid(path, PROGRAM, jobs=jobs) for jobs in (2, 1))
+    assert two.to_csv() == one.to_csv()
+
+
+def test_precision_and_links(tmp_path: Path) -> None:
+    """Half the bytes of f32 where memory and links decide; links of 4 times the bandwidth."""
+    text = 'hardware = "H100-SXM"\nestimator = "roofline"\nprecision = ["f32", "bf16"]\n'
+    done = api.simulate_grid(grid(tmp_path, f"{text}link_bandwidth = [1, 4.0]\n"), RING)
+    slow, fast, narrow, narrow_fast = (row.comm_ns for row in done.rows)
+    assert fast < slow
+    assert narrow < slow
+    assert narrow_fast < narrow
+    assert done.to_pandas()["link_bandwidth"].tolist() == [1, 4.0, 1, 4.0]
+
+
+def test_modes_and_configurations_of_astra_sim(tmp_path: Path) -> None:
+    """Paths are those beside the grid; a network of half the bandwidth takes longer."""
+    for name in ("system.json", "network.yml"):
+        (tmp_path / name).write_bytes((SYSTEMS / name).read_bytes())
+    text = (
+        'mode = "astra"\nsystem_config = "system.json"\nnetwork_config = "network.yml"\n'
+        "link_bandwidth = [1.0, 0.5]\nqueues_per_dim = [1, 2]\n"
+    )
+    rows = api.simulate_grid(grid(tmp_path, text), TRACES).rows
+    alone = api.simulate(
+        TRACES, mode="astra", system_config=SYSTEMS / "system.json", network_config=SYSTEMS / "network.yml"
+    )
+    assert rows[0].step_ns == alone.step_ns
+    assert rows[2].step_ns > rows[0].step_ns
+
+
+def test_systems_as_astra_sim_has_them(tmp_path: Path) -> None:
+    text = f'mode = "astra"\nsystem = ["dgx-a100", "dgx-h100"]\nsource = "{RING}"\nhardware = "H100-SXM"\n'
+    one, two = api.simulate_grid(grid(tmp_path, text)).rows
+    assert (one.fault, two.fault, one.ranks) == ("", "", 8)
+    assert two.comm_ns < one.comm_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("device = ['H100-SXM']", "unknown axis 'device'"),
+        ("hardware = []", "hardware lists nothing"),
+        ("hardware = ['A100', 'A100']", "hardware lists a value twice"),
+        ("mode = ['fast']", "mode has the value 'fast'"),
+        ("link_bandwidth = [0]", "link_bandwidth has the value 0"),
+        ("precision = ['i8']", "precision has the value 'i8'"),
+        ("num_devices = [true]", "num_devices has the value True"),
+        ("hardware = [", "not TOML"),
+        ("num_devices = " + str(list(range(1, 10_002))), "10,001 rows are more than"),
+    ],
+)
+def test_a_grid_that_is_none(tmp_path: Path, text: str, told: str) -> None:
+    done = run(PROGRAM, "--grid", grid(tmp_path, text))
+    assert (done.exit_code, told in " ".join(done.output.split())) == (3, True), done.output
+
+
+def test_settings_of_one_simulation_do_not_stand_beside_a_grid(tmp_path: Path) -> None:
+    done = run(PROGRAM, "--grid", grid(tmp_path, TWO), "--hardware", "A100")
+    assert done.exit_code == 2
+    assert "--hardware is of one simulation" in done.output
+    assert run().exit_code == 2
+    assert "no source" in run("--grid", grid(tmp_path, TWO)).output
+
+
+def test_two_runs_side_by_side(tmp_path: Path) -> None:
+    for name in ("A100-SXM-80GB", "H100-SXM"):
+        run(RING, "--hardware", name, "--json", tmp_path / f"{name}.json")
+    paths = (tmp_path / "A100-SXM-80GB.json", tmp_path / "H100-SXM.json")
+    done = run("--compare", *paths, "--json", tmp_path / "d.json")
+    assert done.exit_code == 0, done.output
+    rows = document(tmp_path / "d.json", "run_difference")["rows"]
+    before, after = (json.loads(path.read_text()) for path in paths)
+    assert (rows[0]["before_ns"], rows[0]["after_ns"]) == (before["step_ns"], after["step_ns"])
+    assert {row["part"] for row in rows} == {
+        "step", "critical path by class", "critical path by resource", "busy", "rank",
+    }  # fmt: skip
+    of_class = [row for row in rows if row["part"] == "critical path by class"]
+    # A critical path is all of the step.
+    assert sum(row["after_ns"] or 0.0 for row in of_class) == pytest.approx(after["step_ns"])
+    differences = [abs(row["after_ns"] - row["before_ns"]) for row in of_class]
+    assert differences == sorted(differences, reverse=True)
+    assert "rank" in done.stdout
+
+
+def test_what_is_no_simulation(tmp_path: Path) -> None:
+    other = tmp_path / "o.json"
+    other.write_text('{"schema": "hespas.estimate/1"}', encoding="utf-8")
+    done = run("--compare", other, other)
+    assert (done.exit_code, "no simulation" in done.output) == (3, True)
