@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "estimators": frozenset(
         {"graph", "schemas", "files", "hardware", "costs", "programs", "operations", "measurements"}
     ),
-    "simulator": frozenset({"graph", "schemas", "files", "hardware", "estimators"}),
+    "simulator": frozenset({"graph", "schemas", "files", "hardware", "operations", "estimators"}),
     "validators": frozenset(
         {
             "graph",

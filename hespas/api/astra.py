@@ -16,7 +16,8 @@ from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GroupSet, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import InvariantError, UsageError
+from hespas.hardware import System
 from hespas.simulator import Simulator
 from hespas.simulator.astra import (
     AstraOptions,
@@ -28,8 +29,9 @@ from hespas.simulator.astra import (
     simulate_astra,
 )
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
+from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
 
-__all__ = ["AstraRequest", "Mode", "run_astra"]
+__all__ = ["AstraReady", "AstraRequest", "Mode", "run_astra"]
 
 Mode = Literal["hespas", "astra"]
 """``hespas``: the list schedule of each rank class; ``astra``: ASTRA-sim's analytical simulator."""
@@ -46,6 +48,20 @@ class AstraRequest:
     queues_per_dim: int = 1
     astra_bin: str | Path | None = None
     astra_timeout: float = DEFAULT_TIMEOUT_S
+
+    def check(self, mode: Mode, simulator: Simulator | None, system: object) -> AstraReady | None:
+        """What is known before the workload is; None in mode ``hespas``. Raises as :meth:`options`, and
+        ``UsageError`` where a system and files are given.
+        """
+        if mode != "astra" or system is None:
+            read = self.options(mode, simulator)
+            return None if read is None else AstraReady(self, simulator, self.binary(), read)
+        if self.system_config or self.network_config or self.memory_config:
+            raise UsageError(
+                "`system` and configuration files of ASTRA-sim both say what runs the job",
+                hint="`hespas hardware system NAME --to astra-sim DIR` writes files to change",
+            )
+        return AstraReady(self, simulator, self.binary(), None)
 
     def binary(self) -> AstraBinary | None:
         """The user's ASTRA-sim. Raises ``UsageError`` where it cannot be started."""
@@ -80,6 +96,37 @@ class AstraRequest:
             backend=self.backend,
             queues_per_dim=self.queues_per_dim,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AstraReady:
+    """A request of mode ``astra`` that has been checked: ``read`` are its files, None where a system stands
+    for them, which is written once the job's size is known.
+    """
+
+    request: AstraRequest
+    simulator: Simulator | None
+    binary: AstraBinary | None
+    read: AstraOptions | None
+
+    def options(self, system: System | None, diagnostics: Diagnostics) -> AstraOptions:
+        """The files as read, or what a sized system is written as, read back."""
+        if self.read is not None or system is None:
+            return _there(self.read)
+        with TemporaryDirectory(prefix="hespas-system-") as folder:
+            for name, text in astra_sim_files(system, diagnostics).items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            of_system, of_network, of_memory = (Path(folder) / name for name in FILE_NAMES)
+            written = replace(
+                self.request, system_config=of_system, network_config=of_network, memory_config=of_memory
+            )
+            return _there(written.options("astra", self.simulator))
+
+
+def _there(options: AstraOptions | None) -> AstraOptions:
+    if options is None:
+        raise InvariantError("mode astra without configuration files")
+    return options
 
 
 def run_astra(

@@ -16,12 +16,13 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
-from hespas.api.astra import AstraRequest, Mode, run_astra
+from hespas.api.astra import AstraReady, AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
+from hespas.api.systems import sized_for
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
 from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
@@ -32,11 +33,13 @@ from hespas.files.streams import first_bytes
 from hespas.graph import WAITS, Diagnostics, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import OutputError, UsageError
+from hespas.hardware import System, load_device
 from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_label, segments
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
 from hespas.simulator.memory import RankMemory
+from hespas.simulator.network import Network, on_system
 
 if TYPE_CHECKING:
     import pandas
@@ -59,10 +62,10 @@ _REPORT_DOCUMENT = "simulation.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimulationResult(Result, Simulation):
-    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source.
-    ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external`` what a user's ASTRA-sim says;
-    ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of each rank class whose
-    operations say what they make, in mode ``hespas``.
+    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source,
+    ``system`` where none was named. ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external``
+    what a user's ASTRA-sim says; ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of
+    each rank class whose operations say what they make, in mode ``hespas``.
     """
 
     source: str
@@ -70,6 +73,7 @@ class SimulationResult(Result, Simulation):
     estimator: str
     diagnostics: Diagnostics
     mode: Mode = "hespas"
+    system: str = ""
     statistics: RankStatistics | None = None
     external: ExternalRun | None = None
     measured_ns: float = nan
@@ -129,6 +133,7 @@ def simulate(
     beside: str | Path | Profile | Sequence[str | Path | Profile] = (),
     overwrite: bool = False,
     mode: Mode = "hespas",
+    system: str | Path | System | None = None,
     system_config: str | Path | None = None,
     network_config: str | Path | None = None,
     memory_config: str | Path | None = None,
@@ -141,40 +146,44 @@ def simulate(
 ) -> SimulationResult:
     """One step of every rank that is here: see :func:`hespas.simulator.simulate`.
 
-    Mode ``astra`` takes ASTRA-sim's configuration files and gives the nanoseconds of its analytical
-    simulator (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or with it,
-    ``queues_per_dim`` as on its command line. It raises ``CheckFailedError`` where ranks never finish.
-    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
-
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
-    of the workload itself.
+    of the workload itself, of a profile that of the device work that was measured. With ``system`` (a name, a
+    TOML file or a value) communication takes what its network makes of where ranks lie in it
+    (:mod:`hespas.simulator.network`), and ``hardware`` is its device unless given.
+
+    Mode ``astra`` gives the nanoseconds of ASTRA-sim's analytical simulator, from its configuration files or
+    those of ``system`` (:func:`hespas.simulator.astra.simulate_astra`): ``backend`` without congestion or
+    with it, ``queues_per_dim`` as on its command line; ``CheckFailedError`` where ranks never finish.
+    ``astra_bin``, a user's own ASTRA-sim, is run on the same files for ``astra_timeout`` seconds at most.
 
     What ran when is written to the file ``timeline`` (.json, .pftrace or .csv) and, in the first two, the
     measured profiles ``beside`` it (values, or paths of files and of folders of ranks): see
-    :func:`hespas.api.write_timeline`. An earlier timeline is replaced with ``overwrite`` only.
-
-    Of a profile it is the device work that was measured: without ``hardware``, as long as it was. Raises
-    ``UsageError`` for an unknown name, ``UnsupportedError`` for a profile without device work; for
-    ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
+    :func:`hespas.api.write_timeline`. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a
+    profile without device work, and what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     request = AstraRequest(
         system_config, network_config, memory_config, backend, queues_per_dim, astra_bin, astra_timeout
     )
-    astra, binary = request.options(mode, simulator), request.binary()
+    ready = request.check(mode, simulator, system)
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
     name, workload = opened_program(source, format, options, found)
     measured = _profiles(shown, found)
     if missing == "error":
         refuse_global(workload)
-    asked = _Asked(hardware, estimator, granularity, missing, found, progress)
-    ran = asked.on_astra(workload, astra, binary) if astra else asked.scheduled(workload, simulator)
-    result = asked.told(name, ran, measured_step_ns(measured))
+    sized = sized_for(system, workload.num_ranks)
+    asked = _Asked(_device(hardware, sized), estimator, granularity, missing, found, progress, sized)
+    result = asked.told(name, asked.run(workload, simulator, ready), measured_step_ns(measured))
     if drawn:
         _write_timeline_of(result, drawn, measured, overwrite=overwrite)
     return result
+
+
+def _device(hardware: str | None, system: System | None) -> str | None:
+    """Whose times are asked for: those of the system's device where no other is named."""
+    return hardware or (system.device if system else "") or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,7 @@ class _Asked:
     missing: MissingPolicy
     diagnostics: Diagnostics
     progress: Callable[[int, int], None] | None
+    system: System | None
 
     def told(self, source: str, ran: Simulation, measured_ns: float) -> SimulationResult:
         """A simulation with what was asked."""
@@ -196,6 +206,7 @@ class _Asked:
             source=source,
             hardware=self.hardware or "",
             estimator=self.estimator if self.hardware else "",
+            system="" if self.system is None else self.system.name,
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
             statistics=statistics,
@@ -204,6 +215,12 @@ class _Asked:
             memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
             **columns,
         )
+
+    def run(self, workload: Workload, simulator: Simulator | None, request: AstraReady | None) -> Simulation:
+        """The step in the mode that is asked for."""
+        if request is None:
+            return self.scheduled(workload, simulator)
+        return self.on_astra(workload, request.options(self.system, self.diagnostics), request.binary)
 
     def on_astra(
         self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
@@ -236,6 +253,10 @@ class _Asked:
                 progress=self.progress,
             )
             workload, estimates = done.workload, done.estimates
+        if self.system is not None:
+            device = None if self.hardware is None else load_device(self.hardware)
+            network = Network(self.system, device)
+            workload, estimates = on_system(workload, estimates, network, self.diagnostics)
         return run(
             workload, estimates, simulator=simulator, missing=self.missing, diagnostics=self.diagnostics
         )
@@ -345,6 +366,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     hardware: str
     estimator: str
     simulator: str
+    system: str
     mode: Mode
     num_ranks: Count
     step_ns: Figure
@@ -370,6 +392,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         hardware=done.hardware,
         estimator=done.estimator,
         simulator=done.simulator,
+        system=done.system,
         mode=done.mode,
         num_ranks=sum(found.num_ranks for found in done.classes),
         step_ns=done.step_ns,

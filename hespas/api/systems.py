@@ -14,13 +14,21 @@ from hespas.api.io import Document, Result, findings, json_of
 from hespas.files.documents import Figure
 from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics
+from hespas.graph.errors import UsageError
 from hespas.hardware import System, load_system
 from hespas.simulator.astra.system_files import astra_sim_files
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["DimensionRow", "SystemDocument", "SystemResult", "dimension_rows", "system"]
+__all__ = [
+    "DimensionRow",
+    "SystemDocument",
+    "SystemResult",
+    "dimension_rows",
+    "sized_for",
+    "system",
+]
 
 
 class DimensionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +128,24 @@ def system(
         system=found if devices is None else found.sized(devices),
         diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
     )
+
+
+def sized_for(named: str | os.PathLike[str] | System | None, ranks: int) -> System | None:
+    """A system with a device for each rank; one that has a size is taken as it is, and none for None.
+
+    Raises ``UsageError`` where that has fewer, and as :func:`system` does.
+    """
+    if named is None:
+        return None
+    found = named if isinstance(named, System) else load_system(named)
+    if found.devices < 0:
+        return found.sized(ranks)
+    if found.devices < ranks:
+        raise UsageError(
+            f"{found.name} is sized to {found.devices:,} devices, and the job has {ranks:,} ranks",
+            hint=f"a system of {ranks:,}",
+        )
+    return found
 
 
 def dimension_rows(found: System) -> list[DimensionRow]:

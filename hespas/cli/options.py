@@ -45,6 +45,7 @@ __all__ = [
     "estimator_names",
     "format_names",
     "hardware_option",
+    "system_names",
 ]
 
 _MAX_EXTENT_DIGITS = 18
@@ -60,6 +61,13 @@ def device_names(incomplete: str) -> Sequence[str]:
     from hespas import hardware
 
     return _beginning(incomplete, hardware.device_names())
+
+
+def system_names(incomplete: str) -> Sequence[str]:
+    """What a shell offers: the systems that ship with the package."""
+    from hespas import hardware
+
+    return _beginning(incomplete, hardware.system_names())
 
 
 def estimator_names(incomplete: str) -> Sequence[str]:

@@ -59,6 +59,14 @@ _Mode = Annotated[
     Mode,
     typer.Option(help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond."),
 ]
+_System = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Communication as on this system, whose device is --hardware unless that is given.",
+        autocompletion=options.system_names,
+    ),
+]
 _SystemConfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).")
 ]
@@ -133,6 +141,7 @@ def simulate(
     num_replicas: options.NumReplicas = None,
     missing: options.Missing = "warn",
     mode: _Mode = "hespas",
+    system: _System = "",
     system_config: _SystemConfig = None,
     network_config: _NetworkConfig = None,
     memory_config: _MemoryConfig = None,
@@ -167,6 +176,8 @@ def simulate(
 
     hespas simulate step.mlir --hardware H100-SXM
 
+    hespas simulate step.mlir --num-devices 64 --system dgx-h100
+
     hespas simulate traces/ --mode astra --system-config system.json --network-config network.yml
 
     hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
@@ -181,7 +192,7 @@ def simulate(
     (device,), (model_name,) = several.values()
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, device, model_name, beside, *configs]
+    reads: list[Path | str | None] = [source, device, system, model_name, beside, *configs]
     with command_line(
         debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
     ):
@@ -190,7 +201,7 @@ def simulate(
 
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
-        drawn.check(source, device, [path for path in configs if path])
+        drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
         model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
@@ -208,6 +219,7 @@ def simulate(
                 beside=measured,
                 overwrite=overwrite,
                 mode="astra" if simulator == "astra-sim" else mode,
+                system=system or None,
                 system_config=system_config,
                 network_config=network_config,
                 memory_config=memory_config,
@@ -220,7 +232,7 @@ def simulate(
             )
         drawn.write(done)
         say_diagnostics(diagnostics, source)
-        _show(done, device)
+        _show(done)
         show_others(done)
 
 
@@ -308,8 +320,9 @@ class _Drawn:
             done.write(self.report, overwrite=self.overwrite)
 
 
-def _show(done: SimulationResult, hardware: str) -> None:
-    emit(step_text(done, hardware))
+def _show(done: SimulationResult) -> None:
+    where = f"{done.system}, {done.hardware}" if done.system and done.hardware else done.hardware
+    emit(step_text(done, where))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"

@@ -19,7 +19,12 @@ _MOST_DIGITS = 9
 
 
 def hardware_system(
-    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A system or a system file.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE", help="A system or a system file.", autocompletion=options.system_names
+        ),
+    ],
     devices: Annotated[
         str,
         typer.Option(metavar="N|AxB", help="How many devices, or the sizes of its dimensions, inner first."),

@@ -44,7 +44,7 @@ _SAME_NAME = (
     "granularity grid hardware max_e2e "
     "max_input_bytes max_mape max_regression measured memory_config min_coverage missing mode "
     "network_config num_devices num_replicas out overwrite queues_per_dim ranks recover report "
-    "run_time_unit split system_config table test_by timeline workload"
+    "run_time_unit split system system_config table test_by timeline workload"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
     "dims": "--dim",

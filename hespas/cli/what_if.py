@@ -30,7 +30,7 @@ _OWN = frozenset(
 """What may stand beside a grid or a comparison."""
 _SHARED = frozenset(
     {
-        "hardware", "estimator", "granularity", "num_devices", "num_replicas", "missing", "mode",
+        "hardware", "system", "estimator", "granularity", "num_devices", "num_replicas", "missing", "mode",
         "system_config", "network_config", "memory_config", "backend", "queues_per_dim",
     }
 )  # fmt: skip

@@ -62,10 +62,9 @@ class Dimension(Row, frozen=True, kw_only=True):
     device to device: one hop of a ring, both hops of a switch. ``size`` is the most (-1: no bound).
 
     A ring whose size is no multiple of ``closes_at``, or in a slice of fewer than ``closes_from`` devices, is
-    a line. Where all devices send beyond this dimension's groups of the dimensions below, each gets one
-    ``oversubscription``-th. ``nics_per_node`` interfaces carry what all devices of a node send (-1: as many
-    as devices). ``reduction`` names what adds in the network, ``reduction_share`` the share of the bandwidth
-    that an all-reduce gets so.
+    a line. Where all devices send into the dimension, each gets one ``oversubscription``-th of its bandwidth.
+    ``devices_per_nic`` devices share an interface, which one that sends alone has to itself. ``reduction``
+    names what adds in the network, ``reduction_share`` the share of the bandwidth that it reaches.
     """
 
     name: Text
@@ -82,7 +81,7 @@ class Dimension(Row, frozen=True, kw_only=True):
     closes_source: Text = ""
     oversubscription: _Ratio = 1.0
     oversubscription_source: Text = ""
-    nics_per_node: CountOrUnknown = -1
+    devices_per_nic: Count = 1
     reduction: Text = ""
     reduction_share: PositiveOrNan = nan
     reduction_source: Text = ""

@@ -137,7 +137,8 @@ def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
 
 def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     """``rows`` and ``columns`` of the larger of first result and first operand, NaN where unknown; and the
-    row of its type (one past all types where there is none).
+    row of its type (one past all types where there is none). Of what reads or writes a part of that tensor,
+    as an update in place does, they are those of the largest tensor that it can have gone through.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
@@ -153,8 +154,24 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     elements = rows * columns
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
-    chosen = np.where(larger, operand, result)
+    chosen = _touched(graph, np.where(larger, operand, result))
     return {"rows": rows[chosen], "columns": columns[chosen]}, chosen
+
+
+def _touched(graph: OpGraph, chosen: IntArray) -> IntArray:
+    """The rows of types ``chosen``, with smaller ones where a node moves fewer bytes than the tensor has."""
+    size = np.append(graph.types.bytes, np.nan)
+    most = graph.bytes_moved
+    partly = np.flatnonzero((size[chosen] > most) & (most > 0))
+    if not len(partly):
+        return chosen
+    found = chosen.copy()
+    for node in partly.tolist():
+        tensors = np.concatenate([graph.operands.row(node), graph.results.row(node)])
+        fitting = tensors[(tensors >= 0) & (size[tensors] <= most[node])]
+        if len(fitting):
+            found[node] = fitting[np.argmax(size[fitting])]
+    return found
 
 
 def _padding(graph: OpGraph) -> FloatArray:

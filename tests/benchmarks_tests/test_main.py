@@ -57,7 +57,7 @@ def test_a_name_that_is_none_runs_none(ran: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as done:
         command.main(["et_codec", "etc_codec"])
     assert done.value.code == 2
-    assert "no benchmark 'etc_codec'; there are: astra_" in capsys.readouterr().err
+    assert "no benchmark 'etc_codec'; there are: analyze_speed, astra_" in capsys.readouterr().err
     assert ran == []
 
 

@@ -109,3 +109,56 @@ def test_the_list_names_systems() -> None:
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "any  NVLink 4 450 GB/s, InfiniBand NDR 50 GB/s" in rows["dgx-h100"]
     assert "up to 256" in rows["tpu-v5e"]
+
+
+PROGRAM = ROOT / "fixtures" / "hlo" / "moe_all_to_all.hlo.txt"
+
+
+def simulated(folder: Path, *arguments: str | Path) -> dict[str, object]:
+    place = folder / "out.json"
+    done = CliRunner().invoke(
+        app, ["simulate", str(PROGRAM), *map(str, arguments), "--json", str(place), "--overwrite"]
+    )
+    assert done.exit_code == 0, done.output
+    document: dict[str, object] = json.loads(place.read_text())
+    return document
+
+
+def test_a_step_on_a_system_names_it(tmp_path: Path) -> None:
+    usual = simulated(tmp_path, "--hardware", "H100-SXM")
+    system = simulated(tmp_path, "--system", "dgx-h100")
+    assert (usual["system"], system["system"], system["hardware"]) == ("", "dgx-h100", "H100-SXM")
+    assert system["step_ns"] == usual["step_ns"]
+    (tmp_path / "mine.toml").write_text(run("dgx-h100").stdout.replace("450000000000.0", "45000000000.0"))
+    assert simulated(tmp_path, "--system", tmp_path / "mine.toml")["step_ns"] > usual["step_ns"]  # type: ignore[operator]
+
+
+def test_mode_astra_of_a_system_is_that_of_its_files(tmp_path: Path) -> None:
+    configs = tmp_path / "configs"
+    assert run("dgx-h100", "--devices", "8", "--to", "astra-sim", configs).exit_code == 0
+    files = [
+        f"--{name}-config={configs / file}"
+        for name, file in (
+            ("system", "system.json"),
+            ("network", "network.yml"),
+            ("memory", "remote_memory.json"),
+        )
+    ]
+    named = simulated(tmp_path, "--mode", "astra", "--system", "dgx-h100")
+    assert named["ranks"] == simulated(tmp_path, "--mode", "astra", "--hardware", "H100-SXM", *files)["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--system", "dgx-h1000"), "no system 'dgx-h1000'"),
+        (
+            ("--mode", "astra", "--system", "dgx-h100", "--network-config", "n.yml"),
+            "both say what runs the job",
+        ),
+    ],
+)
+def test_systems_that_do_not_fit(arguments: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", str(PROGRAM), *arguments])
+    assert done.exit_code == 2
+    assert said in done.stderr

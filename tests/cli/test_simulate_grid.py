@@ -124,11 +124,14 @@ def test_modes_and_configurations_of_astra_sim(tmp_path: Path) -> None:
     assert rows[2].step_ns > rows[0].step_ns
 
 
-def test_systems_as_astra_sim_has_them(tmp_path: Path) -> None:
-    text = f'mode = "astra"\nsystem = ["dgx-a100", "dgx-h100"]\nsource = "{RING}"\nhardware = "H100-SXM"\n'
+@pytest.mark.parametrize("mode", ["hespas", "astra"])
+def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
+    text = f'mode = "{mode}"\nsystem = ["dgx-a100", "dgx-h100"]\nsource = "{RING}"\nhardware = "H100-SXM"\n'
     one, two = api.simulate_grid(grid(tmp_path, text)).rows
     assert (one.fault, two.fault, one.ranks) == ("", "", 8)
     assert two.comm_ns < one.comm_ns
+    half, same = api.simulate_grid(grid(tmp_path, f"{text}link_bandwidth = [0.01, 1.0]")).rows[2:]
+    assert half.comm_ns > same.comm_ns
 
 
 @pytest.mark.parametrize(

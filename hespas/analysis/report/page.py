@@ -147,10 +147,15 @@ _NUMBERS = frozenset({"rank", "step", "stream", "device", "depth", "sequence", "
 """Whole numbers that name something."""
 
 
+_MOMENTS = frozenset({"start_ns", "end_ns", "peak_time_ns"})
+"""On the clock of the recording."""
+
+
 def _kind(name: str, column: np.ndarray[Any, Any]) -> str:
     """How figures of a column are written."""
     kinds = {
         "text": column.dtype == np.object_,
+        "moment": name in _MOMENTS,
         "time": name.endswith("_ns"),
         "share": name in {"overlap", "share"} or name.endswith("_share"),
         "bytes": name == "bytes_moved" or name.endswith("_bytes"),

@@ -2,7 +2,9 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const main = document.getElementById("main");
-  const STEP = 50;
+  const STEP = 50, BARS = 12;
+  // Columns that say what a row is of, and those without which its figures mean little.
+  const NAMES = new Set(["name", "operation", "kernel"]), TELLING = new Set(["shapes", "kind", "cause", "change"]);
 
   const make = (tag, text, className) => {
     const made = document.createElement(tag);
@@ -19,6 +21,7 @@
   };
   const WRITE = {
     time: value => scaled(value, ["ns", "µs", "ms", "s"], 3),
+    moment: value => `${(value / 1e6).toLocaleString("en", { minimumFractionDigits: 6, maximumFractionDigits: 6 })} ms`,
     bytes: value => scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"], 2),
     flops: value => scaled(value, ["", "k", "M", "G", "T", "P", "E"], 2),
     share: value => `${(value * 100).toFixed(1)} %`,
@@ -32,8 +35,27 @@
     try { return JSON.parse(text).map(one).join(", "); } catch { return text; }
   };
   const extents = each => (Array.isArray(each) ? (each.some(Array.isArray) ? `(${each.map(extents).join(", ")})` : each.length ? each.join("×") : "–") : String(each));
-  const TEXTS = { shapes: text => listed(text, extents), dtypes: text => listed(text, each => each || "–") };
+  const DTYPES = { "c10::BFloat16": "bf16", "c10::Half": "f16", float: "f32", double: "f64", int: "i32", "long int": "i64", long: "i64", "unsigned char": "u8", "signed char": "i8", Scalar: "–", ScalarList: "–", "": "–" };
+  // Arguments without extents or a type, behind those that have one, say nothing.
+  const stated = text => text.replace(/(^|, )–(, –)*$/, "") || "–";
+  const TEXTS = { shapes: text => stated(listed(text, extents)), dtypes: text => stated(listed(text, each => DTYPES[each] || String(each))) };
   const written = (value, kind) => (value === null ? "–" : kind === "text" ? value : WRITE[kind](value));
+
+  // Which rows of the tree only lead to one other with all of their time; modules are kept.
+  const passedOn = section => {
+    const of = name => section.values[section.columns.findIndex(column => column.name === name)];
+    const depths = of("depth"), times = of("device_ns"), names = of("name");
+    return depths.map((depth, row) => depths[row + 1] === depth + 1 && times[row + 1] === times[row] && !names[row].startsWith("nn.Module: "));
+  };
+  // How deep each row stands among those that are shown.
+  const levelsOf = (depths, isHidden) => {
+    const shown = [];
+    return depths.map((depth, row) => {
+      const level = depth ? shown[depth - 1] : 0;
+      shown[depth] = level + (isHidden(row) ? 0 : 1);
+      return level;
+    });
+  };
 
   // A table that is sorted by its heads and searched in all of its texts.
   const table = section => {
@@ -41,10 +63,16 @@
     const drawn = columns.map((column, place) => place).filter(place => columns[place].name !== "depth");
     columns.forEach((column, place) => { if (TEXTS[column.name]) values[place] = values[place].map(TEXTS[column.name]); });
     const count = values[0].length;
+    const named = drawn.find(place => NAMES.has(columns[place].name)) ?? drawn.find(place => columns[place].kind === "text");
+    // Where there is little room, figures follow what they are of.
+    const late = place => (place === named ? 0 : TELLING.has(columns[place].name) ? 1 : columns[place].kind === "text" ? 3 : 2);
+    if (matchMedia("(max-width: 40rem)").matches && named !== undefined) drawn.sort((one, other) => late(one) - late(other) || one - other);
     const texts = columns.map((column, place) => (column.kind === "text" ? place : -1)).filter(place => place >= 0);
     const searched = Array.from({ length: count }, (_, row) => texts.map(place => values[place][row]).join("\n").toLowerCase());
     const numbers = columns.findIndex(column => column.name === "step");
     const depth = columns.findIndex(column => column.name === "depth");
+    const passed = depth >= 0 ? passedOn(section) : [];
+    let folded = passed.includes(true);
     let order = Array.from({ length: count }, (_, row) => row);
     let most = STEP, sorted = -1, down = true, wanted = "";
 
@@ -59,6 +87,13 @@
     const told = make("span");
     if (texts.length && count > 5) tools.append(label);
     tools.append(told);
+    if (folded) {
+      const fold = make("label", undefined, "fold"), all = make("input");
+      all.type = "checkbox";
+      all.addEventListener("change", () => { folded = !all.checked; fill(); });
+      fold.append(all, "calls that only pass on to one other, too");
+      tools.append(fold);
+    }
     const wide = make("div", undefined, "wide");
     wide.tabIndex = 0;
     wide.setAttribute("role", "region");
@@ -68,7 +103,7 @@
     const head = make("tr");
     const heads = drawn.map(place => {
       const column = columns[place];
-      const cell = make("th", undefined, column.kind === "text" ? "" : "figure");
+      const cell = make("th", undefined, column.kind !== "text" ? "figure" : place === named ? "named" : "");
       cell.scope = "col";
       const button = make("button", column.label);
       button.type = "button";
@@ -111,9 +146,9 @@
         const column = columns[place];
         const value = values[place][row];
         if (column.kind === "text") {
-          const cell = make("td", undefined, value.length > 40 ? "text long" : "text");
+          const cell = make("td", undefined, `text${value.length > 40 ? " long" : ""}${place !== named ? "" : depth >= 0 ? " named deep" : " named"}`);
           const inside = make("span", value);
-          if (depth >= 0 && sorted < 0 && !wanted) inside.style.paddingLeft = `${Math.min(values[depth][row], 24) * 0.7}rem`;
+          if (depth >= 0 && sorted < 0 && !wanted) inside.style.setProperty("--level", Math.min(levels[row], 24));
           cell.append(inside);
           cell.title = value;
           if (value.length > 60) cell.addEventListener("click", () => cell.classList.toggle("open"));
@@ -128,8 +163,11 @@
       });
       return line;
     };
+    let levels = [];
     const fill = () => {
-      const found = wanted ? order.filter(row => searched[row].includes(wanted)) : order;
+      const isTree = sorted < 0 && !wanted;
+      const found = order.filter(row => (!wanted || searched[row].includes(wanted)) && !(isTree && folded && passed[row]));
+      if (depth >= 0 && isTree) levels = levelsOf(values[depth], row => folded && passed[row]);
       body.replaceChildren(...found.slice(0, most).map(rowOf));
       more.hidden = found.length <= most;
       const shown = Math.min(found.length, most);
@@ -147,8 +185,9 @@
     const of = name => section.values[section.columns.findIndex(column => column.name === name)];
     const ranks = of("rank"), steps = of("step") || of("rank").map(() => -1), spans = of("span_ns");
     const single = new Set(ranks).size === 1;
-    const rows = ranks.map((_, row) => row).filter(row => single || steps[row] < 0).slice(0, 64);
-    const longest = Math.max(...rows.filter(row => !single || rows.length === 1 || steps[row] >= 0).map(row => spans[row]), 1);
+    const rows = ranks.map((_, row) => row).filter(row => single || steps[row] < 0);
+    const compared = rows.filter(row => !single || rows.length === 1 || steps[row] >= 0);
+    const longest = compared.reduce((most, row) => Math.max(most, spans[row]), 1);
     const box = make("div");
     const legend = make("p", undefined, "legend");
     for (const [, colour, word] of PARTS) {
@@ -157,7 +196,7 @@
       legend.append(entry);
     }
     const grid = make("div", undefined, "bars");
-    for (const row of rows) {
+    const draw = row => {
       const all = single && steps[row] < 0 && rows.length > 1;
       const bar = make("span", undefined, "bar");
       const scale = all ? spans[row] || 1 : longest;
@@ -168,8 +207,19 @@
         bar.append(part);
       }
       grid.append(make("span", all ? "all" : single && steps[row] >= 0 ? `step ${steps[row]}` : `rank ${ranks[row]}`), bar, make("span", WRITE.time(spans[row]), "time"));
-    }
-    box.append(legend, grid);
+    };
+    let shown = 0;
+    const more = make("button", single ? "more steps" : "more ranks");
+    more.type = "button";
+    const fill = () => {
+      const next = rows.slice(shown, shown ? shown * 4 : BARS);
+      next.forEach(draw);
+      shown += next.length;
+      more.hidden = shown >= rows.length;
+    };
+    more.addEventListener("click", fill);
+    fill();
+    box.append(legend, grid, more);
     return box;
   };
 
@@ -206,8 +256,13 @@
       });
       const caption = `rank ${rank}, ${number === "-1" ? "host" : `${groupName} ${number}`}: ${what}, at most ${write(highest)}, over ${WRITE.time(last - first)}`;
       svg.setAttribute("aria-label", caption);
-      const figure = make("figure");
-      figure.append(svg, make("figcaption", caption));
+      const figure = make("figure"), told = make("figcaption", caption);
+      if (names.length > 1) names.forEach((name, place) => {
+        const key = make("span", undefined, "key");
+        key.append(make("i", undefined, place ? "communication" : "compute"), name.replace("_bytes", ""));
+        told.append(key);
+      });
+      figure.append(svg, told);
       box.append(figure);
     }
     return box;

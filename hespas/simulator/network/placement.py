@@ -1,0 +1,162 @@
+"""Where groups lie in a system: how many members along each dimension, how far apart, who shares its links.
+
+A rank is a device of a sized system, a mixed-radix number with the innermost dimension fastest. A *footprint*
+is what of a group's place decides its time; equal ones are told once, so that 65,536 ranks cost a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.graph import GroupSet, Permutation, StridedGroups
+from hespas.graph.columns import IntArray
+from hespas.hardware import System
+
+__all__ = ["Footprint", "Placed", "footprint_of", "place_groups", "place_messages"]
+
+
+class Footprint(NamedTuple):
+    """Of a group of so many ``ranks``, per dimension: ``members`` along one line of it (the most, where lines
+    differ), ``stride`` between neighbours, and ``crowd``: of devices of one unit inside it, how many send
+    into it at once; on a ring, how many groups share each link.
+    """
+
+    ranks: int
+    members: tuple[int, ...]
+    stride: tuple[int, ...]
+    crowd: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Distinct footprints, and which each rank's group has: ``which`` of shape ``(ranks,)``, -1 for none."""
+
+    footprints: tuple[Footprint, ...]
+    which: IntArray
+
+
+def footprint_of(system: System, members: IntArray) -> Footprint:
+    """Where one group lies that has the network to itself. O(members log members)."""
+    rows = np.asarray(members, np.int64)[None, :]
+    counts, strides = _lines(rows, system)
+    crowd = _crowd(system, [1] * len(system.shape), _busy(np.unique(rows), system), 0)
+    return Footprint(len(members), tuple(counts[0].tolist()), tuple(strides[0].tolist()), crowd)
+
+
+def place_groups(groups: GroupSet, system: System, num_ranks: int) -> Placed:
+    """The groups of a set, which run at once. O(ranks log ranks) for each dimension."""
+    which = np.full(num_ranks, -1, np.int64)
+    found: dict[Footprint, int] = {}
+    everybody = list(_matrices(groups))
+    nobody: IntArray = np.empty(0, np.int64)
+    inside = np.concatenate([nobody, *(rows[rows < num_ranks] for rows in everybody)])
+    busy = _busy(np.unique(inside), system)
+    axes = len(system.shape)
+    for rows in everybody:
+        here = rows[(rows < num_ranks).all(axis=1)]
+        if not len(here):
+            continue
+        lines = np.concatenate(_lines(here, system), axis=1)
+        distinct, place = np.unique(lines, axis=0, return_inverse=True)
+        numbers: list[int] = []
+        for values in distinct.tolist():
+            crowd = _crowd(system, values[axes:], busy, len(inside))
+            footprint = Footprint(here.shape[1], tuple(values[:axes]), tuple(values[axes:]), crowd)
+            numbers.append(found.setdefault(footprint, len(found)))
+        which[here] = np.array(numbers, np.int64)[place.reshape(-1)][:, None]
+    return Placed(tuple(found), which)
+
+
+def place_messages(permutation: Permutation, system: System, num_ranks: int) -> tuple[IntArray, IntArray]:
+    """How far each rank sends and from how far it receives, per dimension, shape ``(ranks, dimensions)``;
+    0 along all of them for nobody. Through a switch and between devices that are joined directly it is 1.
+    """
+    ranks: IntArray = np.arange(num_ranks, dtype=np.int64)
+    away: list[IntArray] = []
+    for peers in (permutation.targets_of(ranks), permutation.sources_of(ranks)):
+        known = (peers >= 0) & (peers < num_ranks)
+        away.append(_apart(ranks, np.where(known, peers, ranks), system))
+    return away[0], away[1]
+
+
+def _matrices(groups: GroupSet) -> Iterator[IntArray]:
+    """The members of all groups, as one matrix for each size of group."""
+    if isinstance(groups, StridedGroups):
+        starts = groups.base + _spread(groups.group_digits)
+        yield starts[:, None] + _spread(groups.member_digits)[None, :]
+        return
+    by_size: dict[int, list[tuple[int, ...]]] = {}
+    for row in groups.rows:
+        by_size.setdefault(len(row), []).append(row)
+    yield from (np.array(rows, np.int64) for size, rows in by_size.items() if size)
+
+
+def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:
+    values: IntArray = np.zeros(1, np.int64)
+    for size, stride in digits:
+        values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return values
+
+
+def _units(system: System) -> list[int]:
+    """Devices within one device of each dimension, and in all of them."""
+    units = [1]
+    for size in system.shape:
+        units.append(units[-1] * size)
+    return units
+
+
+def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
+    """Of groups of one size, members along each dimension and their stride, shapes ``(groups, dimensions)``.
+
+    Members along a dimension are the most units that share the unit around them.
+    """
+    units, shape = _units(system), system.shape
+    counts: IntArray = np.ones((len(rows), len(shape)), np.int64)
+    strides = np.ones_like(counts)
+    group = np.broadcast_to(np.arange(len(rows))[:, None], rows.shape)
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        outer, inner = rows // units[axis + 1], rows // units[axis]
+        pairs: IntArray = np.unique(np.stack((group, outer, inner)).reshape(3, -1), axis=1)
+        starts = np.flatnonzero(np.any(np.diff(pairs[:2], axis=1, prepend=-1) != 0, axis=0))
+        lengths = np.diff(np.append(starts, pairs.shape[1]))
+        ends = starts + lengths - 1
+        gaps = (pairs[2][ends] - pairs[2][starts]) // np.maximum(lengths - 1, 1)
+        np.maximum.at(counts[:, axis], pairs[0][starts], lengths)
+        np.maximum.at(strides[:, axis], pairs[0][starts], gaps)
+    return counts, strides
+
+
+def _busy(ranks: IntArray, system: System) -> list[int]:
+    """The most of some devices that lie within one unit of each dimension."""
+    units = _units(system)[:-1]
+    return [int(np.unique(ranks // unit, return_counts=True)[1].max(initial=0)) for unit in units]
+
+
+def _crowd(system: System, stride: list[int], busy: list[int], active: int) -> tuple[int, ...]:
+    """Groups lie between each other on a ring only where all its devices take part."""
+    interleaved = active >= system.devices
+    return tuple(
+        (gap if interleaved else 1) if each.topology == "ring" else count
+        for each, gap, count in zip(system.dimensions, stride, busy, strict=True)
+    )
+
+
+def _apart(ranks: IntArray, peers: IntArray, system: System) -> IntArray:
+    columns: list[IntArray] = []
+    unit = 1
+    for each in system.dimensions:
+        ahead: IntArray = np.abs(ranks // unit % each.size - peers // unit % each.size)
+        if each.topology != "ring":
+            ahead = np.minimum(ahead, 1)
+        elif each.is_closed(system.devices):
+            ahead = np.minimum(ahead, each.size - ahead)
+        columns.append(ahead)
+        unit *= each.size
+    return np.stack(columns, axis=1)
