@@ -27,6 +27,7 @@ from hespas.cli.session import (
 )
 from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
 from hespas.cli.what_if import WhatIf
+from hespas.graph.diagnostics import Diagnostics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
@@ -182,8 +183,6 @@ def simulate(
 
     hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
-    from hespas.graph.diagnostics import Diagnostics
-
     several = {"hardware": hardware or [""], "estimator": estimator or [DEFAULT_ESTIMATOR]}
     what_if = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug)
     source = what_if.run(source, context, several)
