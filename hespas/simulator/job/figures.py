@@ -189,7 +189,8 @@ def _spent_ns(cast: Cast, path: _Path) -> FloatArray:
         nodes = program.block[tasks] < 0
         op_class = program.op_class[tasks[nodes]]
         np.add.at(spent, (op_class, kinds[rows[nodes]]), path.spent_ns[rows[nodes]])
-        for block in program.block[tasks[~nodes]].tolist():
+        blocks: list[int] = program.block[tasks[~nodes]].tolist()
+        for block in blocks:
             spent += program.blocks[block].critical_ns
     return spent
 

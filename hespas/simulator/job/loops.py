@@ -203,8 +203,9 @@ def _chains(graph: OpGraph) -> list[list[int]]:
     """Per region, the loops around what stands in it, itself included, outermost first; last, for the top."""
     chains: list[list[int]] = []
     trips: list[float] = graph.regions.trips.tolist()
-    for region, parent in enumerate(graph.regions.parent.tolist()):
-        above = chains[parent] if parent >= 0 else []
+    parents: list[int] = graph.regions.parent.tolist()
+    for region, parent in enumerate(parents):
+        above: list[int] = chains[parent] if parent >= 0 else []
         chains.append([*above, region] if trips[region] > 1 else above)
     return [*chains, []]
 

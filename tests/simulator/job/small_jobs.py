@@ -17,6 +17,7 @@ from hespas.graph import (
     OpClass,
     OpGraph,
     Permutation,
+    Resource,
     StridedGroups,
     Workload,
 )
@@ -47,6 +48,12 @@ class Part:
     def compute(self, duration_ns: float, *deps: int, stream: int = -1) -> int:
         node = self._node("compute", NodeKind.COMPUTE, OpClass.ELEMENTWISE, deps, stream)
         self.builder.set(node, duration_ns=duration_ns)
+        return node
+
+    def host_wait(self, duration_ns: float, *deps: int) -> int:
+        """Recorded time in which the device was not at work."""
+        node = self._node("wait", NodeKind.COMPUTE, OpClass.FREE, deps, -1)
+        self.builder.set(node, duration_ns=duration_ns, resource=int(Resource.HOST))
         return node
 
     def collective(

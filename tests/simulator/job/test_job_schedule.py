@@ -313,3 +313,25 @@ def test_too_many_ranks_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch)
     graph = program(lambda p: p.collective(StridedGroups.all_ranks(8), 5, p.compute(1), p.compute(2)))
     with pytest.raises(UnsupportedError, match="8 ranks behave differently"):
         run(Workload.spmd(graph, 8), symmetry=False)
+
+
+# --- recordings
+
+
+def recorded(waits: float, takes: float) -> OpGraph:
+    """A host that waits, then a collective."""
+    made = part()
+    made.collective(PAIR, takes, made.host_wait(waits))
+    return made.built()
+
+
+def test_ranks_begin_when_their_recordings_did() -> None:
+    """Rank 1 began 4 ns later, came first, and waited 4 ns for rank 0, which its recorded time has in it."""
+    graphs = [recorded(10, 5), recorded(2, 9)]
+    found = Diagnostics()
+    done = simulate(stages(graphs, [0, 1]), diagnostics=found)
+    assert spans(done, 0) == [(0, 0, 10, 0), (1, 10, 15, 0)]
+    assert spans(done, 1) == [(0, 4, 6, 0), (1, 6, 15, 4)]
+    assert found.counts()["simulate.recorded-starts"] == 1
+    together = run(stages(graphs, [0, 1]), starts="together")
+    assert [row[:3] for row in spans(together, 1)] == [(0, 0, 2), (1, 2, 15)]

@@ -38,7 +38,8 @@ def test_groups_that_lie_unlike_have_footprints_of_their_own() -> None:
     """Groups of six ranks in nodes of eight: two of the first four leave their node."""
     groups = ExplicitGroups.from_rows([list(range(start, start + 6)) for start in range(0, 24, 6)])
     placed = place_groups(groups, load_system("dgx-h100").sized(24), 24)
-    members = [placed.footprints[which].members for which in placed.which[::6].tolist()]
+    which: list[int] = placed.which[::6].tolist()
+    members = [placed.footprints[number].members for number in which]
     assert members == [(6, 1), (4, 2), (4, 2), (6, 1)]
 
 
