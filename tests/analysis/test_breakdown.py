@@ -114,8 +114,8 @@ def test_holistic_trace_analysis_says_the_same() -> None:
     assert row.exposed_communication_ns + row.exposed_memory_ns == 107_251_000
     assert round(row.overlap * 100, 2) == 46.24
     host_wait: dict[int, float] = defaultdict(float)
-    for row in found.idle.rows():
-        host_wait[row.stream] += row.total_ns if row.cause in {"host-bound", "launch delay"} else 0.0
+    for gaps in found.idle.rows():
+        host_wait[gaps.stream] += gaps.total_ns if gaps.cause in {"host-bound", "launch delay"} else 0.0
     kernel_wait = {row.stream: row.total_ns for row in found.idle.rows() if row.cause == "kernel delay"}
     assert {7: 133_311_000, 20: 424_456_000, 21: 285_806_000, 22: 340_772_000}.items() <= host_wait.items()
     assert {7: 17_152_000, 20: 739_000, 21: 78_000, 22: 1_515_000}.items() <= kernel_wait.items()
