@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["GridDocument", "GridResult", "simulate_grid"]
 
 _ROWS, _DOCUMENT, _TABLE, _PAGE = "rows", "grid.json", "grid.csv", "index.html"
-_FIGURES = tuple(name for name in GridRow.__struct_fields__ if name != "settings")
+_FIGURES = tuple(name for name in GridRow.__struct_fields__ if name not in {"settings", "critical_ns"})
 
 
 class GridDocument(Document, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ def _unknown(value: object) -> bool:
 
 
 def simulate_grid(
-    path: str | Path,
+    path: str | Path | Grid,
     source: str | Path | None = None,
     *,
     folder: str | Path | None = None,
@@ -113,14 +113,14 @@ def simulate_grid(
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GridResult:
-    """Simulate every combination of the axes of a grid's file, over ``jobs`` processes.
+    """Simulate every combination of the axes of a grid (or its file), over ``jobs`` processes.
 
     Into ``folder`` goes each row as it is finished, so that a run that was interrupted goes on where it was;
     at the end ``grid.json``, ``grid.csv`` and a page (``index.html``), which ``overwrite`` replaces. A row
     that cannot be simulated says why, and is tried again. Raises ``FormatError`` for the file,
     ``OutputError`` for a folder that holds an earlier table, without ``overwrite``.
     """
-    grid = read_grid(Path(path), None if source is None else Path(source))
+    grid = path if isinstance(path, Grid) else read_grid(Path(path), None if source is None else Path(source))
     target = None if folder is None else Path(folder)
     if target is not None:
         _make(target / _ROWS)

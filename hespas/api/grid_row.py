@@ -17,28 +17,27 @@ from hespas.api.grid_file import Value
 from hespas.api.io import opened_program
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.simulation import SimulationResult, simulate
-from hespas.api.systems import system as sized_system
 from hespas.converters import ReadOptions
 from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import find_dtype
 from hespas.graph.errors import HespasError, UsageError
 from hespas.graph.passes import InPrecision
-from hespas.hardware import Device, load_device, write_device
+from hespas.hardware import Device, System, load_device, load_system, write_device
 from hespas.simulator.astra import read_network_config
 
 __all__ = ["GridRow", "grid_row"]
 
 _PASSED = (
-    "hardware", "estimator", "granularity", "missing", "mode", "system_config", "network_config",
-    "memory_config", "backend", "queues_per_dim",
+    "hardware", "system", "estimator", "granularity", "missing", "mode", "system_config",
+    "network_config", "memory_config", "backend", "queues_per_dim",
 )  # fmt: skip
 """Settings that are arguments of :func:`hespas.api.simulate` by the same name."""
 
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
-    """``settings`` are the values of the axes. Times are of the rank that is done last; ``fault`` says why
-    there are none.
+    """``settings`` are the values of the axes. Times are of the rank that is done last, ``critical_ns`` those
+    of operation classes on its critical path; ``fault`` says why there are none.
     """
 
     settings: dict[str, Value]
@@ -48,6 +47,7 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     compute_ns: Figure = nan
     comm_ns: Figure = nan
     exposed_comm_ns: Figure = nan
+    critical_ns: dict[str, Figure] = {}
     ranks: Count = 0
     is_lower_bound: bool = False
     fault: str = ""
@@ -73,6 +73,7 @@ def grid_row(settings: Mapping[str, Value], shown: Mapping[str, Value]) -> GridR
         compute_ns=float(timeline.resource_ns("compute")[last]),
         comm_ns=float(timeline.resource_ns("communication")[last]),
         exposed_comm_ns=float(timeline.exposed_comm_ns[last]),
+        critical_ns=dict(max(done.classes, key=lambda found: found.finish_ns).critical_path.class_ns),
         ranks=len(here),
         is_lower_bound=done.is_lower_bound,
     )
@@ -88,7 +89,6 @@ def _simulated(settings: Mapping[str, Value], folder: Path) -> SimulationResult:
         workload = _in_precision(workload, str(settings["precision"]), settings, diagnostics)
     given: dict[str, Any] = {name: settings[name] for name in _PASSED if name in settings}
     given.setdefault("estimator", DEFAULT_ESTIMATOR)
-    given |= _of_system(settings, workload, folder, diagnostics)
     if "link_bandwidth" in settings:
         given |= _with_links(given, float(settings["link_bandwidth"]), folder)
     return simulate(workload, diagnostics=diagnostics, **given)
@@ -101,30 +101,12 @@ def _number(value: Value | None) -> int | None:
 def _in_precision(
     workload: Workload, name: str, settings: Mapping[str, Value], diagnostics: Diagnostics
 ) -> Workload:
-    if "hardware" not in settings:
+    if "hardware" not in settings and "system" not in settings:
         raise UsageError("precision needs `hardware`", hint="recorded times are of one precision")
     dtype = find_dtype(name)
     assert dtype is not None, "the grid's file was checked"
     step = InPrecision(dtype)
     return replace(workload, classes=tuple(step(graph, diagnostics) for graph in workload.classes))
-
-
-def _of_system(
-    settings: Mapping[str, Value], workload: Workload, folder: Path, diagnostics: Diagnostics
-) -> dict[str, object]:
-    """A system as the simulator of the row takes it."""
-    if "system" not in settings:
-        return {}
-    if settings.get("mode") != "astra":
-        raise UsageError("system needs mode astra", hint='add mode = "astra" to the grid')
-    found = sized_system(str(settings["system"]), workload.num_ranks, diagnostics=diagnostics)
-    found.write_astra_sim(folder / "system")
-    names = {
-        "system_config": "system.json",
-        "network_config": "network.yml",
-        "memory_config": "remote_memory.json",
-    }
-    return {key: folder / "system" / name for key, name in names.items()}
 
 
 def _with_links(given: Mapping[str, Any], factor: float, folder: Path) -> dict[str, object]:
@@ -135,8 +117,11 @@ def _with_links(given: Mapping[str, Any], factor: float, folder: Path) -> dict[s
         changed["hardware"] = str(write_device(device, folder / "device.toml"))
     if "network_config" in given:
         changed["network_config"] = _scaled_network(Path(given["network_config"]), factor, folder)
+    if "system" in given:
+        changed["system"] = _scaled_system(load_system(given["system"]), factor)
     if not changed:
-        raise UsageError("link_bandwidth needs `hardware` or `network_config`", hint="name one in the grid")
+        hint = "or `system`, or `network_config`"
+        raise UsageError("link_bandwidth needs `hardware`", hint=hint)
     return changed
 
 
@@ -148,6 +133,19 @@ def _scaled(device: Device, factor: float) -> Device:
     )
     fits = tuple(fit for fit in device.fits if fit.kind != "collective")
     return replace(device, links=links, own_fits=fits, fits_of="")
+
+
+def _scaled_system(system: System, factor: float) -> System:
+    """Both directions of every dimension; unknown ones stay unknown."""
+    dimensions = tuple(
+        structs.replace(
+            each,
+            bandwidth_bytes_per_s=each.bandwidth_bytes_per_s * factor,
+            down_bandwidth_bytes_per_s=each.down_bandwidth_bytes_per_s * factor,
+        )
+        for each in system.dimensions
+    )
+    return replace(system, dimensions=dimensions)
 
 
 def _scaled_network(path: Path, factor: float, folder: Path) -> Path:

@@ -30,6 +30,7 @@ from hespas.cli.text import (
     table_text,
     time_text,
 )
+from hespas.cli.what_if import WhatIf
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,17 +42,18 @@ __all__ = ["estimate"]
 
 
 def estimate(
+    context: typer.Context,
     source: Annotated[Path | None, typer.Argument(metavar="[SRC]", help="Any readable workload.")] = None,
     *,
     hardware: Annotated[
-        str,
-        options.hardware_option("A device: see 'hespas hardware list'."),
+        list[str],
+        options.hardware_option("A device: see 'hespas hardware list'; repeated: a column each."),
     ],
     table: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A table of operations (CSV or Parquet) instead of SRC."),
     ] = None,
-    estimator: options.Estimator = DEFAULT_ESTIMATOR,
+    estimator: options.Estimators = None,
     granularity: options.Granularity = None,
     array: Annotated[
         str, typer.Option(metavar="RxC", help="Shape of a systolic array, instead of the device's.")
@@ -80,10 +82,20 @@ def estimate(
     from hespas.graph import Diagnostics
 
     diagnostics = Diagnostics()
-    reads, documents = [source, table, hardware, estimator], [out, json_file]
+    several = {"hardware": hardware, "estimator": estimator or [DEFAULT_ESTIMATOR]}
+    if source is not None and table is None:
+        source = WhatIf(None, None, 1, None, json_file, overwrite, progress, debug).run(
+            source, context, several
+        )
+        if source is None:
+            return
+    device, named = hardware[0], several["estimator"][0]
+    reads, documents = [source, table, device, named], [out, json_file]
     with command_line(debug, diagnostics, str(table or source), documents=documents, reads=reads):
-        model = _with_array(estimator, array, dataflow)
-        asked = _Asked(hardware, model, out, json_file, overwrite, diagnostics)
+        if any(len(values) > 1 for values in several.values()):
+            raise UsageError("a table is estimated on one device, by one estimator", hint="name each once")
+        model = _with_array(named, array, dataflow)
+        asked = _Asked(device, model, out, json_file, overwrite, diagnostics)
         if table is not None:
             _refuse_with_table(
                 {

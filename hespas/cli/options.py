@@ -25,6 +25,7 @@ __all__ = [
     "DefaultDtype",
     "Dim",
     "Estimator",
+    "Estimators",
     "Granularity",
     "Json",
     "ListFile",
@@ -227,6 +228,16 @@ Estimator = Annotated[
         metavar="NAME",
         help="Which estimator says how long: see 'hespas estimators'.",
         autocompletion=estimator_names,
+    ),
+]
+Estimators = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help="Which estimator says how long: see 'hespas estimators'; repeated: a column each.",
+        autocompletion=estimator_names,
+        show_default=preparation.DEFAULT_ESTIMATOR,
     ),
 ]
 Granularity = Annotated[

@@ -27,6 +27,7 @@ from hespas.cli.session import (
 )
 from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
 from hespas.cli.what_if import WhatIf
+from hespas.graph.diagnostics import Diagnostics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
@@ -131,10 +132,10 @@ def simulate(
         Path | None, typer.Argument(metavar="SRC", help="Any readable workload.", show_default=False)
     ] = None,
     hardware: Annotated[
-        str,
-        options.hardware_option("Times of this device (default: those in SRC)."),
-    ] = "",
-    estimator: options.Estimator = DEFAULT_ESTIMATOR,
+        list[str] | None,
+        options.hardware_option("Times of this device (default: those in SRC); repeated: a column each."),
+    ] = None,
+    estimator: options.Estimators = None,
     granularity: options.Granularity = None,
     source_format: options.SourceFormat = "",
     num_devices: options.NumDevices = None,
@@ -182,14 +183,15 @@ def simulate(
 
     hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
-    from hespas.graph.diagnostics import Diagnostics
-
-    source = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug).run(source, context)
+    several = {"hardware": hardware or [""], "estimator": estimator or [DEFAULT_ESTIMATOR]}
+    what_if = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug)
+    source = what_if.run(source, context, several)
     if source is None:
         return
+    (device,), (model_name,) = several.values()
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, hardware, system, estimator, beside, *configs]
+    reads: list[Path | str | None] = [source, device, system, model_name, beside, *configs]
     with command_line(
         debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
     ):
@@ -198,15 +200,15 @@ def simulate(
 
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
-        drawn.check(source, hardware, [path for path in (*configs, *hardware_files(system)) if path])
+        drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
         model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
             done = api.simulate(
                 source,
-                hardware or None,
-                estimator=estimator,
+                device or None,
+                estimator=model_name,
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,

@@ -17,6 +17,7 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import GridResult, RunDifference
+    from hespas.api.grid_row import GridRow
 
 __all__ = ["WhatIf"]
 
@@ -27,6 +28,13 @@ _OWN = frozenset(
     }
 )  # fmt: skip
 """What may stand beside a grid or a comparison."""
+_SHARED = frozenset(
+    {
+        "hardware", "system", "estimator", "granularity", "num_devices", "num_replicas", "missing", "mode",
+        "system_config", "network_config", "memory_config", "backend", "queues_per_dim",
+    }
+)  # fmt: skip
+"""Options that all columns share: axes of a grid by the same names."""
 _MOST_RANKS = 8
 """Ranks of a comparison that are told; the document has all."""
 
@@ -44,19 +52,25 @@ class WhatIf:
     progress: bool | None
     debug: bool
 
-    def run(self, source: Path | None, context: typer.Context) -> Path | None:
-        """Do it; the source where it is one simulation that is asked for. Raises ``BadParameter`` without."""
+    def run(
+        self, source: Path | None, context: typer.Context, several: Mapping[str, Sequence[str]]
+    ) -> Path | None:
+        """Do it; the source where it is one run that is asked for. ``several`` are options of which each
+        value is a column where there are more than one. Raises ``BadParameter`` without a source.
+        """
+        columns = {name: values for name, values in several.items() if len(values) > 1}
         if self.grid is None and self.compare is None:
             if source is None:
                 raise typer.BadParameter("Missing argument 'SRC'.")
-            return source
+            if not columns:
+                return source
         diagnostics = Diagnostics()
         reads = [source, self.grid, *(self.compare or ())]
         named = str(self.grid or (self.compare or ("",))[0])
         with command_line(
             self.debug, diagnostics, named, documents=[self.json_file], reads=reads, writes=[self.report]
         ):
-            _refuse_others(context)
+            _refuse_others(context, _SHARED if columns and self.grid is None else frozenset())
             if self.grid is not None and self.compare is not None:
                 raise UsageError("--grid and --compare exclude each other", hint="give one of them")
             taken: Mapping[str, Sequence[str | Path]] = {"an input": [each for each in reads if each]}
@@ -65,7 +79,35 @@ class WhatIf:
                 self._grid(self.grid, source, diagnostics)
             elif self.compare is not None:
                 self._compare(self.compare, source, diagnostics)
+            elif source is not None:
+                self._columns(source, columns, context, diagnostics)
         return None
+
+    def _columns(
+        self,
+        source: Path,
+        columns: Mapping[str, Sequence[str]],
+        context: typer.Context,
+        diagnostics: Diagnostics,
+    ) -> None:
+        from hespas import api
+        from hespas.api.grid_file import Grid
+
+        for name, values in columns.items():
+            if len(set(values)) < len(values):
+                raise UsageError(f"--{name} names one twice", hint="give each once")
+        shared = {name: _plain(value) for name, value in context.params.items() if _is_shared(context, name)}
+        shared = {name: value for name, value in shared.items() if name not in columns}
+        axes = {name: tuple(values) for name, values in columns.items()}
+        grid = Grid(str(source), axes, shared | {"source": str(source)})
+        with progress_bar("simulating", self.progress) as callback:
+            done = api.simulate_grid(
+                grid, folder=self.report, jobs=self.jobs, overwrite=self.overwrite, diagnostics=diagnostics,
+                progress=callback,
+            )  # fmt: skip
+        if self.json_file:
+            api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
+        _show_columns(done)
 
     def _grid(self, path: Path, source: Path | None, diagnostics: Diagnostics) -> None:
         from hespas import api
@@ -98,15 +140,27 @@ class WhatIf:
         _show_comparison(done)
 
 
-def _refuse_others(context: typer.Context) -> None:
+def _is_shared(context: typer.Context, name: str) -> bool:
+    given = context.get_parameter_source(name)
+    return name in _SHARED and given is not None and given.name == "COMMANDLINE"
+
+
+def _plain(value: object) -> str | int:
+    """An option's value as one of a grid."""
+    only = value[0] if isinstance(value, list) and value else value
+    return only if isinstance(only, int) else str(only)
+
+
+def _refuse_others(context: typer.Context, shared: frozenset[str]) -> None:
     """Settings of one simulation are not those of a grid's rows."""
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name)
-        if name in _OWN or given is None or given.name != "COMMANDLINE":
+        if name in _OWN | shared or given is None or given.name != "COMMANDLINE":
             continue
         raise UsageError(
-            f"{parameter.opts[0]} is of one simulation", hint="state it in the grid: every key is an axis"
+            f"{parameter.opts[0]} is of one simulation",
+            hint="leave it out, or state it in a grid: every key is an axis",
         )
 
 
@@ -132,6 +186,34 @@ def _show_grid(done: GridResult) -> None:
     if not any(line[-1] for line in lines):
         heads, lines = heads[:-1], [line[:-1] for line in lines]
     emit(table_text(heads, lines, left=(*range(len(axes)), len(axes) + 4)))
+
+
+def _show_columns(done: GridResult) -> None:
+    """A column per setting: the step first, then what it is made of."""
+    heads = [" ".join(str(value) for value in row.settings.values()) for row in done.rows]
+    classes = dict.fromkeys(name for row in done.rows for name in row.critical_ns)
+    lines: list[tuple[str, ...]] = [
+        ("step", *(_step_cell(row) for row in done.rows)),
+        ("90 % interval: from", *(_known(row.step_low_ns) for row in done.rows)),
+        ("to", *(_known(row.step_high_ns) for row in done.rows)),
+        ("compute", *(_known(row.compute_ns) for row in done.rows)),
+        ("communication", *(_known(row.comm_ns) for row in done.rows)),
+        ("exposed", *(_known(row.exposed_comm_ns) for row in done.rows)),
+        *((f"critical path: {name}", *(_known(row.critical_ns.get(name, nan)) for row in done.rows))
+          for name in classes),
+    ]  # fmt: skip
+    emit(table_text(("", *heads), lines))
+    for head, row in zip(heads, done.rows, strict=True):
+        if row.fault:
+            emit(f"{head}: {flagged(row.fault)}")
+
+
+def _step_cell(row: GridRow) -> str:
+    return ("at least " if row.is_lower_bound else "") + _known(row.step_ns)
+
+
+def _known(time_ns: float) -> str:
+    return "-" if isnan(time_ns) else time_text(time_ns)
 
 
 def _show_comparison(done: RunDifference) -> None:

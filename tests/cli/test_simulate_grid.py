@@ -124,11 +124,14 @@ def test_modes_and_configurations_of_astra_sim(tmp_path: Path) -> None:
     assert rows[2].step_ns > rows[0].step_ns
 
 
-def test_systems_as_astra_sim_has_them(tmp_path: Path) -> None:
-    text = f'mode = "astra"\nsystem = ["dgx-a100", "dgx-h100"]\nsource = "{RING}"\nhardware = "H100-SXM"\n'
+@pytest.mark.parametrize("mode", ["hespas", "astra"])
+def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
+    text = f'mode = "{mode}"\nsystem = ["dgx-a100", "dgx-h100"]\nsource = "{RING}"\nhardware = "H100-SXM"\n'
     one, two = api.simulate_grid(grid(tmp_path, text)).rows
     assert (one.fault, two.fault, one.ranks) == ("", "", 8)
     assert two.comm_ns < one.comm_ns
+    half, same = api.simulate_grid(grid(tmp_path, f"{text}link_bandwidth = [0.01, 1.0]")).rows[2:]
+    assert half.comm_ns > same.comm_ns
 
 
 @pytest.mark.parametrize(
@@ -183,3 +186,47 @@ def test_what_is_no_simulation(tmp_path: Path) -> None:
     other.write_text('{"schema": "hespas.estimate/1"}', encoding="utf-8")
     done = run("--compare", other, other)
     assert (done.exit_code, "no simulation" in done.output) == (3, True)
+
+
+@pytest.mark.parametrize("command", ["simulate", "estimate"])
+def test_several_settings_are_columns_of_one_table(command: str, tmp_path: Path) -> None:
+    names = ("A100-SXM-80GB", "H100-SXM")
+    given = ["--hardware", names[0], "--hardware", names[1], "--granularity", "op"]
+    arguments = [command, str(PROGRAM), *given, "--json", str(tmp_path / "c.json")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    rows = document(tmp_path / "c.json", "grid")["rows"]
+    alone = [api.simulate(PROGRAM, name, granularity="op") for name in names]
+    assert [row["step_ns"] for row in rows] == [each.step_ns for each in alone]
+    assert [row["step_low_ns"] for row in rows] == [each.low_ns for each in alone]
+    heads, step, interval, *_ = done.stdout.splitlines()
+    assert heads.split() == list(names)
+    assert step.startswith("step ")
+    assert interval.startswith("90 % interval: from ")
+    for row in rows:
+        assert sum(row["critical_ns"].values()) == pytest.approx(row["step_ns"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["estimate", str(PROGRAM), "--out", "x.csv"], "--out is of one simulation"),
+        (["simulate", str(PROGRAM), "--timeline", "t.json"], "--timeline is of one simulation"),
+        (["estimate", "--table", "t.csv"], "a table is estimated on one device"),
+        (["simulate", str(PROGRAM), "--hardware", "H100-SXM"], "--hardware names one twice"),
+    ],
+)
+def test_what_columns_do_not_go_with(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, [*arguments, "--hardware", "H100-SXM", "--hardware", "A100-SXM-80GB"])
+    assert (done.exit_code, told in done.output) == (2, True), done.output
+
+
+@pytest.mark.parametrize("command", ["simulate", "estimate"])
+def test_one_preparation_and_one_default(command: str) -> None:
+    """The same first line, which is the step and its interval."""
+    done = CliRunner().invoke(app, [command, str(PROGRAM), "--hardware", "H100-SXM"])
+    step = api.simulate(PROGRAM, "H100-SXM", estimator="composite")
+    expected = (
+        f"{step.step_ns / 1e3:,.3f} us per step on H100-SXM (90 % interval: {step.low_ns / 1e3:,.3f} us to "
+    )
+    assert done.stdout.startswith(expected), done.stdout

@@ -115,7 +115,7 @@ SIMULATED = (
         "spans",
         "What runs when",
         "Streams of the first ranks; what the critical path goes through is darker. Short operations of one "
-        "class that stand together are drawn as one. `--timeline FILE.pftrace` shows each, in a viewer.",
+        "class that stand together are drawn as one. A `timeline` shows each, in a viewer.",
     ),
     Section(
         "critical_path",

@@ -198,6 +198,6 @@ def _unfinished(
     said = f"; it said last: {' | '.join(tail)}" if tail else "; it said nothing"
     return CheckFailedError(
         f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){said}", path=binary.path,
-        hint="without --simulator astra-sim, the ranks that wait are told with what they wait for"
+        hint="without `astra_bin`, the ranks that wait are told with what they wait for"
         if finished or code in {-1, 0} else "give the binary and the files that its version takes",
     )  # fmt: skip

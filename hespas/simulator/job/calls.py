@@ -19,7 +19,7 @@ from hespas.simulator.schedule import node_label
 __all__ = ["Calls", "matched_calls"]
 
 _HINT = (
-    "members of a group have to run the same collectives of it in the same order; --alone lets no rank wait"
+    "members of a group have to run the same collectives of it in the same order; with `alone` no rank waits"
 )
 
 

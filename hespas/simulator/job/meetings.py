@@ -207,7 +207,7 @@ def _check_pairs(cast: Cast, pairs: _Pairs, protocol: Protocol, diagnostics: Dia
             f"{other}, which {lacks}" + (f" with tag {tag}" if tag >= 0 else ""),
             code="ET015",
             position=f"rank {actor.rank}, node {int(actor.graph.id[node])}",
-            hint="every send needs one receive of the same source, target and tag; --alone lets no rank wait",
+            hint="every send needs one receive of its source, target and tag; with `alone` no rank waits",
         )
     diagnostics.warning(
         "simulate.unreceived", name, "messages are sent that nobody receives", count=len(pairs.unmatched)

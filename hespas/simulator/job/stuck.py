@@ -19,7 +19,7 @@ _CODE = "simulate.deadlock"
 _MOST_TOLD = 20
 _HINT = (
     "ranks have to come to what they do together in one order; hespas-validate check lists the rules that "
-    "are broken, --alone lets no rank wait"
+    "are broken, with `alone` no rank waits"
 )
 
 
