@@ -60,7 +60,7 @@ def simulate(
         timed, unknown_times = _timed(settled, estimate, missing, found)
         unknown[index] = unknown_trips + unknown_times
         classes.append(_on_one_queue(timed, found) if estimate.hardware else timed)
-    chosen = _settled(simulator, workload, recorded=estimates is None)
+    chosen = _settled(simulator, workload, estimates)
     done = chosen.run(replace(workload, classes=tuple(classes)), found)
     results = tuple(
         replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
@@ -70,14 +70,21 @@ def simulate(
     return replace(done, workload=workload, classes=results, low_ns=low_ns, high_ns=high_ns)
 
 
-def _settled(simulator: Simulator | None, workload: Workload, *, recorded: bool) -> Simulator:
-    """The simulator with what is left open settled: where times of the graphs have recorded waits, ranks
-    begin when they did, and a collective takes as long as for its last member.
+def _settled(
+    simulator: Simulator | None, workload: Workload, estimates: Sequence[Estimate] | None
+) -> Simulator:
+    """The simulator with what is left open settled: where collectives have times of the graphs, which may be
+    recorded with waits for others in them, they take as long as for the last member; where all times are
+    those of the graphs, with recorded waits among them, ranks begin when they did.
     """
     if simulator is not None and not isinstance(simulator, JobScheduler):
         return simulator
     job = simulator or JobScheduler()
-    waits = recorded and any(bool(is_recorded_wait(graph).any()) for graph in workload.classes)
+    waits = estimates is None and any(bool(is_recorded_wait(graph).any()) for graph in workload.classes)
+    recorded = estimates is None or any(
+        bool(kept_durations(graph, estimate)[graph.collectives.node].any())
+        for graph, estimate in zip(workload.classes, estimates, strict=True)
+    )
     return replace(
         job,
         differing=job.differing or ("shortest" if recorded else "longest"),

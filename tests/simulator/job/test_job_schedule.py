@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hespas import api
 from hespas.graph import (
     ABSENT,
     CollectiveKind,
@@ -335,3 +337,15 @@ def test_ranks_begin_when_their_recordings_did() -> None:
     assert found.counts()["simulate.recorded-starts"] == 1
     together = run(stages(graphs, [0, 1]), starts="together")
     assert [row[:3] for row in spans(together, 1)] == [(0, 0, 2), (1, 2, 15)]
+
+
+def test_recorded_collectives_beside_estimates_take_the_shortest_too() -> None:
+    graphs = [before_a_collective(10, takes=5)[0], before_a_collective(4, takes=11)[0]]
+    unsized = [
+        replace(graph, collectives=replace(graph.collectives, comm_bytes=np.array([np.nan])))
+        for graph in graphs
+    ]
+    workload = stages(unsized, [0, 1])
+    estimates = api.estimate(workload, "H100-SXM").estimates
+    done = simulate(workload, [*estimates])
+    assert (done.step_ns, done.is_mixed) == (16, True)
