@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
+from hespas.analysis.links import LinkRow, LinkTrafficRow, LinkUse, link_use
 from hespas.api.astra import AstraReady, AstraRequest, Mode, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
@@ -65,7 +66,8 @@ class SimulationResult(Result, Simulation):
     """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source,
     ``system`` where none was named. ``statistics`` are ASTRA-sim's own, in mode ``astra``, and ``external``
     what a user's ASTRA-sim says; ``measured_ns`` is the step of the profiles beside it; ``memory`` is that of
-    each rank class whose operations say what they make, in mode ``hespas``.
+    each rank class whose operations say what they make, in mode ``hespas``, and ``links`` how far the network
+    of the system is used (None: no system, or mode ``astra``).
     """
 
     source: str
@@ -78,6 +80,7 @@ class SimulationResult(Result, Simulation):
     external: ExternalRun | None = None
     measured_ns: float = nan
     memory: tuple[RankMemory, ...] = ()
+    links: LinkUse | None = None
 
     def headline(self) -> str:
         """How long a step takes."""
@@ -105,7 +108,7 @@ class SimulationResult(Result, Simulation):
         from hespas.analysis.report import SIMULATED, analysis_html, write_report
         from hespas.analysis.simulated import simulated_step
 
-        tables = simulated_step(self).tables()
+        tables = simulated_step(self).tables() | (self.links.tables() if self.links else {})
         page = analysis_html(
             self.headline(),
             tables,
@@ -202,6 +205,9 @@ class _Asked:
         """A simulation with what was asked."""
         columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
         statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
+        links = None
+        if self.system is not None and statistics is None:
+            links = link_use(ran.workload, ran.timeline, self.system, self.diagnostics)
         return SimulationResult(
             source=source,
             hardware=self.hardware or "",
@@ -213,6 +219,7 @@ class _Asked:
             external=ran.external if isinstance(ran, AstraSimulation) else None,
             measured_ns=measured_ns,
             memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
+            links=links,
             **columns,
         )
 
@@ -378,6 +385,8 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
     memory: list[MemoryDocument]
+    links: list[LinkRow]
+    link_traffic: list[LinkTrafficRow]
     critical_path: list[_Segment]
     ranks: list[_RankRow]
 
@@ -406,6 +415,8 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         else None,
         rank_classes=[_simulated_class(found) for found in done.classes],
         memory=[memory_document(found, done.workload.classes[found.rank_class]) for found in done.memory],
+        links=done.links.links.rows() if done.links else [],
+        link_traffic=done.links.traffic.rows() if done.links else [],
         critical_path=[_segment(done, found) for found in segments(done)],
         ranks=list(_rank_rows(done)) if ranks else [],
     )

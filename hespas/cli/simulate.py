@@ -334,7 +334,32 @@ def _show(done: SimulationResult) -> None:
     left = len(done.classes) - _MOST_CLASSES
     if left > 0:
         emit(("", f"and {counted(left, 'class')} more: --json writes all"))
+    _show_links(done)
     _show_path(done)
+
+
+def _show_links(done: SimulationResult) -> None:
+    """How far each dimension of the system is used."""
+    found = done.links.links.rows() if done.links else []
+    if not found:
+        return
+    rows = [
+        (
+            row.dimension,
+            f"{row.bandwidth_gbytes_per_s:,g} GB/s",
+            bytes_text(row.sent_bytes),
+            time_text(row.in_use_ns),
+            _part(row.utilization_share),
+            _part(row.in_use_utilization_share),
+        )
+        for row in found
+    ]
+    emit("")
+    emit(table_text(("network", "of a device", "sent", "in use", "utilization", "while in use"), rows))
+
+
+def _part(share: float) -> str:
+    return "" if isnan(share) else f"{share:.1%}"
 
 
 def _show_path(done: Simulation) -> None:

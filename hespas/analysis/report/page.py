@@ -135,6 +135,17 @@ SIMULATED = (
         "By the groups of ranks that talk to each other. Bandwidths as nccl-tests defines them.",
     ),
     Section(
+        "links",
+        "Use of the network",
+        "By dimension of the system, of a device in the mean over the ranks, and of the one that has most. "
+        "Utilization is of the bandwidth over the whole step, and while in use.",
+    ),
+    Section(
+        "link_traffic",
+        "What the network carries",
+        "What a device sends, in the mean over the ranks, by kind and the algorithm that was chosen.",
+    ),
+    Section(
         "modules",
         "By module",
         "As the operations say whose they are.",

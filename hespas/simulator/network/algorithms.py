@@ -29,7 +29,19 @@ from hespas.graph.columns import FloatArray
 from hespas.hardware import System
 from hespas.simulator.network.placement import Footprint
 
-__all__ = ["Level", "collective_times", "fastest_ns", "least_ns", "levels_of", "message_ns"]
+__all__ = [
+    "AT_ROOT",
+    "EXCHANGES",
+    "ONE_WAY",
+    "ROOTED",
+    "SHARDS",
+    "Level",
+    "collective_times",
+    "fastest_ns",
+    "least_ns",
+    "levels_of",
+    "message_ns",
+]
 
 
 class Level(NamedTuple):
@@ -118,15 +130,16 @@ def message_ns(system: System, away: Sequence[int], message_bytes: FloatArray) -
     return latency_ns + message_bytes / rate
 
 
-_ONE_WAY = {
+# Kinds of one rule: all to all in one direction, each to each, one to all, and part by part from or to one.
+ONE_WAY = {
     CollectiveKind.ALL_GATHER,
     CollectiveKind.REDUCE_SCATTER,
     CollectiveKind.REDUCE_SCATTER_BLOCK,
 }
-_EXCHANGES = {CollectiveKind.ALL_TO_ALL, CollectiveKind.RAGGED_ALL_TO_ALL}
-_ROOTED = {CollectiveKind.BROADCAST, CollectiveKind.REDUCE}
-_AT_ROOT = {CollectiveKind.GATHER, CollectiveKind.SCATTER}
-_SHARDS = {CollectiveKind.ALL_GATHER, CollectiveKind.GATHER}
+EXCHANGES = {CollectiveKind.ALL_TO_ALL, CollectiveKind.RAGGED_ALL_TO_ALL}
+ROOTED = {CollectiveKind.BROADCAST, CollectiveKind.REDUCE}
+AT_ROOT = {CollectiveKind.GATHER, CollectiveKind.SCATTER}
+SHARDS = {CollectiveKind.ALL_GATHER, CollectiveKind.GATHER}
 """Whose messages (Chakra's sense) are shards of the whole buffer."""
 
 
@@ -134,16 +147,16 @@ def collective_times(
     kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray
 ) -> dict[str, FloatArray]:
     """The time [ns] of messages (Chakra's sense) by algorithm; empty for kinds without a rule."""
-    whole = message_bytes * prod(level.members for level in levels) if kind in _SHARDS else message_bytes
+    whole = message_bytes * prod(level.members for level in levels) if kind in SHARDS else message_bytes
     if kind is CollectiveKind.ALL_REDUCE:
         return _all_reduce(levels, whole)
-    if kind in _ONE_WAY:
+    if kind in ONE_WAY:
         return _one_way(levels, whole)
-    if kind in _EXCHANGES:
+    if kind in EXCHANGES:
         return {"direct": _exchange(levels, whole)}
-    if kind in _ROOTED:
+    if kind in ROOTED:
         return _rooted(levels, whole)
-    if kind in _AT_ROOT:
+    if kind in AT_ROOT:
         return {"direct": _at_root(kind, levels, whole)}
     return {"tree": 2 * _log_latency(levels) + 0 * whole} if kind is CollectiveKind.BARRIER else {}
 
