@@ -138,8 +138,8 @@ def test_combinations_are_sorted_and_rows_know_theirs(pairs: list[tuple[int, int
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from([0.5, 1.5, np.nan]), st.booleans())))
 def test_equal_rows_are_told_by_the_first_of_them(rows: list[tuple[int, float, bool]]) -> None:
-    columns = [np.array([row[at] for row in rows], kind) for at, kind in enumerate((int, float, bool))]
-    first, place = equal_rows(*columns)
+    numbers, figures, flags = ([row[at] for row in rows] for at in range(3))
+    first, place = equal_rows(np.array(numbers, np.int64), np.array(figures), np.array(flags, np.bool_))
     texts = [str(row) for row in rows]  # NaN is not equal to itself, and looks the same
     assert sorted(first.tolist()) == sorted({texts.index(text) for text in texts})
     assert [texts[first[at]] for at in place.tolist()] == texts
