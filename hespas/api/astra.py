@@ -88,7 +88,10 @@ class AstraRequest:
             raise UsageError("`simulator` belongs to mode hespas", hint="ASTRA-sim has options of its own")
         if not self.system_config or not self.network_config:
             missing = "network_config" if self.system_config else "system_config"
-            raise UsageError(f"mode astra needs `{missing}`", hint="give system.json and network.yml")
+            raise UsageError(
+                f"mode astra needs `{missing}`",
+                hint="give system.json and network.yml, or `system` with the name of one",
+            )
         return AstraOptions(
             system=read_system_config(Path(self.system_config)),
             network=read_network_config(Path(self.network_config)),
