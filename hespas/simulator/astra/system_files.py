@@ -37,8 +37,8 @@ _ENDPOINT_DELAY_NS = 10
 def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, str]:
     """The text of each of :data:`FILE_NAMES` for a sized system. Dimensions of one device are left out.
 
-    Raises ``UsageError`` for one device and where devices do not fill the dimensions, ``UnsupportedError`` where a latency is
-    not known. What ASTRA-sim has no word for is told.
+    Raises ``UsageError`` for one device and where devices do not fill the dimensions, ``UnsupportedError``
+    where a latency is not known. What ASTRA-sim has no word for is told.
     """
     capacity = prod(system.shape)
     if system.devices < 0:
