@@ -16,7 +16,7 @@ from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GroupSet, Workload
-from hespas.graph.errors import InvariantError, UsageError
+from hespas.graph.errors import FormatError, InvariantError, UnsupportedError, UsageError
 from hespas.hardware import System
 from hespas.simulator import Simulator
 from hespas.simulator.astra import (
@@ -123,7 +123,12 @@ class AstraReady:
             written = replace(
                 self.request, system_config=of_system, network_config=of_network, memory_config=of_memory
             )
-            return _there(written.options("astra", self.simulator))
+            try:
+                return _there(written.options("astra", self.simulator))
+            except FormatError as error:  # the files are ours: nobody can look into them
+                raise UnsupportedError(
+                    f"{system.name} is none that ASTRA-sim runs: {error.message}", hint=error.hint
+                ) from error
 
 
 def _there(options: AstraOptions | None) -> AstraOptions:
