@@ -16,7 +16,7 @@ from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, GroupSet, Workload
-from hespas.graph.errors import InvariantError, UsageError
+from hespas.graph.errors import FormatError, InvariantError, UnsupportedError, UsageError
 from hespas.hardware import System
 from hespas.simulator import Simulator
 from hespas.simulator.astra import (
@@ -88,7 +88,10 @@ class AstraRequest:
             raise UsageError("`simulator` belongs to mode hespas", hint="ASTRA-sim has options of its own")
         if not self.system_config or not self.network_config:
             missing = "network_config" if self.system_config else "system_config"
-            raise UsageError(f"mode astra needs `{missing}`", hint="give system.json and network.yml")
+            raise UsageError(
+                f"mode astra needs `{missing}`",
+                hint="give system.json and network.yml, or `system` with the name of one",
+            )
         return AstraOptions(
             system=read_system_config(Path(self.system_config)),
             network=read_network_config(Path(self.network_config)),
@@ -120,7 +123,12 @@ class AstraReady:
             written = replace(
                 self.request, system_config=of_system, network_config=of_network, memory_config=of_memory
             )
-            return _there(written.options("astra", self.simulator))
+            try:
+                return _there(written.options("astra", self.simulator))
+            except FormatError as error:  # the files are ours: nobody can look into them
+                raise UnsupportedError(
+                    f"{system.name} is none that ASTRA-sim runs: {error.message}", hint=error.hint
+                ) from error
 
 
 def _there(options: AstraOptions | None) -> AstraOptions:

@@ -57,14 +57,14 @@ class GridResult(Result):
     def headline(self) -> str:
         """The best row, and how many there are."""
         failed = sum(bool(row.fault) for row in self.rows)
-        told = f"{len(self.rows):,} rows, {failed:,} without a time"
+        told = f"{len(self.rows):,} row{'s' * (len(self.rows) != 1)}, {failed:,} without a time"
         best = min(
             (row for row in self.rows if not isnan(row.step_ns)), key=lambda row: row.step_ns, default=None
         )
         if best is None:
             return told
         named = ", ".join(f"{key} {value}" for key, value in best.settings.items())
-        return f"{told}; shortest step {best.step_ns / 1e6:,.3f} ms: {named}"
+        return f"{told}; shortest step {best.step_ns / 1e6:,.3f} ms{f': {named}' if named else ''}"
 
     def document(self) -> GridDocument:
         """All figures: ``hespas.grid/1``."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import cast, get_args
 
@@ -21,6 +22,7 @@ __all__ = ["AXES", "Grid", "Value", "read_grid"]
 Value = str | int | float
 
 _MOST_ROWS = 10_000
+_MOST_FASTER = 1e9
 _EXAMPLE = 'a line is an axis: hardware = ["H100-SXM", "B200-SXM"]'
 
 
@@ -42,7 +44,7 @@ def _count(value: Value) -> bool:
 
 
 def _factor(value: Value) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value) and value > 0
+    return isinstance(value, (int, float)) and 1 / _MOST_FASTER <= value <= _MOST_FASTER
 
 
 def _is_float(value: Value) -> bool:
@@ -60,7 +62,7 @@ AXES: Mapping[str, _Axis] = {
     "hardware": _NAME,
     "estimator": _NAME,
     "precision": _Axis("a floating-point type such as bf16", _is_float),
-    "link_bandwidth": _Axis("a factor more than 0", _factor),
+    "link_bandwidth": _Axis("a factor from 1e-9 to 1e9", _factor),
     "num_devices": _COUNT,
     "num_replicas": _COUNT,
     "granularity": _one_of(*get_args(Granularity)),
@@ -137,5 +139,11 @@ def _checked(path: Path, key: str, value: object) -> Value:
             f"{key} has the value {clipped(repr(value))}", path=str(path), position=key,
             hint=f"expected {axis.expected}, or a list of such",
         )  # fmt: skip
-    is_file = axis.is_path or (key == "hardware" and isinstance(value, str) and value.endswith(".toml"))
-    return str(path.parent / str(value)) if is_file else value
+    return str(path.parent / str(value)) if axis.is_path or _is_file(key, value) else value
+
+
+def _is_file(key: str, value: Value) -> bool:
+    """Whether a device or a system is given by its file."""
+    if key not in ("hardware", "system") or not isinstance(value, str):
+        return False
+    return value.endswith(".toml") or any(each in value for each in (os.sep, os.altsep) if each)

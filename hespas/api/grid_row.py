@@ -19,6 +19,7 @@ from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.simulation import SimulationResult, simulate
 from hespas.converters import ReadOptions
 from hespas.files.documents import Count, Figure
+from hespas.files.output import placed_at_once
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import find_dtype
 from hespas.graph.errors import HespasError, UsageError
@@ -114,7 +115,8 @@ def _with_links(given: Mapping[str, Any], factor: float, folder: Path) -> dict[s
     changed: dict[str, object] = {}
     if "hardware" in given:
         device = _scaled(load_device(given["hardware"]), factor)
-        changed["hardware"] = str(write_device(device, folder / "device.toml"))
+        with placed_at_once():
+            changed["hardware"] = str(write_device(device, folder / "device.toml"))
     if "network_config" in given:
         changed["network_config"] = _scaled_network(Path(given["network_config"]), factor, folder)
     if "system" in given:

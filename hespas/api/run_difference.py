@@ -59,8 +59,11 @@ class RunDifference(Result):
     def headline(self) -> str:
         """The steps of both."""
         step = self.rows[0]
-        share = f" ({step.difference_ns / step.before_ns:+.1%})" if step.before_ns else ""
-        return f"step {step.before_ns / 1e6:,.3f} ms -> {step.after_ns / 1e6:,.3f} ms{share}"
+        change = step.difference_ns / step.before_ns if step.before_ns > 0 else nan
+        before, after = (
+            "unknown" if isnan(each) else f"{each / 1e6:,.3f} ms" for each in (step.before_ns, step.after_ns)
+        )
+        return f"step {before} -> {after}{'' if isnan(change) else f' ({change:+.1%})'}"
 
     def document(self) -> RunDifferenceDocument:
         """All rows: ``hespas.run_difference/1``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,16 +85,9 @@ def analyze(
         from hespas import api
         from hespas.converters import ReadOptions
 
-        check_once(profiles)
-        check_once(before)
-        taken = {
-            "PROFILE": profiles,
-            "--against": before,
-            "--capture": capture or [],
-            "--hardware": hardware_files(hardware),
-        }
-        check_reports({"--json": json_file}, taken, overwrite=overwrite)
-        check_report_folder(report, "analysis.json", json_file, taken, overwrite=overwrite)
+        taken = {"PROFILE": profiles, "--against": before, "--capture": capture or []}
+        taken["--hardware"] = hardware_files(hardware)
+        _check(taken, report, json_file, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             done = api.analyze(
                 profiles,
@@ -117,10 +111,21 @@ def analyze(
         _show(done.found, top)
 
 
+def _check(
+    taken: Mapping[str, Sequence[Path]], report: Path | None, json_file: Path | None, *, overwrite: bool
+) -> None:
+    """Refuse recordings that are given twice, and outputs that would replace what is read."""
+    for name in ("PROFILE", "--against"):
+        check_once(taken[name])
+    check_reports({"--json": json_file}, taken, overwrite=overwrite)
+    check_report_folder(report, "analysis.json", json_file, taken, overwrite=overwrite)
+
+
 def _show(found: Analyses, top: int) -> None:
     """All tables, each with a line that says what it is."""
     _show_breakdown(found.breakdown)
     _show_idle(found, top)
+    _show_queues(found, top)
     _show_collectives(found, top)
     if not len(found.operations):
         return
@@ -252,6 +257,27 @@ def _show_idle(found: Analyses, top: int) -> None:
         for row in shown[:top]
     ]
     emit(table_text(("rank", "cause", "gaps", "time", "share", "mean", "longest"), lines, left=(0, 1)))
+
+
+def _show_queues(found: Analyses, top: int) -> None:
+    """The streams to which most was launched."""
+    table = found.queues.largest("count")
+    rows = table.rows()[:top]
+    if not rows:
+        return
+    _title("launched and not started", len(rows), len(table))
+    lines = [
+        (
+            f"{row.rank} stream {row.stream}",
+            count_text(row.count),
+            _known(f"{row.mean_length:,.1f}", row.mean_length),
+            _known(f"{row.median_length:,.0f}", row.median_length),
+            count_text(row.max_length),
+            _percent(row.empty_share),
+        )
+        for row in rows
+    ]
+    emit(table_text(("rank", "launches", "queue (mean)", "median", "longest", "empty"), lines))
 
 
 def _show_collectives(found: Analyses, top: int) -> None:

@@ -96,6 +96,14 @@ _Straggler = Annotated[
 _Messages = Annotated[
     Protocol, typer.Option(help="Who sends is done when it is sent, or waits for the receiver too.")
 ]
+_OverlapTrips = Annotated[
+    bool,
+    typer.Option(
+        "--overlap-trips",
+        help="Trips of a loop begin when their values are there, as where a compiler pipelines loops; "
+        "else when the trip before has ended.",
+    ),
+]
 _Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.")]
 _Simulator = Annotated[
     Literal["hespas", "astra-sim"],
@@ -153,6 +161,7 @@ def simulate(
     straggler: _Straggler = None,
     messages: _Messages = "eager",
     alone: _Alone = False,
+    overlap_trips: _OverlapTrips = False,
     simulator: _Simulator = "hespas",
     astra_bin: _AstraBin = None,
     astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
@@ -201,7 +210,7 @@ def simulate(
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
-        model = _simulator(jitter, seed, straggler or [], messages, alone=alone)
+        model = _simulator(jitter, seed, straggler or [], messages, alone=alone, overlap_trips=overlap_trips)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             measured = drawn.measured(callback)
@@ -236,7 +245,13 @@ def simulate(
 
 
 def _simulator(
-    jitter: float, seed: int, straggler: Sequence[str], messages: Protocol, *, alone: bool
+    jitter: float,
+    seed: int,
+    straggler: Sequence[str],
+    messages: Protocol,
+    *,
+    alone: bool,
+    overlap_trips: bool,
 ) -> Simulator | None:
     """What the options ask for; None where they ask for nothing."""
     from hespas.graph.errors import UsageError
@@ -246,12 +261,14 @@ def _simulator(
     if alone:
         if jitter or slow or messages != "eager":
             raise UsageError("--alone has no --jitter, --straggler or --messages")
-        return ListScheduler()
+        return ListScheduler(overlap_trips=overlap_trips)
     if seed and not jitter:
         raise UsageError("--seed without --jitter draws nothing")
-    if not (jitter or slow or messages != "eager"):
+    if not (jitter or slow or messages != "eager" or overlap_trips):
         return None
-    return JobScheduler(jitter=jitter, seed=seed, stragglers=slow, protocol=messages)
+    return JobScheduler(
+        jitter=jitter, seed=seed, stragglers=slow, protocol=messages, overlap_trips=overlap_trips
+    )
 
 
 def _straggler(text: str) -> tuple[int, float]:

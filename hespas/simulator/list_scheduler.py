@@ -30,6 +30,7 @@ from hespas.simulator.schedule import (
     flatten,
     list_schedule,
     prepared,
+    regions_within,
     with_trips,
 )
 from hespas.simulator.streams import STREAMS
@@ -60,12 +61,14 @@ __all__ = [
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
-def expanded(graph: OpGraph, limit: int, priority: Priority, diagnostics: Diagnostics) -> Program:
+def expanded(
+    graph: OpGraph, limit: int, priority: Priority, diagnostics: Diagnostics, *, overlap_trips: bool
+) -> Program:
     """The program of a graph with at most about ``limit`` executions (its nodes, if they are more).
 
     Its times and trip counts are known. O(executions), and O(nodes) per loop.
     """
-    reduced = prepared(graph)
+    reduced = prepared(graph, overlap_trips=overlap_trips)
     chosen = too_long(reduced, limit)
     if not chosen.any():
         return flatten(reduced, ())
@@ -123,17 +126,7 @@ def too_long(graph: OpGraph, limit: int) -> BoolArray:
 
 def nodes_inside(graph: OpGraph, region: int) -> BoolArray:
     """Which nodes stand in a region or in one nested in it."""
-    return _nested(graph, region)[graph.region]
-
-
-def _nested(graph: OpGraph, region: int) -> BoolArray:
-    """Which regions are a region or stand in it; one more row for the top level, which never is."""
-    within = np.zeros(len(graph.regions) + 1, np.bool_)
-    within[region] = True
-    for row, parent in enumerate(graph.regions.parent.tolist()):
-        if parent >= 0 and within[parent]:
-            within[row] = True
-    return within
+    return regions_within(graph.regions, region)[graph.region]
 
 
 def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
@@ -142,7 +135,7 @@ def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
     number = np.cumsum(inside) - 1
     deps = (_within(each.take(rows), inside, number) for each in (graph.data_deps, graph.control_deps))
     part = take_nodes(graph, rows, *deps)
-    within = _nested(graph, region)[:-1]
+    within = regions_within(graph.regions, region)[:-1]
     return with_trips(part, np.where(within, part.regions.trips, 1.0))
 
 
@@ -233,7 +226,7 @@ def _recarried(graph: OpGraph, region: int, inside: BoolArray, places: _Places) 
     row, producer, consumer = (
         column[kept] for column in (table.carried_region, table.carried_producer, table.carried_consumer)
     )
-    leaves = inside[producer] & ~_nested(graph, region)[row]
+    leaves = inside[producer] & ~regions_within(graph.regions, region)[row]
     blocks = places.added
     ends = places.number(consumer)
     return replace(
@@ -396,11 +389,13 @@ class ListScheduler:
 
     ``priority``: which ready node a stream takes first (:data:`hespas.simulator.schedule.PRIORITIES`).
     ``max_executions``: up to so many, all trips of all loops are run; beyond, the longest loops are
-    extrapolated (:mod:`hespas.simulator.list_scheduler`).
+    extrapolated (:mod:`hespas.simulator.list_scheduler`). ``overlap_trips``: a trip of a loop begins as soon
+    as its values are there, as where a compiler pipelines loops, and not when the one before has ended.
     """
 
     priority: Priority = "program"
     max_executions: int = 1_000_000
+    overlap_trips: bool = False
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
@@ -432,6 +427,8 @@ class ListScheduler:
     def scheduled(self, workload: Workload, index: int, ranks: int, diagnostics: Diagnostics) -> Scheduled:
         """The schedule of one class, run by ``ranks`` ranks that wait for nobody."""
         graph = workload.classes[index]
-        program = expanded(graph, self.max_executions, self.priority, diagnostics)
+        program = expanded(
+            graph, self.max_executions, self.priority, diagnostics, overlap_trips=self.overlap_trips
+        )
         rank = int(np.argmax(workload.rank_class == index))
         return alone(graph, program, self.priority, ClassOf(index, rank, ranks))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from hespas import api
 from hespas.cli.main import app
+from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -108,6 +109,29 @@ def test_precision_and_links(tmp_path: Path) -> None:
     assert done.to_pandas()["link_bandwidth"].tolist() == [1, 4.0, 1, 4.0]
 
 
+def test_links_of_a_device_by_the_command(tmp_path: Path) -> None:
+    """The command puts its files in place at its end; the device of a row is read before that."""
+    out = tmp_path / "out.json"
+    done = run(
+        RING, "--grid", grid(tmp_path, 'hardware = "H100-SXM"\nlink_bandwidth = [0.01, 4]\n'), "--json", out
+    )
+    assert done.exit_code == 0, done.output
+    slow, fast = document(out, "grid")["rows"]
+    assert (slow["fault"], fast["fault"]) == ("", "")
+    assert fast["comm_ns"] < slow["comm_ns"]
+
+
+def test_files_of_systems_and_devices_are_beside_the_grid(tmp_path: Path) -> None:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    (folder / "mine.toml").write_text(system_to_toml(load_system("dgx-h100")), encoding="utf-8")
+    (folder / "chip").write_text(device_to_toml(load_device("A100-SXM-80GB")), encoding="utf-8")
+    text = f'source = "{RING}"\nsystem = "mine.toml"\nhardware = ["./chip", "A100-SXM-80GB"]\n'
+    one, two = api.simulate_grid(grid(folder, text)).rows
+    assert (one.fault, two.fault) == ("", "")
+    assert one.comm_ns == two.comm_ns > 0
+
+
 def test_modes_and_configurations_of_astra_sim(tmp_path: Path) -> None:
     """Paths are those beside the grid; a network of half the bandwidth takes longer."""
     for name in ("system.json", "network.yml"):
@@ -142,6 +166,8 @@ def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
         ("hardware = ['A100', 'A100']", "hardware lists a value twice"),
         ("mode = ['fast']", "mode has the value 'fast'"),
         ("link_bandwidth = [0]", "link_bandwidth has the value 0"),
+        ("link_bandwidth = [1e-308]", "expected a factor from 1e-9 to 1e9"),
+        ("link_bandwidth = [nan]", "link_bandwidth has the value nan"),
         ("precision = ['i8']", "precision has the value 'i8'"),
         ("num_devices = [true]", "num_devices has the value True"),
         ("hardware = [", "not TOML"),
@@ -179,6 +205,15 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
     differences = [abs(row["after_ns"] - row["before_ns"]) for row in of_class]
     assert differences == sorted(differences, reverse=True)
     assert "rank" in done.stdout
+
+
+def test_a_step_that_is_not_known_is_compared_as_such(tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    assert run(PROGRAM, "--hardware", "H100-SXM", "--json", known).exit_code == 0
+    unknown = tmp_path / "unknown.json"
+    unknown.write_text(json.dumps(json.loads(known.read_text()) | {"step_ns": None}), encoding="utf-8")
+    done = run("--compare", known, unknown)
+    assert done.stdout.splitlines()[0] == "step 0.021 ms -> unknown", done.output
 
 
 def test_what_is_no_simulation(tmp_path: Path) -> None:

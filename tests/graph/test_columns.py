@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.graph import Csr, HostOps, StringTable, StringTableBuilder
-from hespas.graph.columns import at_rows, constant, distinct_rows, mapped
+from hespas.graph.columns import at_rows, constant, distinct_rows, equal_rows, mapped
 
 ROWS = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=8)
 TEXTS = st.lists(st.text(alphabet=st.characters(codec=None), max_size=6))
@@ -134,6 +134,15 @@ def test_combinations_are_sorted_and_rows_know_theirs(pairs: list[tuple[int, int
     listed: list[int] = place.tolist()
     assert found == sorted(map(list, set(pairs)))
     assert [found[at] for at in listed] == list(map(list, pairs))
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from([0.5, 1.5, np.nan]), st.booleans())))
+def test_equal_rows_are_told_by_the_first_of_them(rows: list[tuple[int, float, bool]]) -> None:
+    numbers, figures, flags = ([row[at] for row in rows] for at in range(3))
+    first, place = equal_rows(np.array(numbers, np.int64), np.array(figures), np.array(flags, np.bool_))
+    texts = [str(row) for row in rows]  # NaN is not equal to itself, and looks the same
+    assert sorted(first.tolist()) == sorted({texts.index(text) for text in texts})
+    assert [texts[first[at]] for at in place.tolist()] == texts
 
 
 def test_a_table_of_known_columns_says_of_the_others_that_nothing_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.simulator.small_programs import Sketch
 
 EXACT = ListScheduler()
 EXTRAPOLATED = ListScheduler(max_executions=1)
+OVERLAPPING = ListScheduler(overlap_trips=True)
 
 
 def run(graph: OpGraph, scheduler: ListScheduler, found: Diagnostics | None = None) -> Simulation:
@@ -94,7 +96,7 @@ def outcome(done: Simulation) -> tuple[object, ...]:
 @given(bodies(), st.integers(1, 6), st.sampled_from(PRIORITIES))
 def test_a_loop_runs_as_unrolled(body: Body, trips: int, priority: Priority) -> None:
     graph = looped(body, trips)
-    scheduler = ListScheduler(priority=priority)
+    scheduler = ListScheduler(priority=priority, overlap_trips=True)
     flat = UnrollLoops()(graph, Diagnostics())
     assert outcome(run(graph, scheduler)) == outcome(run(flat, scheduler))
 
@@ -103,7 +105,8 @@ def test_a_loop_runs_as_unrolled(body: Body, trips: int, priority: Priority) -> 
 @given(bodies(), bodies(), st.integers(1, 3), st.integers(1, 3))
 def test_nested_loops_run_as_unrolled(inner: Body, outer: Body, inner_trips: int, outer_trips: int) -> None:
     graph = nested(inner, outer, inner_trips, outer_trips)
-    assert outcome(run(graph, EXACT)) == outcome(run(UnrollLoops()(graph, Diagnostics()), EXACT))
+    flat = UnrollLoops()(graph, Diagnostics())
+    assert outcome(run(graph, OVERLAPPING)) == outcome(run(flat, OVERLAPPING))
 
 
 def test_spans_of_trips_name_the_node_they_repeat() -> None:
@@ -121,6 +124,14 @@ def in_sequence(body: Body) -> Body:
     """The same where each trip waits for all of the one before it: trips do not overtake each other."""
     every = range(len(body.kinds))
     return body._replace(carried=[(producer, consumer) for producer in every for consumer in every])
+
+
+@settings(max_examples=60, deadline=None)
+@given(bodies(), st.integers(1, 6), st.sampled_from(PRIORITIES))
+def test_a_trip_begins_when_the_one_before_has_ended(body: Body, trips: int, priority: Priority) -> None:
+    sequential = run(looped(body, trips), ListScheduler(priority=priority))
+    waiting = run(looped(in_sequence(body), trips), ListScheduler(priority=priority, overlap_trips=True))
+    assert outcome(sequential)[:-1] == outcome(waiting)[:-1]  # of equal paths either may be critical
 
 
 @settings(max_examples=60, deadline=None)
@@ -146,9 +157,10 @@ def test_an_extrapolated_loop_takes_about_as_long_where_trips_overtake_each_othe
 ) -> None:
     """A list schedule of trips that race each other may change its pattern late: a few percent."""
     graph = looped(body, trips, tail=False)  # which may overlap with all trips but the last
-    exact = run(graph, ListScheduler(priority=priority))
+    scheduler = ListScheduler(priority=priority, overlap_trips=True)
+    exact = run(graph, scheduler)
     found = Diagnostics()
-    short = run(graph, ListScheduler(priority=priority, max_executions=1), found)
+    short = run(graph, replace(scheduler, max_executions=1), found)
     assert found.counts()["simulate.extrapolated-loops"] == 1
     assert len(short.timeline) <= 1 + len(body.kinds) + 3
     assert short.step_ns == pytest.approx(exact.step_ns, rel=0.05)
@@ -205,8 +217,10 @@ def test_a_pipelined_loop_by_hand() -> None:
     s.builder.add_carried(region, a, a)
     graph = s.build()
     for scheduler in (EXACT, EXTRAPOLATED):
-        [found] = run(graph, scheduler).classes
+        [found] = run(graph, replace(scheduler, overlap_trips=True)).classes
         assert (found.finish_ns, found.exposed_comm_ns) == (503, 3)
+        [found] = run(graph, scheduler).classes
+        assert (found.finish_ns, found.exposed_comm_ns) == (800, 300)
 
 
 def test_an_outer_loop_waits_for_the_whole_inner_one() -> None:
@@ -245,7 +259,7 @@ def test_longer_loops_are_given_up_first() -> None:
     inner = s.loop(10, outer)
     for region in (outer, short, inner):
         s.add("compute", 1, region=region)
-    graph = prepared(s.build())
+    graph = prepared(s.build(), overlap_trips=True)
     assert too_long(graph, 10_000).tolist() == [False, False, False]
     assert too_long(graph, 200).tolist() == [True, False, False]
     assert too_long(graph, 1).tolist() == [True, True, True]

@@ -418,7 +418,7 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     ranks = _paired(path, found, diagnostics)
     ranks = {number: files._replace(captures=_of_rank(captures, number)) for number, files in ranks.items()}
     requested = requested_devices(options, str(path))
-    world = max(requested, len(ranks))
+    world = max(requested, max(ranks) + 1) if len(ranks) > 1 else max(requested, 1)
     graphs: list[OpGraph] = []
     metadata: dict[str, str] = {}
     for done, (number, files) in enumerate(sorted(ranks.items())):
@@ -560,15 +560,6 @@ def _complete(
     path: Path, profiles: dict[int, Path], traces: dict[int, Path], diagnostics: Diagnostics
 ) -> dict[int, _RankFiles]:
     ranks = sorted(profiles.keys() | traces.keys())
-    missing = sorted(set(range(ranks[-1] + 1)) - set(ranks)) if ranks[-1] < _MOST_FILES else [0]
-    if missing:
-        ranks_are = "rank is" if len(missing) == 1 else "ranks are"
-        raise FormatError(
-            f"the files of {len(missing):,} {ranks_are} missing, first rank {missing[0]}",
-            path=str(path),
-            position=f"rank {missing[0]}",
-            hint="copy the set again",
-        )
     single = len(profiles.keys() ^ traces.keys()) if profiles and traces else 0
     diagnostics.warning(
         "pytorch.unpaired", str(path), "ranks have only one of profile and execution trace", count=single

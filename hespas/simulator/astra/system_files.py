@@ -37,8 +37,8 @@ _ENDPOINT_DELAY_NS = 10
 def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, str]:
     """The text of each of :data:`FILE_NAMES` for a sized system. Dimensions of one device are left out.
 
-    Raises ``UsageError`` where devices do not fill the dimensions, ``UnsupportedError`` where a latency is
-    not known. What ASTRA-sim has no word for is told.
+    Raises ``UsageError`` for one device and where devices do not fill the dimensions, ``UnsupportedError``
+    where a latency is not known. What ASTRA-sim has no word for is told.
     """
     capacity = prod(system.shape)
     if system.devices < 0:
@@ -50,7 +50,12 @@ def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, st
             f"{'x'.join(map(str, system.shape))} of {system.name}",
             hint=f"{system.devices // full * full or capacity:,} or {capacity:,} devices",
         )
-    used = [each for each in system.dimensions if each.size > 1] or list(system.dimensions[:1])
+    if system.devices == 1:
+        raise UsageError(
+            f"one device of {system.name} has no network, and ASTRA-sim runs no other job",
+            hint="2 devices or more; `mode=hespas` simulates one",
+        )
+    used = [each for each in system.dimensions if each.size > 1]
     for each in used:
         _check(each, system, diagnostics)
     return {

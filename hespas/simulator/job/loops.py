@@ -41,6 +41,8 @@ def with_loops(
     together: Together,
     vary: _Vary | None,
     diagnostics: Diagnostics,
+    *,
+    overlap_trips: bool,
 ) -> list[Actor] | None:
     """The actors with their programs, of at most about ``limit`` executions each; those given have none yet
     (any stands in). ``vary`` gives a program the times of a rank, where they differ.
@@ -50,7 +52,7 @@ def with_loops(
     draft = _Draft(list(actors), together, vary or _as_it_is, diagnostics, vary is not None, {})
     alike: dict[int, OpGraph] = {}
     for actor in actors:
-        reduced = alike.setdefault(id(actor.graph), prepared(actor.graph))
+        reduced = alike.setdefault(id(actor.graph), prepared(actor.graph, overlap_trips=overlap_trips))
         draft.reduced.append(reduced)
         draft.blocks.append([])
     chosen = [np.flatnonzero(too_long(graph, limit)).tolist() for graph in draft.reduced]

@@ -44,7 +44,8 @@ _MOST_TASKS = 20_000_000
 class JobScheduler:
     """The schedule of a whole job; fields are its options.
 
-    ``priority`` and ``max_executions`` are those of :class:`hespas.simulator.ListScheduler`, the latter of
+    ``priority``, ``max_executions`` and ``overlap_trips`` are those of
+    :class:`hespas.simulator.ListScheduler`, the second of
     all ranks that are simulated together. ``protocol`` says whether who sends waits for the receiver;
     ``differing`` how long a collective takes whose members state different times. ``starts`` says whether
     ranks begin together, or, where all times were recorded, as far apart as their recordings. ``jitter`` is
@@ -57,6 +58,7 @@ class JobScheduler:
 
     priority: Priority = "program"
     max_executions: int = 1_000_000
+    overlap_trips: bool = False
     protocol: Protocol = "eager"
     differing: Differing | None = None
     starts: Starts | None = None
@@ -89,7 +91,11 @@ class JobScheduler:
     def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
         """The step of each rank; see the module. O(executions log executions) of the ranks simulated."""
         if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
-            alike = ListScheduler(priority=self.priority, max_executions=self.max_executions)
+            alike = ListScheduler(
+                priority=self.priority,
+                max_executions=self.max_executions,
+                overlap_trips=self.overlap_trips,
+            )
             return replace(alike.run(workload, diagnostics), simulator=self.name)
         relations = relations_of(workload)
         pace = self._pace(workload)
@@ -202,7 +208,13 @@ class _Whole:
     def _alone(self, alike: list[int]) -> Scheduled:
         rank = int(self.colours.first[alike[0]])
         options, graph = self.options, self._graph(rank)
-        program = expanded(graph, options.max_executions, options.priority, self.diagnostics)
+        program = expanded(
+            graph,
+            options.max_executions,
+            options.priority,
+            self.diagnostics,
+            overlap_trips=options.overlap_trips,
+        )
         program = self._jittered(program, rank)
         whose = ClassOf(self._kind(rank)[0], rank, int(self.colours.count[alike].sum()))
         order = None
@@ -237,6 +249,7 @@ class _Whole:
             self._together,
             self._jittered if self.options.jitter else None,
             self.diagnostics,
+            overlap_trips=self.options.overlap_trips,
         )
         if found is None:
             self.diagnostics.warning(

@@ -112,6 +112,22 @@ def test_kernels_of_one_operation_are_one_node_with_their_sum() -> None:
     assert (table.m.tolist(), table.n.tolist(), table.k.tolist()) == ([4], [2], [8])
 
 
+def test_operations_that_recur_keep_times_streams_and_order_of_their_own() -> None:
+    trace = Trace()
+    for turn in range(3):
+        start = 100.0 * turn
+        trace.event("gemm", trace.op("aten::mm", PAIR), start, 5 + turn)
+        trace.event("Memcpy DtoD", -1, start + 1, 2, stream=9, moved=64 + (turn > 1))
+    graph = costed_ops(trace.profile()).graph
+    assert graph.duration_ns.tolist() == [5, 2, 6, 2, 7, 2]
+    assert graph.stream.tolist() == [7, 9] * 3
+    assert graph.control_deps.to_lists() == [[], [], [0], [1], [2], [3]]
+    assert graph.id.tolist() == list(range(6))
+    assert graph.flops[::2].tolist() == [2 * 4 * 8 * 2] * 3
+    assert graph.bytes_read[1::2].tolist() == [64, 64, 65]
+    assert graph.contractions.node.tolist() == [0, 2, 4]
+
+
 def test_an_operation_answers_for_what_it_calls() -> None:
     # As MIOpen does it: the convolution launches, and its bias is an addition inside it.
     trace = Trace()

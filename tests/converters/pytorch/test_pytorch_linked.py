@@ -341,11 +341,15 @@ def test_execution_traces_without_a_rank_are_paired_by_process(tmp_path: Path) -
     assert workload.present.tolist() == [0, 1]
 
 
-def test_two_jobs_in_a_folder_and_missing_ranks_are_refused(tmp_path: Path) -> None:
-    pair(tmp_path, OPERATIONS, HOST, 1)
-    pair(tmp_path, OPERATIONS, HOST, 2)
-    with pytest.raises(FormatError, match="first rank 0"):
-        read_folder(tmp_path)
+def test_ranks_whose_files_are_missing_are_absent(tmp_path: Path) -> None:
+    for rank in (1, 3):
+        pair(tmp_path, OPERATIONS, [*HOST, *CALLS, *DEVICE], rank)
+    workload, found = read_folder(tmp_path)
+    assert workload.rank_class.tolist() == [ABSENT, 0, ABSENT, 1]
+    assert found.counts()["pytorch.ranks-missing"] == 2
+
+
+def test_two_jobs_in_a_folder_are_refused(tmp_path: Path) -> None:
     pair(tmp_path, OPERATIONS, HOST, 0)
     write_et(tmp_path / "other.rank0.et.json", OPERATIONS)
     with pytest.raises(FormatError, match=r"which rank") as caught:

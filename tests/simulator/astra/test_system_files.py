@@ -94,3 +94,8 @@ def test_only_whole_systems_are_written() -> None:
             replace(system, dimensions=(blank,)),
             Diagnostics(),
         )
+
+
+def test_one_device_has_no_network() -> None:
+    with pytest.raises(UsageError, match="one device of dgx-h100 has no network"):
+        astra_sim_files(load_system("dgx-h100").sized(1), Diagnostics())

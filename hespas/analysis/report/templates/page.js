@@ -2,7 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const main = document.getElementById("main");
-  const STEP = 50, BARS = 12;
+  const STEP = 50, BARS = 12, LINES = 4;
   // Columns that say what a row is of, and those without which its figures mean little.
   const NAMES = new Set(["name", "operation", "kernel"]), TELLING = new Set(["shapes", "kind", "cause", "change"]);
 
@@ -232,10 +232,13 @@
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(row);
     });
-    for (const [key, rows] of [...groups].slice(0, 12)) {
+    const heights = new Map([...groups].map(([key, rows]) => [key, Math.max(...names.flatMap(name => rows.map(row => points[name][row] || 0)), 1)]));
+    const highestFirst = [...groups].sort(([one], [other]) => heights.get(other) - heights.get(one));
+    if (highestFirst.length > LINES) box.append(make("p", `The ${LINES} highest of ${highestFirst.length}:`, "faint"));
+    for (const [key, rows] of highestFirst.slice(0, LINES)) {
       const [rank, number] = key.split("\n");
       const first = points.time_ns[rows[0]], last = points.time_ns[rows[rows.length - 1]];
-      const highest = Math.max(...names.flatMap(name => rows.map(row => points[name][row] || 0)), 1);
+      const highest = heights.get(key);
       const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       svg.setAttribute("viewBox", "0 0 1000 100");
       svg.setAttribute("preserveAspectRatio", "none");
