@@ -258,9 +258,11 @@ def _simulator(
     from hespas.simulator import JobScheduler, ListScheduler
 
     slow = tuple(_straggler(text) for text in straggler)
+    if len(dict(slow)) < len(slow):
+        raise UsageError("--straggler names a rank twice", hint="give each rank once")
     if alone:
-        if jitter or slow or messages != "eager":
-            raise UsageError("--alone has no --jitter, --straggler or --messages")
+        if jitter or seed or slow or messages != "eager":
+            raise UsageError("--alone has no --jitter, --seed, --straggler or --messages")
         return ListScheduler(overlap_trips=overlap_trips)
     if seed and not jitter:
         raise UsageError("--seed without --jitter draws nothing")

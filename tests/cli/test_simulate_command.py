@@ -218,7 +218,8 @@ def test_ranks_that_differ_wait_and_that_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--straggler", "x=2"], ["--straggler", "9=2"], ["--alone", "--jitter", "0.1"], ["--seed", "3"],
+    [["--straggler", "3=2", "--straggler", "3=4"], ["--straggler", "3=1e308"], ["--alone", "--seed", "3"],
+     ["--straggler", "x=2"], ["--straggler", "9=2"], ["--alone", "--jitter", "0.1"], ["--seed", "3"],
      ["--jitter", "0.1", "--mode", "astra", "--system-config", "a", "--network-config", "b"]],
 )  # fmt: skip
 def test_options_of_ranks_that_make_no_sense_are_refused(words: list[str]) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from hespas import api
 from hespas.cli.main import app
+from hespas.simulator.astra import external
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "fixtures" / "chakra" / "pipeline_2x2"
@@ -102,6 +103,24 @@ def test_one_that_never_ends_is_stopped(tmp_path: Path) -> None:
     done = run(program(tmp_path, [0] * 4, "time.sleep(60)"), "--astra-timeout", "2")
     assert done.exit_code == 1
     assert "it was stopped after 2 s" in " ".join(done.output.split())
+
+
+def test_one_that_never_stops_talking_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "_MOST_LOG_BYTES", 100_000)
+    done = run(program(tmp_path, [0] * 4, 'while True: print("on " * 100, flush=True)'))
+    assert done.exit_code == 1
+    assert "stopped when it had printed 100,000 bytes" in " ".join(done.output.split())
+
+
+def test_figures_that_are_none_are_left_out(tmp_path: Path) -> None:
+    more = (
+        'print("sys[0], Comm time: 99999999999999999999")\n'
+        'print("sys[1], Average memory utilization: ..%")\nprint("y" * 200_000)'
+    )
+    done = run(program(tmp_path, ours(), more), "--json", tmp_path / "s.json")
+    assert done.exit_code == 0, done.output
+    ranks = json.loads((tmp_path / "s.json").read_text())["external"]["ranks"]
+    assert [row["comm_ns"] for row in ranks] == [None] * 4
 
 
 def test_its_process_groups_are_those_of_the_trace(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 import numpy as np
 
@@ -29,7 +30,7 @@ DEFAULT_TIMEOUT_S = 3600.0
 _FINISHED = re.compile(
     rb"sys\[(\d{1,9})\] finished, (\d{1,18}) cycles, exposed communication (-?\d{1,18}) cyc"
 )
-_STATISTIC = re.compile(rb"sys\[(\d{1,9})\], ([A-Za-z -]+): (-?[0-9.]{1,20})")
+_STATISTIC = re.compile(rb"sys\[(\d{1,9})\], ([A-Za-z -]{1,64}): (-?\d{1,18}(?:\.\d{1,18})?)(?!\d)")
 _COLUMNS = {
     b"Wall time": "wall_ns",
     b"GPU time": "compute_ns",
@@ -46,6 +47,12 @@ _ROOFLINE = {
 }
 """Statistic -> its column among roofline averages, and what it is divided by."""
 _SHOWN_BYTES, _SHOWN_LINES = 4096, 8
+_LONGEST_LINE = 1 << 16
+_MOST_LOG_BYTES = 1 << 30
+"""Of what it prints: thousands of lines for each of 100,000 ranks are less."""
+_LOOKED_EVERY_S = 0.2
+_LATE, _TALKS_ON = -1, -1000
+"""In place of an exit code, which no signal has either."""
 _NO_MEMORY = '{"memory-type": "NO_MEMORY_EXPANSION"}\n'
 
 
@@ -99,10 +106,10 @@ def run_external(
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise UsageError(f"cannot be started: {reason}", path=binary.path, hint="check it") from error
-            code = _waited(process, binary.timeout_s)
+            code = _waited(process, binary.timeout_s, (out, faults))
         seen = _Lines(num_ranks)
         with out.open("rb") as stream:
-            for line in stream:
+            while line := stream.readline(_LONGEST_LINE):
                 seen.take(line)
         finished = int((seen.columns["finish_ns"] >= 0).sum())
         if finished < num_ranks:
@@ -135,12 +142,18 @@ def _prefix(traces: Path) -> Path:
     return first.with_name(first.name.removesuffix(".0.et"))
 
 
-def _waited(process: subprocess.Popen[bytes], timeout_s: float) -> int:
-    """The exit code, -1 of what was stopped because it took too long."""
+def _waited(process: subprocess.Popen[bytes], timeout_s: float, logs: Sequence[Path]) -> int:
+    """The exit code; of what was stopped, why."""
+    ends = monotonic() + timeout_s
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return -1
+        while True:
+            try:
+                return process.wait(max(min(ends - monotonic(), _LOOKED_EVERY_S), 0.0))
+            except subprocess.TimeoutExpired:
+                if monotonic() >= ends:
+                    return _LATE
+                if sum(log.stat().st_size for log in logs) > _MOST_LOG_BYTES:
+                    return _TALKS_ON
     finally:  # also where the user interrupts
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -189,8 +202,10 @@ def _tail(path: Path) -> Sequence[str]:
 def _unfinished(
     binary: AstraBinary, code: int, finished: int, num_ranks: int, tail: Sequence[str]
 ) -> CheckFailedError:
-    if code == -1:
+    if code == _LATE:
         how = f"it was stopped after {binary.timeout_s:g} s"
+    elif code == _TALKS_ON:
+        how = f"it was stopped when it had printed {_MOST_LOG_BYTES:,} bytes"
     elif code < 0:
         how = f"it was ended by signal {-code}"
     else:
@@ -199,5 +214,5 @@ def _unfinished(
     return CheckFailedError(
         f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){said}", path=binary.path,
         hint="without `astra_bin`, the ranks that wait are told with what they wait for"
-        if finished or code in {-1, 0} else "give the binary and the files that its version takes",
+        if finished or code in {_LATE, 0} else "give the binary and the files that its version takes",
     )  # fmt: skip

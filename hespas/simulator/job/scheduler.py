@@ -13,7 +13,7 @@ Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symm
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import isfinite, log1p, sqrt
+from math import log1p, sqrt
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
 
 __all__ = ["JobScheduler"]
 
+_MOST_SLOWER = 1e9
 _MOST_TASKS = 20_000_000
 """Operations of all ranks that are simulated one by one: about 10 GB."""
 
@@ -80,8 +81,9 @@ class JobScheduler:
         if not 0 <= self.jitter < 10:
             raise UsageError(f"a jitter of {self.jitter} is no standard deviation between 0 and 10")
         for rank, factor in self.stragglers:
-            if not (isfinite(factor) and factor > 0):
-                raise UsageError(f"rank {rank} cannot take {factor} times as long", hint="a factor above 0")
+            if not 1 / _MOST_SLOWER <= factor <= _MOST_SLOWER:
+                hint = "a factor from 1e-9 to 1e9"
+                raise UsageError(f"rank {rank} cannot take {factor} times as long", hint=hint)
 
     @property
     def name(self) -> str:
