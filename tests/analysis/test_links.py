@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import hespas
 from hespas.analysis.links import LinkUse, link_use
+from hespas.api import SimulationResult
 from hespas.cli.main import app
 from hespas.graph import CollectiveKind, Diagnostics, Permutation, StridedGroups, Timeline, Workload
 from hespas.hardware import load_system
@@ -28,7 +29,7 @@ CASES = [
 ]
 
 
-def links_of(done: hespas.SimulationResult) -> LinkUse:
+def links_of(done: SimulationResult) -> LinkUse:
     assert done.links is not None
     return done.links
 

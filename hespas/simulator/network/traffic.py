@@ -54,8 +54,9 @@ def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, Floa
         found = {name: 2 * shares for name, shares in _one_way(levels).items()}
         found["tree"] = 2 * _edges(levels)
         if any(level.adds for level in levels):
-            adds: FloatArray = np.where([level.adds > 0 for level in levels], 1.0, 2 * _parts(levels))
-            found["in network"] = adds / _inside(levels)[:-1]
+            own = 2 * _parts(levels)
+            own[[level.adds > 0 for level in levels]] = 1.0
+            found["in network"] = own / _inside(levels)[:-1]
         return found
     if kind in ONE_WAY:
         return _one_way(levels)
