@@ -21,7 +21,9 @@ pass on is not counted. Members of a group count alike, also where a root sends 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 import numpy as np
 
@@ -72,8 +74,7 @@ def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, Floa
 
 def _inside(levels: Sequence[Level]) -> FloatArray:
     """Members within one member of each level, and within all of them."""
-    counts: FloatArray = np.cumprod([1.0, *(level.members for level in levels)])
-    return counts
+    return np.array([*accumulate((level.members for level in levels), mul, initial=1)], np.float64)
 
 
 def _parts(levels: Sequence[Level]) -> FloatArray:
