@@ -210,10 +210,10 @@ def simulate(
         check_binary(simulator, astra_bin)
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
-        model = _simulator(jitter, seed, straggler or [], messages, alone=alone, overlap_trips=overlap_trips)
+        mode = "astra" if simulator == "astra-sim" else mode
+        asked = (jitter, seed, straggler or [], messages, alone, overlap_trips)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
-            measured = drawn.measured(callback)
             done = api.simulate(
                 source,
                 device or None,
@@ -221,12 +221,12 @@ def simulate(
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,
-                simulator=model,
+                simulator=_simulator(mode, *asked),
                 missing=missing,
                 timeline=timeline,
-                beside=measured,
+                beside=drawn.measured(callback),
                 overwrite=overwrite,
-                mode="astra" if simulator == "astra-sim" else mode,
+                mode=mode,
                 system=system or None,
                 system_config=system_config,
                 network_config=network_config,
@@ -245,11 +245,11 @@ def simulate(
 
 
 def _simulator(
+    mode: Mode,
     jitter: float,
     seed: int,
     straggler: Sequence[str],
     messages: Protocol,
-    *,
     alone: bool,
     overlap_trips: bool,
 ) -> Simulator | None:
@@ -257,6 +257,13 @@ def _simulator(
     from hespas.graph.errors import UsageError
     from hespas.simulator import JobScheduler, ListScheduler
 
+    given = {
+        "--jitter": jitter, "--seed": seed, "--straggler": straggler, "--messages": messages != "eager",
+        "--alone": alone, "--overlap-trips": overlap_trips,
+    }  # fmt: skip
+    asked = [option for option, value in given.items() if value]
+    if mode == "astra" and asked:
+        raise UsageError(f"{', '.join(asked)}: of mode hespas only", hint="leave it out, or --mode hespas")
     slow = tuple(_straggler(text) for text in straggler)
     if len(dict(slow)) < len(slow):
         raise UsageError("--straggler names a rank twice", hint="give each rank once")

@@ -12,7 +12,16 @@ from typing import Annotated, cast
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Count", "Figure", "document_bytes", "encoded", "inert", "inert_cell", "original"]
+__all__ = [
+    "Count",
+    "Figure",
+    "document_bytes",
+    "encoded",
+    "inert",
+    "inert_cell",
+    "json_for_script",
+    "original",
+]
 
 Figure = Annotated[float, Meta(extra_json_schema={"nullable": True})]
 """A number; NaN and the infinities, which JSON cannot spell, are null: schemas (tools/schemas.py) say so."""
@@ -76,3 +85,20 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return text[0] in "+-"
+
+
+_SCRIPT_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\N{LINE SEPARATOR}": "\\u2028",
+    "\N{PARAGRAPH SEPARATOR}": "\\u2029",
+}
+
+
+def json_for_script(document: bytes) -> str:
+    """JSON for a ``script`` element that means the same: without ``<``, ``>``, ``&``, U+2028 and U+2029."""
+    text = document.decode("utf-8")
+    for letter, escape in _SCRIPT_ESCAPES.items():
+        text = text.replace(letter, escape)
+    return text

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.groups import GroupSet, Permutation, StridedGroups
 
-__all__ = ["Membership", "Peers", "member_rows", "membership_of", "peers_of"]
+__all__ = ["Membership", "Peers", "member_rows", "membership_of", "peers_of", "salted"]
 
 _MAX_ABSENT = 1 << 20
 """Ranks a group set may name beyond those of the job; one that names more counts as naming none."""
@@ -114,3 +115,13 @@ def _moved(permutation: Permutation, shift: int, num_ranks: int) -> IntArray:
     other = rank + (moved - place) * stride
     nobody = (moved < 0) | (moved >= size) | (rank >= permutation.num_ranks)
     return np.where(nobody | (other >= num_ranks), -1, other)
+
+
+def salted(value: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
+    """One word in, a word out that depends on every bit and on the salt: SplitMix64's finaliser. Ranks are
+    told apart by such words of what they do and whom they meet.
+    """
+    mixed = value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -279,6 +279,15 @@ class RegionTable:
         """A flat program."""
         return cls.from_rows(())
 
+    def within(self, region: int) -> NDArray[np.bool_]:
+        """Which regions are a region or stand in it, in a row each; one more, for the top level, never is."""
+        found = np.zeros(len(self) + 1, np.bool_)
+        found[region] = True
+        for row, parent in enumerate(self.parent.tolist()):
+            if parent >= 0 and found[parent]:
+                found[row] = True
+        return found
+
     def __len__(self) -> int:
         return len(self.parent)
 

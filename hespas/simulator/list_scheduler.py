@@ -27,13 +27,10 @@ from hespas.simulator.schedule import (
     busy_ns,
     critical_ns,
     exposed_ns,
-    flatten,
     list_schedule,
-    prepared,
-    regions_within,
-    with_trips,
 )
 from hespas.simulator.streams import STREAMS
+from hespas.simulator.trips import flatten, prepared, with_trips
 
 __all__ = [
     "ListScheduler",
@@ -126,7 +123,7 @@ def too_long(graph: OpGraph, limit: int) -> BoolArray:
 
 def nodes_inside(graph: OpGraph, region: int) -> BoolArray:
     """Which nodes stand in a region or in one nested in it."""
-    return regions_within(graph.regions, region)[graph.region]
+    return graph.regions.within(region)[graph.region]
 
 
 def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
@@ -135,7 +132,7 @@ def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
     number = np.cumsum(inside) - 1
     deps = (_within(each.take(rows), inside, number) for each in (graph.data_deps, graph.control_deps))
     part = take_nodes(graph, rows, *deps)
-    within = regions_within(graph.regions, region)[:-1]
+    within = graph.regions.within(region)[:-1]
     return with_trips(part, np.where(within, part.regions.trips, 1.0))
 
 
@@ -226,7 +223,7 @@ def _recarried(graph: OpGraph, region: int, inside: BoolArray, places: _Places) 
     row, producer, consumer = (
         column[kept] for column in (table.carried_region, table.carried_producer, table.carried_consumer)
     )
-    leaves = inside[producer] & ~regions_within(graph.regions, region)[row]
+    leaves = inside[producer] & ~graph.regions.within(region)[row]
     blocks = places.added
     ends = places.number(consumer)
     return replace(

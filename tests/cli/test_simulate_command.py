@@ -220,7 +220,8 @@ def test_ranks_that_differ_wait_and_that_is_told(tmp_path: Path) -> None:
     "words",
     [["--straggler", "3=2", "--straggler", "3=4"], ["--straggler", "3=1e308"], ["--alone", "--seed", "3"],
      ["--straggler", "x=2"], ["--straggler", "9=2"], ["--alone", "--jitter", "0.1"], ["--seed", "3"],
-     ["--jitter", "0.1", "--mode", "astra", "--system-config", "a", "--network-config", "b"]],
+     ["--jitter", "0.1", "--mode", "astra", "--system-config", "a", "--network-config", "b"],
+     ["--alone", "--mode", "astra", "--system", "dgx-h100"]],
 )  # fmt: skip
 def test_options_of_ranks_that_make_no_sense_are_refused(words: list[str]) -> None:
     assert run(FIXTURES / "chakra" / "pipeline_2x2", *words).exit_code == 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from hespas._version import __version__
 from hespas.analysis.table import Table
-from hespas.files.documents import encoded
+from hespas.files.documents import encoded, json_for_script
 from hespas.graph import Diagnostics
 
 __all__ = ["SECTIONS", "SIMULATED", "Section", "analysis_html"]
@@ -203,23 +203,6 @@ def _data(table: Table[Any], left_out: frozenset[str]) -> dict[str, object]:
     }
 
 
-_ESCAPES = {
-    "<": "\\u003c",
-    ">": "\\u003e",
-    "&": "\\u0026",
-    "\N{LINE SEPARATOR}": "\\u2028",
-    "\N{PARAGRAPH SEPARATOR}": "\\u2029",
-}
-
-
-def _for_script(document: object) -> str:
-    """JSON for a ``script`` element that means the same, without what could end it."""
-    text = encoded(document).decode("utf-8")
-    for letter, escape in _ESCAPES.items():
-        text = text.replace(letter, escape)
-    return text
-
-
 def _template(name: str) -> str:
     return (files(_TEMPLATES) / "templates" / name).read_text(encoding="utf-8")
 
@@ -273,7 +256,7 @@ def analysis_html(
         sections=sections,
         diagnostics=found[:_MOST_DIAGNOSTICS],
         more=max(len(found) - _MOST_DIAGNOSTICS, 0),
-        json=Markup(_for_script(data)),
+        json=Markup(json_for_script(encoded(data))),
         style=Markup(_template("page.css")),
         script=Markup(_template("page.js")),
     )

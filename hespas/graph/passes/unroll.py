@@ -115,16 +115,6 @@ class _Copies(NamedTuple):
     trip: IntArray
 
 
-def _inside(graph: OpGraph, region: int) -> BoolArray:
-    """Which nodes stand in a region or in one nested in it."""
-    within = np.zeros(len(graph.regions) + 1, np.bool_)
-    within[region] = True
-    for row, parent in enumerate(graph.regions.parent.tolist()):
-        if parent >= 0 and within[parent]:
-            within[row] = True
-    return within[graph.region]
-
-
 def _plan(inside: BoolArray, trips: int) -> _Copies:
     """Where copies go: behind all that stands before the region's last node and does not belong to it."""
     body = np.flatnonzero(inside)
@@ -142,7 +132,7 @@ def _plan(inside: BoolArray, trips: int) -> _Copies:
 
 def _repeat(graph: OpGraph, region: int, trips: int) -> OpGraph:
     """The graph with the nodes of one region repeated ``trips`` times, copies standing together per trip."""
-    inside = _inside(graph, region)
+    inside = graph.regions.within(region)[graph.region]
     if not inside.any():
         return graph
     copies = _plan(inside, trips)

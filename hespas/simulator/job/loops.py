@@ -26,7 +26,8 @@ from hespas.simulator.list_scheduler import (
     rest_of_loop,
     too_long,
 )
-from hespas.simulator.schedule import Block, Program, flatten, prepared, with_trips
+from hespas.simulator.schedule import Block, Program
+from hespas.simulator.trips import flatten, prepared, with_trips
 
 __all__ = ["with_loops"]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hespas.graph import ABSENT
 from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.membership import salted
 from hespas.simulator.job.relations import NOBODY, Relations
 
 __all__ = ["Colours", "every_rank", "refined"]
@@ -47,7 +48,7 @@ def refined(relations: Relations, start: IntArray, *, both_ways: bool) -> Colour
     waits for the receiver, too. O(rounds x ranks x (sets + permutations)), vectorised.
     """
     here = relations.rank_class != ABSENT
-    word = _with(start.astype(np.uint64), 1) ^ _with(_patterns(relations), 2)
+    word = salted(start.astype(np.uint64), 1) ^ salted(_patterns(relations), 2)
     known = 0
     while True:
         colour, distinct = _numbered(word, here)
@@ -55,13 +56,13 @@ def refined(relations: Relations, start: IntArray, *, both_ways: bool) -> Colour
         if distinct == known:
             return _result(colour, groups, crowd)
         known = distinct
-        word = _with((colour + 1).astype(np.uint64), 3)
+        word = salted((colour + 1).astype(np.uint64), 3)
         for row, group in enumerate(relations.group):
             called = relations.label[row] == row
-            word = _with(word ^ np.where(called, groups[group], np.uint64(0)), 2 * row + 10)
+            word = salted(word ^ np.where(called, groups[group], np.uint64(0)), 2 * row + 10)
         for row in range(len(relations.target)):
             for salt, seen in enumerate(_seen(relations, row, colour, both_ways=both_ways)):
-                word = _with(word ^ seen, 4 * row + salt + 7_000_001)
+                word = salted(word ^ seen, 4 * row + salt + 7_000_001)
 
 
 def every_rank(relations: Relations) -> Colours:
@@ -76,17 +77,6 @@ def _result(colour: IntArray, groups: _Words, crowd: IntArray) -> Colours:
     first, count = np.unique(colour[ranks], return_index=True, return_counts=True)[1:]
     meets = np.unique(groups, return_inverse=True)[1].reshape(-1)
     return Colours(colour, ranks[first], count, meets, crowd)
-
-
-def _mix(value: _Words) -> _Words:
-    """SplitMix64's finaliser: one word in, a word out that depends on every bit."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-def _with(value: _Words, salt: int) -> _Words:
-    return _mix(value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1)))
 
 
 def _numbered(word: _Words, here: BoolArray) -> tuple[IntArray, int]:
@@ -113,8 +103,8 @@ def _group_words(relations: Relations, colour: IntArray) -> tuple[_Words, IntArr
     calls = np.append(pairs[1:] // labels == pairs[:-1] // labels, False)[: len(pairs)]
     pairs = pairs[(pairs % labels > 0) | ~calls]
     total = np.zeros(len(relations.members), np.uint64)
-    np.add.at(total, pairs // kinds, _with((pairs % kinds).astype(np.uint64), 4))
-    return _with(total, 5), np.bincount(pairs // kinds, minlength=len(relations.members))
+    np.add.at(total, pairs // kinds, salted((pairs % kinds).astype(np.uint64), 4))
+    return salted(total, 5), np.bincount(pairs // kinds, minlength=len(relations.members))
 
 
 def _seen(relations: Relations, row: int, colour: IntArray, *, both_ways: bool) -> list[_Words]:
@@ -161,5 +151,5 @@ def _patterns(relations: Relations) -> _Words:
                 answers = leads & theirs[whose[peer], other] & (back[other][peer] == ranks)
                 same = leads & mine[whose, other] & (peers[other] == peer)
                 word = answers.astype(np.uint64) + np.uint64(2) * same.astype(np.uint64)
-                pattern = _with(pattern ^ word, (salt * count + row) * count + other)
+                pattern = salted(pattern ^ word, (salt * count + row) * count + other)
     return pattern

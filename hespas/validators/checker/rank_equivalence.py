@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hespas.graph import GroupSet, OpGraph, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.membership import Membership, Peers, membership_of, peers_of
+from hespas.graph.membership import Membership, Peers, membership_of, peers_of, salted
 
 __all__ = [
     "Channel",
@@ -127,21 +127,10 @@ def rank_equivalence_of(workload: Workload) -> RankEquivalence:
     )
 
 
-def _mix(value: _Words) -> _Words:
-    """SplitMix64's finaliser: one word in, a word out that depends on every bit."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-def _with(value: _Words, salt: int) -> _Words:
-    return _mix(value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1)))
-
-
 def _refine(relations: _Relations) -> tuple[IntArray, _Words]:
     """Kinds of ranks, and a fingerprint per distinct group of who meets in it and through which set."""
     kind = relations.rank_class
-    fingerprint = _with(kind.astype(np.uint64), 1) ^ _patterns(relations)
+    fingerprint = salted(kind.astype(np.uint64), 1) ^ _patterns(relations)
     known = 0
     while True:
         distinct, inverse = np.unique(fingerprint, return_inverse=True)
@@ -150,17 +139,17 @@ def _refine(relations: _Relations) -> tuple[IntArray, _Words]:
         if len(distinct) == known:
             return kind, groups
         known = len(distinct)
-        fingerprint = _with(kind.astype(np.uint64), 2)
+        fingerprint = salted(kind.astype(np.uint64), 2)
         for salt, membership in enumerate(relations.memberships):
             mine = relations.uses[relations.rank_class, salt] & (membership.group >= 0)
             seen = np.zeros(relations.num_ranks, np.uint64)
             seen[mine] = groups[membership.uid[membership.group[mine]]]
-            fingerprint = _with(fingerprint ^ _with(seen, 3), salt)
+            fingerprint = salted(fingerprint ^ salted(seen, 3), salt)
         for salt, peers in enumerate(relations.peers):
             mine = relations.moves[relations.rank_class, salt]
             for column in (peers.target, peers.source):
                 seen = np.where(mine & (column >= 0), kind[column] + 1, 0).astype(np.uint64)
-                fingerprint = _with(fingerprint ^ _with(seen, 4), salt)
+                fingerprint = salted(fingerprint ^ salted(seen, 4), salt)
 
 
 def _group_fingerprints(relations: _Relations, kind: IntArray) -> _Words:
@@ -171,14 +160,14 @@ def _group_fingerprints(relations: _Relations, kind: IntArray) -> _Words:
         inside = membership.group >= 0
         uses = inside & relations.uses[relations.rank_class, salt]
         uid = membership.uid[membership.group[uses]]
-        np.add.at(total, uid, _with(word[uses], 2 * salt + 10))
+        np.add.at(total, uid, salted(word[uses], 2 * salt + 10))
         if not len(membership.uid):
             continue  # a set without groups
         # Who merely is a member counts once per distinct group, through the set that lists it first.
         first = inside & membership.is_first[membership.group]
-        np.add.at(total, membership.uid[membership.group[first]], _with(word[first], 5))
+        np.add.at(total, membership.uid[membership.group[first]], salted(word[first], 5))
     sizes = np.array([len(members) for members in relations.members], np.uint64)
-    return _with(total ^ _with(sizes, 6), 7)
+    return salted(total ^ salted(sizes, 6), 7)
 
 
 def _patterns(relations: _Relations) -> _Words:
@@ -190,7 +179,7 @@ def _patterns(relations: _Relations) -> _Words:
     for left, one in enumerate(relations.peers):
         for right, other in enumerate(relations.peers[:left]):
             same = (one.target == other.target) + 2 * (one.source == other.source)
-            pattern = _with(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
+            pattern = salted(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
     return pattern
 
 

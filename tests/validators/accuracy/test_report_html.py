@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from hespas.files.documents import json_for_script
 from hespas.graph import Profile, Timeline
 from hespas.graph.columns import FloatArray, StringTable
 from hespas.graph.errors import MissingExtraError
 from hespas.validators.accuracy import report
 from hespas.validators.accuracy.report import accuracy_html, provenance_of
 from hespas.validators.accuracy.report.figures import MOST_POINTS
-from hespas.validators.accuracy.report.page import json_for_script
 from hespas.validators.accuracy.result import Accuracy, Thresholds
 from tests.validators.accuracy.report_samples import (
     HOSTILE,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from hespas._version import __version__
-from hespas.files.documents import encoded
+from hespas.files.documents import encoded, json_for_script
 from hespas.files.streams import open_input
 from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
@@ -45,7 +45,7 @@ from hespas.validators.accuracy.report.texts import (
 )
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 
-__all__ = ["FileFact", "Provenance", "accuracy_html", "json_for_script", "plotly_script", "provenance_of"]
+__all__ = ["FileFact", "Provenance", "accuracy_html", "plotly_script", "provenance_of"]
 
 _CHUNK = 1 << 20
 _MOST_FILES = 1_000
@@ -334,27 +334,10 @@ def _tables(done: Accuracy) -> list[_Table]:
     ]
 
 
-_ESCAPES = {
-    "<": "\\u003c",
-    ">": "\\u003e",
-    "&": "\\u0026",
-    "\N{LINE SEPARATOR}": "\\u2028",
-    "\N{PARAGRAPH SEPARATOR}": "\\u2029",
-}
-
-
 class _PlotlyOffline(Protocol):
     """What is used of ``plotly.offline``, which ships no types."""
 
     def get_plotlyjs(self) -> str: ...
-
-
-def json_for_script(document: bytes) -> str:
-    """JSON for a ``script`` element that means the same: without ``<``, ``>``, ``&``, U+2028 and U+2029."""
-    text = document.decode("utf-8")
-    for letter, escape in _ESCAPES.items():
-        text = text.replace(letter, escape)
-    return text
 
 
 def plotly_script() -> str:
