@@ -74,10 +74,16 @@ class _Edges:
 
 
 def assembled(
-    template: OpGraph, parts: Sequence[Part], sequence: Sequence[Instance], *, trips: int = 1
+    template: OpGraph,
+    parts: Sequence[Part],
+    sequence: Sequence[Instance],
+    *,
+    trips: int = 1,
+    tag_period: int = 1,
 ) -> OpGraph:
     """The step: ``sequence`` in program order, each pass after the one before. Instances marked ``loop`` are
-    the body of a loop of ``trips``; what needs a micro-batch inside the loop needs its last trip.
+    the body of a loop of ``trips``; what needs a micro-batch inside the loop needs its last trip. Tags of messages
+    grow by ``tag_period`` from one micro-batch to the next.
     """
     chosen = [parts[each.part] for each in sequence]
     sizes = np.array([part.end - part.start for part in chosen], np.int64)
@@ -93,7 +99,7 @@ def assembled(
     )
     micro_batch = np.repeat(np.array([max(each.micro_batch, 0) for each in sequence], np.int64), sizes)
     p2p = graph.p2p
-    tags = np.where(p2p.tag < 0, p2p.tag, p2p.tag + micro_batch[p2p.node] * _tags(template))
+    tags = np.where(p2p.tag < 0, p2p.tag, p2p.tag + micro_batch[p2p.node] * tag_period)
     graph = replace(
         graph,
         id=np.arange(len(graph), dtype=np.uint64),
@@ -101,11 +107,6 @@ def assembled(
     )
     in_loop = np.repeat(np.array([each.loop for each in sequence], np.bool_), sizes)
     return _looped(graph, in_loop, trips) if trips > 1 and in_loop.any() else graph
-
-
-def _tags(template: OpGraph) -> int:
-    """By how much tags of one micro-batch differ from those of the next."""
-    return int(template.p2p.tag.max(initial=-1)) + 1
 
 
 def _repeated(deps: Csr, rows: IntArray, shift: IntArray, sizes: IntArray, more: _Edges) -> Csr:
