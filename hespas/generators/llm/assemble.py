@@ -82,8 +82,8 @@ def assembled(
     tag_period: int = 1,
 ) -> OpGraph:
     """The step: ``sequence`` in program order, each pass after the one before. Instances marked ``loop`` are
-    the body of a loop of ``trips``; what needs a micro-batch inside the loop needs its last trip. Tags of messages
-    grow by ``tag_period`` from one micro-batch to the next.
+    the body of a loop of ``trips``; what needs a micro-batch inside the loop needs its last trip. Tags of
+    messages grow by ``tag_period`` from one micro-batch to the next.
     """
     chosen = [parts[each.part] for each in sequence]
     sizes = np.array([part.end - part.start for part in chosen], np.int64)

@@ -67,7 +67,7 @@ def _qkv_layer(r: Rank, block: Attention) -> Linear:
 
 
 def _latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
-    """Down-projections (whole on every tensor rank), then up-projections of queries and of keys and values."""
+    """Down-projections, whole on every tensor rank; up-projections of queries, of keys and values."""
     heads = block.heads // r.layout.tp
     down = Linear(
         name="qkv_down", inputs=r.hidden, outputs=block.q_lora + block.kv_lora + block.rope_dim, rows=r.rows
@@ -129,7 +129,10 @@ def _keys_of_all(r: Rank, k: Kernels, block: Attention | LatentAttention, key: s
     return sent
 
 
-def core(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value, kv: Value) -> Value:
+def core(
+    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, *, qkv: Value, kv: Value
+) -> Value:
+    """Fused attention: the port ``core``."""
     shape = attention_shape(r, block)
     return k.attention("core", shape, r.precision.attention, after=[qkv, kv], port=f"{key}.core")
 
@@ -140,10 +143,11 @@ def _projection(r: Rank, block: Attention | LatentAttention) -> Linear:
 
 
 def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
+    """A block, from the residual stream to the residual stream."""
     normed = r.norm(k, "norm", x, f"{key}.norm")
     qkv = queries_and_keys(r, k, block, key, normed)
     kv = _keys_of_all(r, k, block, key, qkv)
-    out = core(r, k, block, key, qkv, kv)
+    out = core(r, k, block, key, qkv=qkv, kv=kv)
     y = r.linear(k, _projection(r, block), out)
     return r.added(k, key, x, r.scatter(k, f"proj.{r.scatter_name}", y))
 
@@ -151,6 +155,7 @@ def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, k
 def backward_attention(
     r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value
 ) -> Value:
+    """The gradient of what entered a block."""
     inner = r.added_backward(k, key, grad)
     inner = r.gather(k, "proj.grad.all_gather", inner)
     inner = r.linear_backward(k, _projection(r, block), inner, f"{key}.core")
@@ -160,12 +165,12 @@ def backward_attention(
     if r.layout.cp > 1 and not r.layout.ring_attention:
         width = shape.kv_heads * (shape.head_dim + shape.value_dim)
         kv = k.collective(
-            "kv.regather", CollectiveKind.ALL_GATHER, r.groups.context, r.value(r.tokens * r.layout.cp, width),
-            after=[f"{key}.qkv"], control=[each for each in (inner,) if not isinstance(each, str)],
+            "kv.regather", CollectiveKind.ALL_GATHER, r.groups.context,
+            r.value(r.tokens * r.layout.cp, width), after=[f"{key}.qkv"], control=[each for each in (inner,) if not isinstance(each, str)],
         )  # fmt: skip
     scores = k.attention("core.backward", shape, r.precision.attention, backward=True, after=[*reads, kv])
     back = _keys_backward(r, k, shape, scores)
-    return _queries_backward(r, k, block, key, back, grad)
+    return _queries_backward(r, k, block, key, back, skip=grad)
 
 
 def _keys_backward(r: Rank, k: Kernels, shape: AttentionShape, grad: Value) -> Value:
@@ -185,7 +190,7 @@ def _keys_backward(r: Rank, k: Kernels, shape: AttentionShape, grad: Value) -> V
 
 
 def _queries_backward(
-    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value, skip: Value
+    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value, *, skip: Value
 ) -> Value:
     heads, kv_heads = _heads(r, block)
     if r.model.positions == "rope":

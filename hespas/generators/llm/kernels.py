@@ -87,10 +87,9 @@ _VECTORS: Mapping[str, _Vector] = {
 
 @dataclass(slots=True)
 class Kernels:
-    """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand.
-    ``follow`` is what the next
-    node that computes waits for. While ``again`` is set, ports are those of a forward pass that is computed again: ``local`` keeps them, so
-    that what uses them does not reach back.
+    """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
+    ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
+    forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
     """
 
     builder: GraphBuilder

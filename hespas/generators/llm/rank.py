@@ -295,7 +295,7 @@ class Rank:
         return self.scatter(k, f"{name}.dgrad.{self.scatter_name}", grad)
 
     def collective(
-        self, k: Kernels, name: str, kind: CollectiveKind, groups: StridedGroups, tensor: Tensor, x: Value
+        self, k: Kernels, name: str, kind: CollectiveKind, groups: StridedGroups, *, of: Tensor, x: Value
     ) -> Value:
-        """A collective where there is more than one rank, else its input."""
-        return x if groups.group_size == 1 else k.collective(name, kind, groups, tensor, after=[x])
+        """A collective of a tensor where there is more than one rank, else its input."""
+        return x if groups.group_size == 1 else k.collective(name, kind, groups, of, after=[x])

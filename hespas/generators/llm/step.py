@@ -24,7 +24,9 @@ def training_workload(
     """
     check_layout(model, layout, training)
     stages = range(layout.pp)
-    graphs = tuple(stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages)
+    graphs = tuple(
+        stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages
+    )
     if layout.pp == 1:
         return Workload.spmd(graphs[0], layout.ranks, metadata)
     ranks = np.repeat(np.arange(layout.pp, dtype=np.int32), layout.ranks // layout.pp)
