@@ -164,10 +164,15 @@ def backward_attention(
     kv: Value = f"{key}.kv"
     if r.layout.cp > 1 and not r.layout.ring_attention:
         width = shape.kv_heads * (shape.head_dim + shape.value_dim)
+        whole = r.value(r.tokens * r.layout.cp, width)
         kv = k.collective(
-            "kv.regather", CollectiveKind.ALL_GATHER, r.groups.context,
-            r.value(r.tokens * r.layout.cp, width), after=[f"{key}.qkv"], control=[each for each in (inner,) if not isinstance(each, str)],
-        )  # fmt: skip
+            "kv.regather",
+            CollectiveKind.ALL_GATHER,
+            r.groups.context,
+            whole,
+            after=[f"{key}.qkv"],
+            control=[inner] if not isinstance(inner, str) else [],
+        )
     scores = k.attention("core.backward", shape, r.precision.attention, backward=True, after=[*reads, kv])
     back = _keys_backward(r, k, shape, scores)
     return _queries_backward(r, k, block, key, back, skip=grad)

@@ -7,7 +7,7 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -144,8 +144,11 @@ class Groups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks."""
-        return StridedGroups.all_ranks(self.layout.ranks)
+        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in collectives of its
+        world before which ranks have issued unlike numbers of others.
+        """
+        everyone = StridedGroups.all_ranks(self.layout.ranks)
+        return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
 
     @cached_property
     def stage(self) -> StridedGroups:
