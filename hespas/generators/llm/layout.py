@@ -144,7 +144,7 @@ class Groups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in collectives of its
+        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of its
         world before which ranks have issued unlike numbers of others.
         """
         everyone = StridedGroups.all_ranks(self.layout.ranks)
@@ -349,6 +349,12 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
     mixtures = [block for block in dict.fromkeys(model.blocks()) if isinstance(block, Experts)]
     if not mixtures and (layout.ep > 1 or layout.etp > 1):
         yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to spread", "--ep 1 --etp 1")
+    if mixtures and layout.tp > 1 and not layout.sequence_parallel:
+        yield BrokenRule(
+            "moe-needs-sequence-parallel",
+            f"experts on {layout.tp} tensor ranks need sequence parallelism: each rank routes its own tokens",
+            "--sequence-parallel, or --tp 1",
+        )
     stage = layout.dp * layout.cp * layout.tp
     if stage % (layout.ep * layout.etp):
         yield BrokenRule(
