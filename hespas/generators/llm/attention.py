@@ -83,8 +83,7 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
     """Queries, keys and values with positions: the port ``qkv``."""
     heads, kv_heads = _heads(r, block)
     if isinstance(block, Attention):
-        x = r.column_input(k, "qkv", norm, f"{key}.qkv_input")
-        out = r.linear(k, _qkv_layer(r, block), x)
+        out = r.column(k, _qkv_layer(r, block), norm, f"{key}.qkv_input")
         turned = Tensor((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
         if block.qk_norm:
             out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
@@ -148,8 +147,7 @@ def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, k
     qkv = queries_and_keys(r, k, block, key, normed)
     kv = _keys_of_all(r, k, block, key, qkv)
     out = core(r, k, block, key, qkv=qkv, kv=kv)
-    y = r.linear(k, _projection(r, block), out)
-    return r.added(k, key, x, r.scatter(k, f"proj.{r.scatter_name}", y))
+    return r.added(k, key, x, r.row(k, _projection(r, block), out))
 
 
 def backward_attention(
@@ -157,8 +155,7 @@ def backward_attention(
 ) -> Value:
     """The gradient of what entered a block."""
     inner = r.added_backward(k, key, grad)
-    inner = r.gather(k, "proj.grad.all_gather", inner)
-    inner = r.linear_backward(k, _projection(r, block), inner, f"{key}.core")
+    inner = r.row_backward(k, _projection(r, block), inner, f"{key}.core")
     shape = attention_shape(r, block)
     reads: list[Value] = [inner, f"{key}.qkv", f"{key}.core"]
     kv: Value = f"{key}.kv"
@@ -215,9 +212,7 @@ def _queries_backward(
                 after=[grad, f"{key}.qk_normed"],
             )
     if isinstance(block, Attention):
-        again = r.regathered(k, "qkv", f"{key}.qkv_input", grad)
-        back = r.linear_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input", again)
-        back = r.gather_backward(k, "qkv", back)
+        back = r.column_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input")
     else:
         back = _latent_backward(r, k, block, key, grad)
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", skip)
@@ -226,7 +221,7 @@ def _queries_backward(
 def _latent_backward(r: Rank, k: Kernels, block: LatentAttention, key: str, grad: Value) -> Value:
     down, q_up, kv_up = _latent_layers(r, block)
     latent: Value = f"{key}.latent"
-    again = r.regathered(k, "latent", latent, grad)
+    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.trains_weights else None
     q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
     kv = r.linear_backward(k, kv_up, grad, latent, again)
     width = r.value(r.tokens, down.outputs)

@@ -144,8 +144,8 @@ class Groups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of its
-        world before which ranks have issued unlike numbers of others.
+        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of
+        its world before which ranks have issued unlike numbers of others.
         """
         everyone = StridedGroups.all_ranks(self.layout.ranks)
         return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
@@ -165,6 +165,11 @@ class Groups:
         layout = self.layout
         inner = layout.dp * layout.cp * layout.tp
         return Permutation(layout.ranks, (layout.pp, inner), shift, wraps)
+
+    @cached_property
+    def tensor_ring(self) -> Permutation:
+        """From each tensor rank to the next one of its ring."""
+        return Permutation(self.layout.ranks, (self.layout.tp, 1), 1, wraps=True)
 
     def ring(self, shift: int = 1) -> Permutation:
         """From each context rank to the next one of its ring."""
