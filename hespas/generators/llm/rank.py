@@ -41,13 +41,15 @@ class Linear:
 @dataclass(frozen=True)
 class Rank:
     """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
-    their own (zero bubble); None: they are made where they can be.
+    their own (zero bubble); None: they are made where they can be. ``batch_tokens``: tokens of a pass where
+    it is no micro-batch of training.
     """
 
     model: Model
     layout: Layout
     training: Training
     deferred: list[Deferred] | None = None
+    batch_tokens: int = 0
 
     @cached_property
     def groups(self) -> Groups:
@@ -57,7 +59,7 @@ class Rank:
     @cached_property
     def tokens(self) -> int:
         """Tokens of a micro-batch on this context rank."""
-        return self.training.micro_batch * self.training.seq // self.layout.cp
+        return self.batch_tokens or self.training.micro_batch * self.training.seq // self.layout.cp
 
     @cached_property
     def rows(self) -> int:

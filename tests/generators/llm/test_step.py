@@ -284,7 +284,7 @@ def test_products_and_their_traffic_are_pipelined_where_that_is_asked_for() -> N
     assert product_flops(pieces) == pytest.approx(product_flops(plain))
     graph = pieces.classes[0]
     assert set(graph.p2p.comm_bytes.tolist()) == {A / 4}
-    # a layer has four products forward and four for gradients of inputs, each with 3 pieces to send; the head two
+    # 3 pieces each: four products of a layer forward, four for gradients of inputs, two of the head
     assert graph.multiplicity[graph.p2p.node].sum() == 8 * 3 * (8 * 8 + 2)
     assert calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).tensor) == [A] * 8  # of the embedding
     assert hespas.check(pieces).valid
