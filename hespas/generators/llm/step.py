@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.generators.llm.flops import hardware_flops, model_flops
 from hespas.generators.llm.layout import Layout, check_layout
 from hespas.generators.llm.model import Model, model_parameters
 from hespas.generators.llm.settings import Training
@@ -54,4 +55,8 @@ class LlmStep:
 
     def account(self) -> Account:
         """Parameters of the model; FLOPs of all ranks."""
-        return Account(parameters=model_parameters(self.model))
+        return Account(
+            parameters=model_parameters(self.model),
+            model_flops_per_step=model_flops(self.model, self.training),
+            hardware_flops_per_step=hardware_flops(self.model, self.training),
+        )
