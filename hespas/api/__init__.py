@@ -19,6 +19,7 @@ __all__ = [
     "Conversion",
     "Dropped",
     "EstimatorShare",
+    "GenerationResult",
     "Granularity",
     "GridResult",
     "KindTotals",
@@ -49,6 +50,7 @@ __all__ = [
     "estimate_document",
     "estimate_table",
     "estimators_document",
+    "generate",
     "graph_estimator",
     "read",
     "read_profiles",
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
         total_duration_ns,
         write_estimates_csv,
     )
+    from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
     from hespas.api.preparation import (
@@ -150,6 +153,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "total_duration_ns",
         "write_estimates_csv",
     ),
+    "hespas.api.generation": ("GenerationResult", "generate"),
     "hespas.api.grid": ("GridResult", "simulate_grid"),
     "hespas.api.io": ("Result", "read", "read_profiles", "write", "write_json"),
     "hespas.api.preparation": (
