@@ -34,7 +34,8 @@ class Layout:
     too, 3 weights too (FSDP). ``shard``: data ranks that share one copy (0: all; fewer is hybrid sharding).
     ``sequence_parallel``: activations outside tensor-parallel regions are sharded over tensor ranks.
     ``layers_first``, ``layers_last``: layers of the first and last stage where stages are uneven (-1: even).
-    ``ring_attention``: keys travel in a ring of context ranks, else they are gathered.
+    ``ring_attention``: keys travel in a ring of context ranks, else they are gathered;
+    ``context_all_to_all``: instead, context ranks exchange tokens for heads (arXiv 2309.14509).
     """
 
     dp: int = 1
@@ -50,6 +51,7 @@ class Layout:
     layers_first: int = -1
     layers_last: int = -1
     ring_attention: bool = False
+    context_all_to_all: bool = False
 
     @property
     def ranks(self) -> int:
