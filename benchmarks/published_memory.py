@@ -13,6 +13,7 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def _run(number: int, row: Row, model: Model | None) -> Run:
         return Run(number, row, gap=f"not published: {row['missing'] or ', '.join(absent)}")
     if model.mtp_layers and "w/o MTP" in row["notes"]:
         return Run(number, row, gap="with or without further predictions")
-    layout, training = _layout(row), _training(row)
+    layout, training = _layout(row, len(model.layers)), _training(row)
     broken = [each.rule for each in broken_rules(model, layout, training)]
     if broken:
         return Run(number, row, gap=f"breaks the rule {broken[0]}")
@@ -146,7 +147,7 @@ def _hybrid(row: Row) -> tuple[Layer, ...]:
 # --- layouts and settings
 
 
-def _layout(row: Row) -> Layout:
+def _layout(row: Row, layers: int) -> Layout:
     degrees = {name: _number(row, name) or 1 for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")}
     said = row["fsdp"]
     zero = 1
@@ -157,10 +158,16 @@ def _layout(row: Row) -> Layout:
     elif said.startswith("none"):
         zero = 0
     slices = said.rpartition("over ")[2].removesuffix(" slices") if "slices" in said else "1"
+    chunks = degrees["pp"] * degrees["vp"]
+    megatron = row["source"] in {"Megatron-Bridge", "MLPerf-Training"}
+    # Megatron-Core wants equal chunks: the embedding and the head count where layers alone do not part.
+    counts = megatron and layers % chunks != 0 and (layers + 2) % chunks == 0
     return Layout(
         **degrees,
         zero=zero,
         shard=degrees["dp"] // int(slices) if slices != "1" else 0,
+        embedding_counts=counts,
+        head_counts=counts,
         sequence_parallel=not row["sequence_parallel"].startswith("no"),
         context_all_to_all="CP communication: all-to-all" in row["notes"],
     )
@@ -174,7 +181,9 @@ def _training(row: Row) -> Training:
         style = "maxtext"
     lora = row["train_type"] == "lora"
     precision = _precision(row["precision"])
-    two_layouts = not row["accelerator"].startswith(("B200", "B300", "GB"))
+    if row["source"] == "MLPerf-Training":  # as these submissions do: gradients are 16-bit
+        precision = replace(precision, gradient="bf16")
+    two_layouts = precision.matmul == "nvfp4" or not row["accelerator"].startswith(("B200", "B300", "GB"))
     return Training(
         seq=_number(row, "seq_len"),
         global_batch=_number(row, "micro_batch") * _number(row, "grad_accum") * _number(row, "dp"),
@@ -186,10 +195,10 @@ def _training(row: Row) -> Training:
         lora_rank=16 if lora else 0,
         capacity=1.0 if "capacity factor 1 " in row["notes"] else 0.0,
         pure_16bit="weights bfloat16" in row["optimizer"],
-        fused_loss=not (row["source"] in {"Megatron-LM", "maxtext", "tpu-recipes"} or style == "torchtitan")
-        or row["source"] == "llm-foundry",
+        fused_loss=row["source"] not in {"Megatron-LM", "torchtitan"},
         compiled="no torch.compile" not in row["notes"] and row["source"] != "llm-foundry",
-        transposed_weights=two_layouts,
+        transposed_weights=two_layouts and not lora,
+        lora_attention_only=lora,
     )
 
 
@@ -197,9 +206,9 @@ def _precision(text: str) -> Precision:
     for name in ("nvfp4", "mxfp8", "fp16", "int8", "fp8"):
         if name not in text:
             continue
-        if name == "fp8":
-            name = "fp8-attention" if "fp8 attention" in text else "fp8-current"
-        return precision_of(name)
+        if name == "fp8" and "attention" not in text:
+            name = "fp8-current"
+        return precision_of(f"{name}-attention" if "attention" in text else name)
     return precision_of("bf16")
 
 

@@ -112,24 +112,32 @@ def _tensors(rank: Rank, block: Block) -> Iterator[_Kept]:
     stream = storage(rank.rows * hidden, compute)
     yield _Kept("norms and residuals", "", stream * (2 if rank.model.post_norms else 1))
     fused = isinstance(block, Attention | Mlp)
-    normed = storage(rank.rows * hidden, _operand(rank) if fused else compute)
-    yield _Kept("norms and residuals", "layernorm", normed)
+    if _keeps_inputs(rank, block):
+        normed = storage(rank.rows * hidden, _operand(rank) if fused else compute)
+        yield _Kept("norms and residuals", "layernorm", normed)
     match block:
         case Attention():
             yield from _attention(rank, block)
         case LatentAttention():
             yield from _latent(rank, block)
         case Mlp():
-            yield from _mlp(rank, block.ffn // rank.layout.tp, gated=block.gated, of="mlp", act="mlp_act")
+            act = "mlp_act" if _keeps_inputs(rank, block) else "none"
+            yield from _mlp(rank, block.ffn // rank.layout.tp, gated=block.gated, of="mlp", act=act)
         case Experts():
             yield from _experts(rank, block)
         case Mamba():
             yield from _mamba(rank, block)
 
 
+def _keeps_inputs(rank: Rank, block: Block) -> bool:
+    """Whether a matrix beside which nothing is trained stands in a block: its inputs are not kept."""
+    training = rank.training
+    return not (training.lora_rank and training.lora_attention_only and isinstance(block, Mlp))
+
+
 def _operand(rank: Rank) -> str:
-    """Format in which inputs of products are kept; adapters read them in that of activations."""
-    return rank.precision.matmul if rank.trains_weights else rank.precision.compute
+    """Format in which inputs of products are kept."""
+    return rank.precision.matmul
 
 
 def _kv_heads(rank: Rank, block: Attention) -> int:
@@ -150,7 +158,7 @@ def _results(rank: Rank, elements: int, heads: int) -> Iterator[_Kept]:
     """Results of attention, kept by it and by the projection after it: one tensor where they agree."""
     training, inside = rank.training, rank.precision.attention
     yield _Kept("attention", "", storage(elements, inside))
-    if inside != rank.precision.compute or training.precision.name == "fp8-delayed":
+    if inside not in {rank.precision.compute, _operand(rank)} or training.precision.name == "fp8-delayed":
         yield _Kept("attention", "", storage(elements, _operand(rank)))
     if rank.layout.context_all_to_all and rank.layout.cp > 1:
         yield _Kept("attention", "core_attn", storage(elements, inside))
@@ -177,7 +185,8 @@ def _activated(rank: Rank, tokens: int, ffn: int, *, gated: bool, of: str, act: 
     training, compute = rank.training, rank.precision.compute
     wide = (2 if gated else 1) * tokens * ffn
     yield _Kept(of, "inner", storage(wide, compute))
-    yield _Kept(of, act, storage(tokens * ffn, _operand(rank)))
+    if act != "none":
+        yield _Kept(of, act, storage(tokens * ffn, _operand(rank)))
     if gated and training.style == "torchtitan" and not training.compiled:
         yield _Kept(of, act, storage(tokens * ffn, compute))
 

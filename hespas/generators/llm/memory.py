@@ -142,13 +142,13 @@ class _Stage:
 
     def _loss(self) -> tuple[int, int]:
         """Bytes of logits and of the loss at most, forward and backward. Fused, the gradient takes the place of the
-        logits; compiled it stands beside them. Else PyTorch makes 32-bit logits and their log-softmax, then
+        logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside them. Else PyTorch makes 32-bit logits and their log-softmax, then
         its gradient, that of its result and again the log-softmax; Megatron-Core works in one 32-bit copy.
         """
         count, training = self._logits(), self.rank.training
         narrow = storage(count, self.rank.precision.compute)
         if training.fused_loss:
-            return narrow, narrow if training.style == "megatron" else 2 * narrow
+            return narrow, 2 * narrow if training.style == "torchtitan" else narrow
         return (narrow + 4 * count, narrow + 8 * count) if training.style == "megatron" else (
             narrow + 8 * count, 12 * count
         )  # fmt: skip
@@ -165,13 +165,14 @@ class _Stage:
             return {"gathered weights": sum(state.gathered(each) for each in (None, *state.layers))}
         if zero != 3:
             return {}
-        near = [layers[place]]
+        near: list[Layer | None] = [layers[place]] if state.in_xla else [None, layers[place]]
         ahead = place - 1 if back else place + 1
-        if training.overlap.parameters and 0 <= ahead < len(layers):
+        if training.overlap.parameters and not state.in_xla and 0 <= ahead < len(layers):
             near.append(layers[ahead])
-        found = {"gathered weights": state.gathered(None) + sum(state.gathered(each) for each in near)}
+        found = {"gathered weights": sum(state.gathered(each) for each in near)}
         if back:
-            trained = state.trained(layers[place]) + (state.trained(None) if self._has_head(chunk) else 0)
+            outside = self._has_head(chunk) and not state.in_xla
+            trained = state.trained(layers[place]) + (state.trained(None) if outside else 0)
             found["gradients before they are reduced"] = storage(trained, self.rank.precision.compute)
         return found
 
@@ -184,7 +185,7 @@ class _Stage:
             yield _Moment("forward pass of a layer", total(before, gathered, work))
         if self._has_head(chunk):
             last = len(self._layers[chunk]) - 1
-            gathered = self._gathered(chunk, last, back=False) if last >= 0 else {}
+            gathered = self._gathered(chunk, last, back=False) if last >= 0 and not self._state.in_xla else {}
             loss = {"logits and loss": self._loss()[0]}
             yield _Moment("loss", total(before, self._last_norm(), loss, gathered))
 
@@ -206,6 +207,8 @@ class _Stage:
     def _backward_of_head(self, chunk: int) -> Iterator[_Moment]:
         layers = self._layers[chunk]
         gathered = self._gathered(chunk, len(layers) - 1, back=False) if layers else {}
+        if self._state.in_xla:
+            gathered = {}
         held = total(*self._kept[chunk], self._last_norm(), gathered)
         yield _Moment("gradient of the loss", total(held, {"logits and loss": self._loss()[1]}))
         narrow = storage(self._logits(), self.rank.precision.compute)

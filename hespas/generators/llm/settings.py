@@ -198,4 +198,8 @@ class Training:
     narrow_weights: bool = True
     """Weights of linear layers exist in the format of products only, where they can; else beside 16-bit ones."""
     transposed_weights: bool = True
-    """Weights in the format of products are kept transposed too, for the gradients of inputs."""
+    """Weights in the format of products are kept transposed too, for the gradients of inputs; mxfp8, whose
+    blocks are rows, always needs it.
+    """
+    lora_attention_only: bool = False
+    """Adapters stand beside the linear layers of attention only."""

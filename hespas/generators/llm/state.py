@@ -59,6 +59,11 @@ class State:
         """Whether the weights themselves are what the optimizer updates, and are converted where they are used."""
         return self.rank.training.style != "megatron"
 
+    @property
+    def in_xla(self) -> bool:
+        """Whether layers are a loop that XLA compiles: weights are gathered in its body, those outside where they are used."""
+        return self.rank.training.style == "maxtext"
+
     def _shared(self, weights: Weights, level: int, of_each: int) -> int:
         """Bytes of trained parameters, parted from that level of ZeRO on."""
         layout = self.rank.layout
@@ -100,9 +105,9 @@ class State:
         every = weights.dense + weights.experts + weights.frozen
         narrow = self._narrow_elements() if rank.precision.quantizes else 0
         training, element = rank.training, rank.precision.matmul
-        layouts = 2 if training.transposed_weights or rank.precision.scale_block > 0 else 1
+        layouts = 2 if training.transposed_weights or element == "mxfp8" else 1
         copies = layouts * storage(narrow, element)
-        if narrow and training.narrow_weights and dtype(element).bits == 8:
+        if narrow and training.narrow_weights and (dtype(element).bits == 8 or training.lora_rank):
             every -= narrow
         found = storage(every, rank.precision.compute) + copies
         return -(-found // rank.layout.sharded) if self.shards_weights else found
