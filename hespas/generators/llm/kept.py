@@ -214,7 +214,7 @@ def _experts(rank: Rank, block: Experts) -> Iterator[_Kept]:
 
 
 def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
-    """Input projection, results of the scan, states between its chunks in 32 bits, input of the last product."""
+    """Input projection, results of the scan, 32-bit states between its chunks, input of the last product."""
     compute, tp = rank.precision.compute, rank.layout.tp
     inner = rank.tokens * block.inner // tp
     yield _Kept("mamba", "", storage(rank.tokens * mamba_projected(block) // tp, compute))
@@ -263,7 +263,9 @@ def _work(rank: Rank, block: Block) -> Work:
         case Attention() | LatentAttention():
             return Work(2 * stream, stream + _attention_work(rank, block))
         case Mlp():
-            return Work(2 * stream, stream + _activation_work(rank, rank.tokens, block.ffn // tp, block.gated))
+            return Work(
+                2 * stream, stream + _activation_work(rank, rank.tokens, block.ffn // tp, block.gated)
+            )
         case Experts():
             return _experts_work(rank, block, stream)
         case Mamba():
@@ -296,8 +298,8 @@ def _attention_work(rank: Rank, block: Attention | LatentAttention) -> int:
 
 def _experts_work(rank: Rank, block: Experts, stream: int) -> Work:
     """Forward: when results return, the tokens sent and received, and the results before and after they
-    travel back are all still there, beside two sums. Backward: gradients of the results as they arrive and in the order of
-    experts, or those of the activation.
+    travel back are all still there, beside two sums. Backward: gradients of the results as they arrive and in
+    the order of experts, or those of the activation.
     """
     layout, compute = rank.layout, rank.precision.compute
     tokens = routed_tokens(rank, block)

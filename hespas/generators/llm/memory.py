@@ -38,8 +38,8 @@ _STEADY = 4
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The fullest moment of the ranks of a stage: ``parts`` are bytes by what they are of; ``pooled`` what the allocator
-    holds back beside them, None where that is not known.
+    """The fullest moment of the ranks of a stage: ``parts`` are bytes by what they are of, ``pooled`` what
+    the allocator holds back beside them, None where that is not known.
     """
 
     stage: int
@@ -132,7 +132,9 @@ class _Stage:
         return self.rank.tokens * -(-self.rank.model.vocab // self.rank.layout.tp) * self._heads()
 
     def _last_norm(self) -> Parts:
-        return {"norms and residuals": 2 * self._stream * self._heads() + 4 * self._stream * (self._heads() - 1)}
+        return {
+            "norms and residuals": 2 * self._stream * self._heads() + 4 * self._stream * (self._heads() - 1)
+        }
 
     def _ends(self) -> Parts:
         """What the last norm and the loss keep."""
@@ -141,9 +143,10 @@ class _Stage:
         return total(self._last_norm(), {"logits and loss": kept})
 
     def _loss(self) -> tuple[int, int]:
-        """Bytes of logits and of the loss at most, forward and backward. Fused, the gradient takes the place of the
-        logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside them. Else PyTorch makes 32-bit logits and their log-softmax, then
-        its gradient, that of its result and again the log-softmax; Megatron-Core works in one 32-bit copy.
+        """Bytes of logits and of the loss at most, forward and backward. Fused, the gradient takes the place
+        of the logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside them.
+        Else PyTorch makes 32-bit logits and their log-softmax, which backward stands beside its gradient and
+        that of the logits; Megatron-Core works in one 32-bit copy, and copies it once to scatter into it.
         """
         count, training = self._logits(), self.rank.training
         narrow = storage(count, self.rank.precision.compute)
@@ -156,8 +159,8 @@ class _Stage:
     # --- moments
 
     def _gathered(self, chunk: int, place: int, *, back: bool) -> Parts:
-        """Weights that are gathered while a layer runs: what stands outside of layers, its own, those of the next where
-        they are fetched ahead; backward its gradients too.
+        """Weights that are gathered while a layer runs: what stands outside of layers, its own, those of the
+        next where they are fetched ahead; backward its gradients too.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
@@ -226,9 +229,7 @@ class _Stage:
         parts = {"gradients before they are reduced": storage(table, rank.precision.compute)}
         if state.in_torch and state.shards_weights:
             rest = state.trained(None)
-            parts["gradients before they are reduced"] = (
-                storage(rest, rank.precision.compute) + 4 * rest
-            )
+            parts["gradients before they are reduced"] = storage(rest, rank.precision.compute) + 4 * rest
             parts["gathered weights"] = state.gathered(None)
         return _Moment("gradient of the embedding", parts)
 
@@ -292,7 +293,11 @@ class _Stage:
             return None
         groups = (None, *dict.fromkeys(state.layers))
         shards = 0 if self._fixed()["gradients"] else state.gradients
-        logits = 0 if training.fused_loss or not state.last else storage(self._logits(), self.rank.precision.compute)
+        logits = (
+            0
+            if training.fused_loss or not state.last
+            else storage(self._logits(), self.rank.precision.compute)
+        )
         return {
             "pool of gathers": max(state.gathered(each) for each in groups),
             "pool of reductions": 4 * max(state.trained(each) for each in groups) + shards,

@@ -196,7 +196,7 @@ class Training:
     compiled: bool = True
     """Layers are compiled: what no gradient needs is not kept (torchtitan)."""
     narrow_weights: bool = True
-    """Weights of linear layers exist in the format of products only, where they can; else beside 16-bit ones."""
+    """Weights of linear layers exist in the format of products only, where they can; else beside others."""
     transposed_weights: bool = True
     """Weights in the format of products are kept transposed too, for the gradients of inputs; mxfp8, whose
     blocks are rows, always needs it.

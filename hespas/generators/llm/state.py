@@ -24,12 +24,15 @@ _WORKSPACE_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class State:
-    """The weights of the ``layers`` of a rank, and what belongs to them."""
+    """The weights of the ``layers`` of a rank, and what belongs to them. Four-bit weights that are trained
+    are made from 16-bit ones (arXiv 2509.25149); frozen ones, and those of a rank that ``serves``, are not.
+    """
 
     rank: Rank
     layers: tuple[Layer, ...]
     first: bool
     last: bool
+    serves: bool = False
 
     @cached_property
     def rest(self) -> Weights:
@@ -56,12 +59,12 @@ class State:
 
     @property
     def in_torch(self) -> bool:
-        """Whether the weights themselves are what the optimizer updates, and are converted where they are used."""
+        """Whether the optimizer updates the weights themselves, which are converted where they are used."""
         return self.rank.training.style != "megatron"
 
     @property
     def in_xla(self) -> bool:
-        """Whether layers are a loop that XLA compiles: weights are gathered in its body, those outside where they are used."""
+        """Whether layers are a loop that XLA compiles: weights are gathered in its body, others at use."""
         return self.rank.training.style == "maxtext"
 
     def _shared(self, weights: Weights, level: int, of_each: int) -> int:
@@ -69,7 +72,8 @@ class State:
         layout = self.rank.layout
         if layout.zero < level:
             return of_each * (weights.dense + weights.experts)
-        return -(-of_each * weights.dense // layout.sharded) + -(-of_each * weights.experts // layout.edp)
+        of_experts = max(1, layout.edp * (layout.shard or layout.dp) // layout.dp)
+        return -(-of_each * weights.dense // layout.sharded) + -(-of_each * weights.experts // of_experts)
 
     @cached_property
     def parts(self) -> Parts:
@@ -87,7 +91,7 @@ class State:
             return {"weights": master + frozen, "optimizer moments": moments}
         keeps_master = not training.pure_16bit and self.rank.precision.compute != "f32"
         return {
-            "weights": self._working(),
+            "weights": self.working,
             "master weights": master if keeps_master else 0,
             "optimizer moments": moments,
         }
@@ -99,7 +103,8 @@ class State:
         each = 2 if training.pure_16bit else storage(1, self.rank.precision.gradient)
         return self._shared(self.weights, 2, each)
 
-    def _working(self) -> int:
+    @cached_property
+    def working(self) -> int:
         """Weights as layers use them."""
         rank, weights = self.rank, self.weights
         every = weights.dense + weights.experts + weights.frozen
@@ -107,7 +112,8 @@ class State:
         training, element = rank.training, rank.precision.matmul
         layouts = 2 if training.transposed_weights or element == "mxfp8" else 1
         copies = layouts * storage(narrow, element)
-        if narrow and training.narrow_weights and (dtype(element).bits == 8 or training.lora_rank):
+        frozen = self.serves or training.lora_rank
+        if training.narrow_weights and (dtype(element).bits == 8 or frozen):
             every -= narrow
         found = storage(every, rank.precision.compute) + copies
         return -(-found // rank.layout.sharded) if self.shards_weights else found
@@ -126,8 +132,8 @@ class State:
 
     @cached_property
     def placeholders(self) -> int:
-        """Gradients that go straight into accumulated ones leave a tensor of their shape in their place, one for all
-        matrices of that shape (Transformer Engine).
+        """Gradients that go straight into accumulated ones leave a tensor of their shape in their place, one
+        for all matrices of that shape (Transformer Engine).
         """
         rank = self.rank
         if self.in_torch or not rank.trains_weights or self.shards_weights:
@@ -141,7 +147,7 @@ class State:
 
     @cached_property
     def workspaces(self) -> int:
-        """Of matrix libraries: of the products of layers, of others forward and backward, of each stream of experts."""
+        """Of matrix libraries: of layers, of other products both ways, of four streams of experts."""
         if self.in_torch:
             return _WORKSPACE_BYTES
         has_experts = any(isinstance(block, Experts) for layer in self.layers for block in layer)
@@ -158,9 +164,7 @@ class State:
         return weights.dense + weights.experts
 
     def fixed(self) -> Parts:
-        """All that stays through the passes of a step. Gradients of sharded weights come with the first backward pass, and are
-        there from then on where more follow.
-        """
+        """All that stays through the passes of a step, gradients aside."""
         return total(
             self.parts,
             {"gradient placeholders": self.placeholders, "workspaces": self.workspaces},
