@@ -82,8 +82,8 @@ def assembled(
     tag_period: int = 1,
 ) -> OpGraph:
     """The step: ``sequence`` in program order, each pass after the one before. Instances marked ``loop`` are
-    the body of a loop of ``trips``; what needs a micro-batch inside the loop needs its last trip. Tags of messages
-    grow by ``tag_period`` from one micro-batch to the next.
+    the body of a loop of ``trips``; what needs a micro-batch inside the loop needs its last trip. Tags of
+    messages grow by ``tag_period`` from one micro-batch to the next.
     """
     chosen = [parts[each.part] for each in sequence]
     sizes = np.array([part.end - part.start for part in chosen], np.int64)
@@ -94,8 +94,10 @@ def assembled(
     graph = take_nodes(
         template,
         rows,
-        _repeated(template.data_deps, rows, shift, sizes, data),
-        _repeated(template.control_deps, rows, shift, sizes, order),
+        *_apart(
+            _repeated(template.data_deps, rows, shift, sizes, data),
+            _repeated(template.control_deps, rows, shift, sizes, order),
+        ),
     )
     micro_batch = np.repeat(np.array([max(each.micro_batch, 0) for each in sequence], np.int64), sizes)
     p2p = graph.p2p
@@ -116,6 +118,17 @@ def _repeated(deps: Csr, rows: IntArray, shift: IntArray, sizes: IntArray, more:
     consumers = np.concatenate([inner.row_ids, np.array(more.consumer, np.int64)])
     producers = np.concatenate([moved, np.array(more.producer, np.int64)])
     return Csr.from_pairs(consumers, producers, len(rows))
+
+
+def _apart(data: Csr, control: Csr) -> tuple[Csr, Csr]:
+    """Each dependency once: what is waited for as data is not listed as order too."""
+    count = len(data)
+    keys = np.unique(data.row_ids * np.int64(count) + data.values)
+    others = np.setdiff1d(control.row_ids * np.int64(count) + control.values, keys)
+    return (
+        Csr.from_pairs(keys // count, keys % count, count),
+        Csr.from_pairs(others // count, others % count, count),
+    )
 
 
 def _between(parts: Sequence[Part], sequence: Sequence[Instance], shift: list[int]) -> tuple[_Edges, _Edges]:

@@ -1,10 +1,10 @@
 """Feed-forward blocks on one rank: plain and gated ones, and mixtures of experts.
 
 Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are permuted so that those of an
-expert stand together, travel to the ranks that hold their experts, pass two grouped products, and travel back,
-where they are summed by their scores. Loads are balanced but for the stated imbalance; with a capacity factor
-each expert has room for that many times its share, and all of it travels. A shared expert is a feed-forward
-block beside it.
+expert stand together, travel to the ranks that hold their experts, pass two grouped products, and travel
+back, where they are summed by their scores. Loads are balanced but for the stated imbalance; with a capacity
+factor each expert has room for that many times its share, and all of it travels. A shared expert is a
+feed-forward block beside it.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ def _mlp_layers(r: Rank, block: Mlp) -> tuple[Linear, Linear]:
 
 
 def activation(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
+    """The nonlinearity: the port ``act``."""
     fc1, fc2 = _mlp_layers(r, block)
     reads, writes = [r.value(r.tokens, fc1.outputs)], [r.value(r.tokens, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
 
 
 def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
+    """A block, from the residual stream to the residual stream."""
     fc1, fc2 = _mlp_layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
-    wide = r.linear(k, fc1, r.column_input(k, "fc1", normed, f"{key}.fc1_input"), f"{key}.fc1")
-    y = r.linear(k, fc2, activation(r, k, block, key, wide))
-    return r.added(k, key, x, r.scatter(k, f"fc2.{r.scatter_name}", y))
+    wide = r.column(k, fc1, normed, f"{key}.fc1_input", f"{key}.fc1")
+    return r.added(k, key, x, r.row(k, fc2, activation(r, k, block, key, wide)))
 
 
 def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Value:
+    """The gradient of what entered a block."""
     fc1, fc2 = _mlp_layers(r, block)
     inner = r.added_backward(k, key, grad)
-    inner = r.gather(k, "fc2.grad.all_gather", inner)
-    inner = r.linear_backward(k, fc2, inner, f"{key}.act")
+    inner = r.row_backward(k, fc2, inner, f"{key}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
     inner = k.vector(
         "activation.backward",
@@ -62,9 +63,7 @@ def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Valu
         after=[inner, f"{key}.fc1"],
         scale=2.0,
     )
-    again = r.regathered(k, "fc1", f"{key}.fc1_input", inner)
-    back = r.linear_backward(k, fc1, inner, f"{key}.fc1_input", again)
-    back = r.gather_backward(k, "fc1", back)
+    back = r.column_backward(k, fc1, inner, f"{key}.fc1_input")
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
 
@@ -129,14 +128,14 @@ def _latent(r: Rank, block: Experts) -> tuple[Linear, Linear]:
 
 def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back: bool) -> Value:
     """Tokens to the ranks of their experts and their tensor ranks, or back."""
-    sent, all_ = r.value(mixture.routed, mixture.width), r.value(mixture.routed * r.layout.etp, mixture.width)
+    sent = r.value(mixture.routed, mixture.width)
+    spread = r.value(mixture.routed * r.layout.etp, mixture.width)
+    groups, inner = r.groups.experts, r.groups.expert_tensor
     if back:
-        x = r.collective(
-            k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, r.groups.expert_tensor, all_, x
-        )
-    x = r.collective(k, f"{name}.all_to_all", CollectiveKind.ALL_TO_ALL, r.groups.experts, sent, x)
+        x = r.collective(k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, inner, of=spread, x=x)
+    x = r.collective(k, f"{name}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, of=sent, x=x)
     if not back:
-        x = r.collective(k, f"{name}.all_gather", CollectiveKind.ALL_GATHER, r.groups.expert_tensor, all_, x)
+        x = r.collective(k, f"{name}.all_gather", CollectiveKind.ALL_GATHER, inner, of=spread, x=x)
     return x
 
 
@@ -149,9 +148,8 @@ def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value
     k.module = f"{module}.shared"
     own, inside = f"{key}.shared", _shared(r, block)
     fc1, fc2 = _mlp_layers(r, inside)
-    wide = r.linear(k, fc1, r.column_input(k, "fc1", normed, f"{own}.fc1_input"), f"{own}.fc1")
-    y = r.linear(k, fc2, activation(r, k, inside, own, wide))
-    y = r.scatter(k, f"fc2.{r.scatter_name}", y)
+    wide = r.column(k, fc1, normed, f"{own}.fc1_input", f"{own}.fc1")
+    y = r.row(k, fc2, activation(r, k, inside, own, wide))
     k.module = module
     return y
 
@@ -169,8 +167,8 @@ def forward_experts(r: Rank, k: Kernels, block: Experts, key: str, x: Value) -> 
         inputs = r.linear(k, _latent(r, block)[0], normed)
     early = block.shared_ffn > 0 and not r.training.overlap.experts
     shared = _shared_forward(r, k, block, key, normed) if early else -1
-    sent = k.vector("permute", "permute", [r.value(r.expert_rows, mixture.width)],
-                    [r.value(mixture.routed, mixture.width)], after=[inputs, chosen])  # fmt: skip
+    travelled, whole = r.value(mixture.routed, mixture.width), r.value(r.expert_rows, mixture.width)
+    sent = k.vector("permute", "permute", [whole], [travelled], after=[inputs, chosen])
     arrived = _travel(r, k, "dispatch", mixture, sent, back=False)
     if block.shared_ffn and not early:  # beside the dispatch
         shared = _shared_forward(r, k, block, key, normed)
@@ -179,8 +177,7 @@ def forward_experts(r: Rank, k: Kernels, block: Experts, key: str, x: Value) -> 
     wide = r.linear(k, fc1, arrived, f"{key}.fc1")
     y = r.linear(k, fc2, expert_activation(r, k, block, key, wide))
     y = _travel(r, k, "combine", mixture, y, back=True)
-    y = k.vector("unpermute", "unpermute", [r.value(mixture.routed, mixture.width)],
-                 [r.value(r.expert_rows, mixture.width)], after=[y, chosen], port=f"{key}.combined")  # fmt: skip
+    y = k.vector("unpermute", "unpermute", [travelled], [whole], after=[y, chosen], port=f"{key}.combined")
     if block.latent:
         y = r.linear(k, _latent(r, block)[1], y)
     if block.shared_ffn:
@@ -230,8 +227,7 @@ def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
     k.module = f"{module}.shared"
     own, inside = f"{key}.shared", _shared(r, block)
     fc1, fc2 = _mlp_layers(r, inside)
-    inner = r.gather(k, "fc2.grad.all_gather", grad)
-    inner = r.linear_backward(k, fc2, inner, f"{own}.act")
+    inner = r.row_backward(k, fc2, grad, f"{own}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
     inner = k.vector(
         "activation.backward",
@@ -241,8 +237,6 @@ def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
         after=[inner, f"{own}.fc1"],
         scale=2.0,
     )
-    again = r.regathered(k, "fc1", f"{own}.fc1_input", inner)
-    back = r.linear_backward(k, fc1, inner, f"{own}.fc1_input", again)
-    back = r.gather_backward(k, "fc1", back)
+    back = r.column_backward(k, fc1, inner, f"{own}.fc1_input")
     k.module = module
     return back

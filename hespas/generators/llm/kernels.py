@@ -87,10 +87,9 @@ _VECTORS: Mapping[str, _Vector] = {
 
 @dataclass(slots=True)
 class Kernels:
-    """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand.
-    ``follow`` is what the next
-    node that computes waits for. While ``again`` is set, ports are those of a forward pass that is computed again: ``local`` keeps them, so
-    that what uses them does not reach back.
+    """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
+    ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
+    forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
     """
 
     builder: GraphBuilder
@@ -288,14 +287,17 @@ class Kernels:
         shape: AttentionShape,
         element: str,
         *,
+        cache: str = "",
         backward: bool = False,
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
-        """Fused attention; backward it computes the scores again and makes three gradients."""
+        """Fused attention; backward it computes the scores again and makes three gradients. ``cache`` is the
+        element type of keys and values where it is not that of queries.
+        """
         q = Tensor((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
-        k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), element)
-        v = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.value_dim), element)
+        k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
+        v = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.value_dim), cache or element)
         out = Tensor((shape.batch, shape.heads, shape.queries, shape.value_dim), element)
         sums = Tensor((shape.batch, shape.heads, shape.queries), "f32")
         dims = 2.0 * shape.batch * shape.heads * (shape.head_dim + shape.value_dim)

@@ -1,7 +1,8 @@
 """Layers on one rank, block by block, forward and backward, and what is computed again in between.
 
 Ports are named ``<layer>.<block>.<value>``; a backward kernel reads forward values by them. What
-:class:`~hespas.generators.llm.settings.Recompute` covers is made again in the backward pass before it is read.
+:class:`~hespas.generators.llm.settings.Recompute` covers is made again in the backward pass, before it is
+read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hespas.generators.llm.kernels import Kernels, Value
 from hespas.generators.llm.mamba import backward_mamba, forward_mamba
 from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp
 from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.settings import MODULES
 
 __all__ = ["backward_layer", "forward_layer"]
 
@@ -79,48 +81,43 @@ def forward_layer(r: Rank, k: Kernels, layer: tuple[Block, ...], number: int, x:
 
 
 def backward_layer(
-    r: Rank, k: Kernels, layer: tuple[Block, ...], number: int, grad: Value, place_in_stage: int
+    r: Rank, k: Kernels, layer: tuple[Block, ...], number: int, grad: Value, *, place: int
 ) -> Value:
     """The gradient of what entered a layer, of that of what left it."""
-    whole = r.training.recompute.whole(place_in_stage)
+    covers = r.training.recompute.covers
+    whole = r.training.recompute.whole(place)
     if whole:
         with _again(k):
             forward_layer(r, k, layer, number, f"{number}.0.input")
-    for place, block in reversed(list(enumerate(layer))):
-        key = f"{number}.{place}"
+    for position, block in reversed(list(enumerate(layer))):
+        key = f"{number}.{position}"
         k.module = f"layers.{number}.{_MODULES[type(block)]}"
         if not whole:
-            _recompute(r, k, block, key, place_in_stage)
+            with _again(k):
+                _recompute(r, k, block, key, {each for each in MODULES if covers(each, place)})
         grad = _backward(r, k, block, key, grad)
     return grad
 
 
-def _recompute(r: Rank, k: Kernels, block: Block, key: str, place: int) -> None:
+def _recompute(r: Rank, k: Kernels, block: Block, key: str, covered: set[str]) -> None:
     """Make again what a block's backward pass reads and the forward pass did not keep."""
-    covered = r.training.recompute.covers
-    with _again(k):
-        if covered("moe" if isinstance(block, Experts) else "mlp", place) and isinstance(
-            block, Mlp | Experts
-        ):
-            _forward(r, k, block, key, f"{key}.input")
-            return
-        if covered("layernorm", place):
-            normed = r.norm(k, "norm", f"{key}.input", f"{key}.norm")
-            for same in ("qkv_input", "fc1_input", "in_input", "shared.fc1_input"):
-                k.name_port(f"{key}.{same}", normed)
-        match block:
-            case Attention() | LatentAttention():
-                if covered("qkv", place) or (
-                    isinstance(block, LatentAttention) and covered("mla_up_proj", place)
-                ):
-                    queries_and_keys(r, k, block, key, f"{key}.norm")
-                if covered("core_attn", place):
-                    core(r, k, block, key, f"{key}.qkv", f"{key}.kv")
-            case Mlp():
-                if covered("mlp_act", place):
-                    activation(r, k, block, key, f"{key}.fc1")
-            case Experts():
-                if covered("moe_act", place):
-                    expert_activation(r, k, block, key, f"{key}.fc1")
-            case Mamba():
-                pass
+    if ("mlp" in covered and isinstance(block, Mlp)) or ("moe" in covered and isinstance(block, Experts)):
+        _forward(r, k, block, key, f"{key}.input")
+        return
+    if "layernorm" in covered:
+        normed = r.norm(k, "norm", f"{key}.input", f"{key}.norm")
+        for same in ("qkv_input", "fc1_input", "in_input", "shared.fc1_input"):
+            k.name_port(f"{key}.{same}", normed)
+    match block:
+        case Attention() | LatentAttention():
+            up = "mla_up_proj" if isinstance(block, LatentAttention) else "qkv"
+            if covered & {"qkv", up}:
+                queries_and_keys(r, k, block, key, f"{key}.norm")
+            if "core_attn" in covered:
+                core(r, k, block, key, qkv=f"{key}.qkv", kv=f"{key}.kv")
+        case Mlp() if "mlp_act" in covered:
+            activation(r, k, block, key, f"{key}.fc1")
+        case Experts() if "moe_act" in covered:
+            expert_activation(r, k, block, key, f"{key}.fc1")
+        case _:
+            pass

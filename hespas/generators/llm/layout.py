@@ -7,7 +7,7 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -150,8 +150,11 @@ class Groups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks."""
-        return StridedGroups.all_ranks(self.layout.ranks)
+        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of
+        its world before which ranks have issued unlike numbers of others.
+        """
+        everyone = StridedGroups.all_ranks(self.layout.ranks)
+        return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
 
     @cached_property
     def stage(self) -> StridedGroups:
@@ -168,6 +171,11 @@ class Groups:
         layout = self.layout
         inner = layout.dp * layout.cp * layout.tp
         return Permutation(layout.ranks, (layout.pp, inner), shift, wraps)
+
+    @cached_property
+    def tensor_ring(self) -> Permutation:
+        """From each tensor rank to the next one of its ring."""
+        return Permutation(self.layout.ranks, (self.layout.tp, 1), 1, wraps=True)
 
     def ring(self, shift: int = 1) -> Permutation:
         """From each context rank to the next one of its ring."""
@@ -355,6 +363,12 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
     mixtures = [block for block in dict.fromkeys(model.blocks()) if isinstance(block, Experts)]
     if not mixtures and (layout.ep > 1 or layout.etp > 1):
         yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to spread", "--ep 1 --etp 1")
+    if mixtures and layout.tp > 1 and not layout.sequence_parallel:
+        yield BrokenRule(
+            "moe-needs-sequence-parallel",
+            f"experts on {layout.tp} tensor ranks need sequence parallelism: each rank routes its own tokens",
+            "--sequence-parallel, or --tp 1",
+        )
     stage = layout.dp * layout.cp * layout.tp
     if stage % (layout.ep * layout.etp):
         yield BrokenRule(

@@ -65,6 +65,12 @@ class _Stage:
         """Whether gradients of weights have a pass of their own."""
         return self.training.schedule == "zero-bubble" and self.layout.pp > 1
 
+    @property
+    def has_variants(self) -> bool:
+        """Whether the first forward and the last backward pass of a step do more than the others."""
+        overlap = self.training.overlap
+        return self.layout.zero < 2 and (overlap.gradients or (self.layout.zero == 1 and overlap.parameters))
+
     @cached_property
     def rank(self) -> Rank:
         return Rank(self.model, self.layout, self.training, [] if self.splits else None)
@@ -82,7 +88,7 @@ class _Stage:
         last = micro_batches(self.layout, self.training) - 1
         variants: dict[tuple[str, int, bool], int] = {}
         for chunk in range(len(self.chunks)):
-            for special in (False, True) if last else (True,):
+            for special in (True, False) if last and self.has_variants else (True,):
                 # gradients of weights that a backward pass leaves are for the pass behind it
                 for kind in ("forward", "backward", *(("weights",) if self.splits else ())):
                     variants[kind, chunk, special] = self._part(kind, chunk, special)
@@ -90,7 +96,7 @@ class _Stage:
         sequence: list[Instance] = []
         for action in self.order:
             special = action.micro_batch == (0 if action.kind == "forward" else last)
-            part = variants[action.kind, action.chunk, special]
+            part = variants[action.kind, action.chunk, special or not self.has_variants]
             sequence.append(Instance(part, action.kind, action.micro_batch))
         trips = 1
         if self.layout.pp == 1 and last > 2:
@@ -133,7 +139,7 @@ class _Stage:
         return nodes
 
     def _shares(self, weights: Weights) -> Iterator[tuple[str, int, StridedGroups]]:
-        """Dense weights and those of experts, with the ranks they are sharded over, where there are several."""
+        """Dense weights and those of experts, with the ranks that share them, where there are several."""
         groups = self.rank.groups
         for name, elements, over in (
             ("", weights.dense, groups.shards), (".experts", weights.experts, groups.expert_data),
@@ -231,11 +237,7 @@ class _Stage:
     def _backward(self, k: Kernels, last: bool) -> None:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
-        grad: Value
-        if self._is_last(chunk):
-            grad = self.ends.loss_backward(k)
-        else:
-            grad = self._receive(k, backward=True)
+        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
         gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
         if gathers and numbers:
             pending = self._gathered(k, numbers[-1], -1)
@@ -258,7 +260,7 @@ class _Stage:
         k.name_port("done", k.part.tail)
 
     def _layer_backward(self, k: Kernels, number: int, grad: Value, place: int) -> Value:
-        grad = backward_layer(self.rank, k, self.layer(number), number, grad, place)
+        grad = backward_layer(self.rank, k, self.layer(number), number, grad, place=place)
         if number < len(self.model.layers):
             return grad
         grad = self.ends.next_token_backward(k, number, grad)
