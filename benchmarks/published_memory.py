@@ -319,7 +319,8 @@ def _fits(found: Sequence[Run]) -> bool:
                 wrong += 1
                 print(
                     f"does not fit: row {run.number} {run.row['source']} {run.row['model']} "
-                    f"{run.row['accelerator']} {_degrees(run)}: {memory.peak_bytes / 1e9:.1f} of {capacity / 1e9:.1f} GB"
+                    f"{run.row['accelerator']} {_degrees(run)}: "
+                    f"{memory.peak_bytes / 1e9:.1f} of {capacity / 1e9:.1f} GB"
                 )
     print(f"{checked} runs checked, {wrong} do not fit")
     for gap, count in sorted(gaps.items()):

@@ -29,6 +29,7 @@ from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.schedule import order_of
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.state import State
+from hespas.generators.spec import Filling
 
 __all__ = ["StageMemory", "memory_of"]
 
@@ -51,6 +52,12 @@ class StageMemory:
     def peak_bytes(self) -> int:
         """Bytes of tensors."""
         return sum(self.parts.values())
+
+    @property
+    def filling(self) -> tuple[Filling, ...]:
+        """What fills the memory, the most first."""
+        parts = sorted(self.parts.items(), key=lambda part: -part[1])
+        return tuple(Filling(what=what, size_bytes=float(size)) for what, size in parts)
 
     @property
     def reserved_bytes(self) -> float:
@@ -132,9 +139,11 @@ class _Stage:
         return self.rank.tokens * -(-self.rank.model.vocab // self.rank.layout.tp) * self._heads()
 
     def _last_norm(self) -> Parts:
-        return {
-            "norms and residuals": 2 * self._stream * self._heads() + 4 * self._stream * (self._heads() - 1)
-        }
+        """What norms keep behind the layers: input and result of the last one for each head; for each further
+        prediction those of two more, of the stream and of the embedding.
+        """
+        norms = self._heads() + 2 * (self._heads() - 1)
+        return {"norms and residuals": 2 * norms * self._stream}
 
     def _ends(self) -> Parts:
         """What the last norm and the loss keep."""
@@ -144,9 +153,9 @@ class _Stage:
 
     def _loss(self) -> tuple[int, int]:
         """Bytes of logits and of the loss at most, forward and backward. Fused, the gradient takes the place
-        of the logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside them.
-        Else PyTorch makes 32-bit logits and their log-softmax, which backward stands beside its gradient and
-        that of the logits; Megatron-Core works in one 32-bit copy, and copies it once to scatter into it.
+        of the logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside
+        them. Else PyTorch makes 32-bit logits and their log-softmax, which backward stands beside its gradient
+        and that of the logits; Megatron-Core works in one 32-bit copy, and copies it once to scatter into it.
         """
         count, training = self._logits(), self.rank.training
         narrow = storage(count, self.rank.precision.compute)
@@ -175,7 +184,7 @@ class _Stage:
         found = {"gathered weights": sum(state.gathered(each) for each in near)}
         if back:
             outside = self._has_head(chunk) and not state.in_xla
-            trained = state.trained(layers[place]) + (state.trained(None) if outside else 0)
+            trained = state.trained(layers[place]) + (state.head if outside else 0)
             found["gradients before they are reduced"] = storage(trained, self.rank.precision.compute)
         return found
 
@@ -218,12 +227,12 @@ class _Stage:
         work = self._whole_stream + (self._stream if self.rank.layout.has_sequence_parallel else 0)
         parts = {"logits and loss": narrow, "working space": work}
         if self._state.in_torch:
-            trained = self._state.rest.dense
-            parts["gradients before they are reduced"] = storage(trained, self.rank.precision.compute)
+            gradient = storage(self._state.head, self.rank.precision.compute)
+            parts["gradients before they are reduced"] = gradient
         yield _Moment("backward pass of the head", total(held, parts))
 
     def _embedding(self) -> _Moment:
-        """The gradient of an embedding is made whole, in the format of the weights, then added or reduced."""
+        """The gradient of an embedding is made whole, in the format of activations, then added or reduced."""
         state, rank = self._state, self.rank
         table = -(-rank.model.vocab // rank.layout.tp) * rank.hidden
         parts = {"gradients before they are reduced": storage(table, rank.precision.compute)}

@@ -163,6 +163,12 @@ class State:
         weights = self.rest if layer is None else self.of_layer(layer)
         return weights.dense + weights.experts
 
+    @property
+    def head(self) -> int:
+        """Trained parameters of the head."""
+        rank = self.rank
+        return -(-rank.model.vocab // rank.layout.tp) * rank.hidden if self.rest.dense else 0
+
     def fixed(self) -> Parts:
         """All that stays through the passes of a step, gradients aside."""
         return total(
