@@ -224,21 +224,22 @@ def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
 
 
 def _by_operation(rank: Rank, block: Block) -> Parts:
-    """Results of attention and of every other product, of those of a block in order. A compiled layer does
-    not keep the result of its last product, which no gradient needs.
+    """Results of attention and of every other product, of those of a block in order, and of the sums over
+    tensor ranks. A compiled layer does not keep the results of its last product, which no gradient needs.
     """
     tp, tokens, compute = rank.layout.tp, rank.tokens, rank.precision.compute
-    wide = rank.rows * rank.hidden if not rank.training.compiled else 0
+    summed = rank.rows * rank.hidden if tp > 1 else 0
+    wide = 0 if rank.training.compiled else tokens * rank.hidden + summed
     match block:
         case Attention():
             heads, kv_heads = block.heads // tp, _kv_heads(rank, block)
             queries = tokens * heads * block.head_dim
-            kept = storage(2 * queries + tokens * kv_heads * block.head_dim, compute) + 4 * tokens * heads
-            return {"attention": kept}
+            results = 2 * queries + tokens * kv_heads * block.head_dim + summed
+            return {"attention": storage(results, compute) + 4 * tokens * heads}
         case LatentAttention():
             heads = block.heads // tp
             up = heads * (block.head_dim + block.v_dim) + block.kv_lora
-            return {"attention": storage(tokens * up, compute) + 4 * tokens * heads}
+            return {"attention": storage(tokens * up + summed, compute) + 4 * tokens * heads}
         case Mlp():
             return {"mlp": storage(tokens * block.ffn // tp + wide, compute)}
         case Experts():

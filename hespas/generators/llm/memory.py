@@ -154,8 +154,8 @@ class _Stage:
     def _loss(self) -> tuple[int, int]:
         """Bytes of logits and of the loss at most, forward and backward. Fused, the gradient takes the place
         of the logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside
-        them. Else PyTorch makes 32-bit logits and their log-softmax, which backward stands beside its gradient
-        and that of the logits; Megatron-Core works in one 32-bit copy, and copies it once to scatter into it.
+        them. Else PyTorch makes 32-bit logits and their log-softmax, which backward stands beside its own
+        gradient and that of logits; Megatron-Core works in one 32-bit copy, copied once to scatter into it.
         """
         count, training = self._logits(), self.rank.training
         narrow = storage(count, self.rank.precision.compute)

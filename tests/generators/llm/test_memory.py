@@ -158,6 +158,9 @@ def test_every_other_product_is_kept_by_operation() -> None:
     assert kept(DENSE, Layout(), recompute=again, style="torchtitan") == expected
     uncompiled = kept(DENSE, Layout(), recompute=again, style="torchtitan", compiled=False)
     assert uncompiled == expected + 256 * 2 * DENSE.hidden
+    summed = 2 * 64 * DENSE.hidden
+    parted = kept(DENSE, Layout(tp=4), recompute=again, style="torchtitan")
+    assert parted == expected // 4 + summed
 
 
 # --- schedules
