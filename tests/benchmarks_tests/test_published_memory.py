@@ -27,7 +27,6 @@ def test_skips_where_there_are_no_tables(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_run_past_its_bound_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "models.csv").write_text(MODELS, encoding="utf-8")
     row = dict.fromkeys(COLUMNS, "") | RUN
     text = ",".join(COLUMNS) + "\n" + ",".join(row[name] for name in COLUMNS) + "\n"
     (tmp_path / "published_training.csv").write_text(text, encoding="utf-8")
@@ -39,13 +38,10 @@ def test_a_run_past_its_bound_fails(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 RUN = {
-    "source": "made", "accelerator": "H100-SXM", "model": "one", "seq_len": "4096", "micro_batch": "1",
-    "grad_accum": "1", "dp": "1", "tp": "1", "pp": "1", "vp": "1", "cp": "1", "sequence_parallel": "no",
-    "recompute": "none", "precision": "bf16", "peak_memory_gib": "10",
+    "source": "made", "accelerator": "H100-SXM", "model": "Llama-3-8B", "num_accelerators": "1",
+    "seq_len": "4096", "global_batch": "1", "micro_batch": "1", "grad_accum": "1", "dp": "1", "tp": "1",
+    "pp": "1", "vp": "1", "cp": "1", "sequence_parallel": "no", "recompute": "none", "precision": "bf16",
+    "peak_memory_gib": "10",
 }  # fmt: skip
 COLUMNS = (*RUN, "ep", "etp", "fsdp", "peak_memory_other", "notes", "missing", "optimizer", "framework",
            "train_type")  # fmt: skip
-_SIZES = {"model": "one", "layers": "32", "hidden": "4096", "ffn": "14336", "heads": "32", "kv_heads": "8",
-          "head_dim": "128", "vocab": "128256", "tied_embeddings": "no", "gated_mlp": "yes",
-          "attention": "gqa", "experts": "", "hybrid_pattern": "", "mtp_layers": ""}  # fmt: skip
-MODELS = ",".join(_SIZES) + "\n" + ",".join(_SIZES.values()) + "\n"

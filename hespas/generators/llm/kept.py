@@ -74,8 +74,11 @@ def kept_of_layer(rank: Rank, layer: Layer, place: int) -> Parts:
     """What the ``place``-th layer of a stage keeps, by part."""
     recompute = rank.training.recompute
     stream = storage(rank.rows * rank.hidden, rank.precision.compute)
+    reaches = recompute.layers < 0 or place < recompute.layers
+    offloaded = recompute.offloaded if reaches else frozenset[str]()
     if recompute.whole(place):
-        return {"layer inputs": 0 if "block" in recompute.offloaded else stream}
+        away = offloaded.intersection({"block", "decoder_layer_input"})
+        return {"layer inputs": 0 if away else stream}
     if recompute.per_operation:
         return total({"layer inputs": stream}, *(_by_operation(rank, block) for block in layer))
     kept: Parts = {}
@@ -83,7 +86,7 @@ def kept_of_layer(rank: Rank, layer: Layer, place: int) -> Parts:
         for each in _tensors(rank, block):
             again = _again(block, each.module)
             dropped = any(recompute.covers(name, place) for name in again)
-            if not dropped and not recompute.offloaded.intersection((*again, "block")):
+            if not dropped and not offloaded.intersection((*again, "block")):
                 kept[each.of] = kept.get(each.of, 0) + each.bytes
     return kept
 

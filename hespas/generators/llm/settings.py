@@ -94,8 +94,9 @@ attention, whole feed-forward blocks, whole mixtures, projections of queries, ke
 class Recompute:
     """What is computed again in the backward pass: ``modules`` of :data:`MODULES`, in the first ``layers`` of
     each stage (-1: in all). ``every``: only in each so-manieth layer. ``offloaded``: what is moved to the
-    host meanwhile instead, by module. ``per_operation``: of each layer only its input, the results of
-    attention and of every other matrix product are kept (torchtitan's selective checkpointing).
+    host meanwhile instead, of as many layers, by module or by what MaxText calls a tensor.
+    ``per_operation``: of each layer only its input, the results of attention and of every other matrix
+    product are kept (torchtitan's selective checkpointing).
     """
 
     modules: frozenset[str] = frozenset()

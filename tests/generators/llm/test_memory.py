@@ -23,6 +23,8 @@ from hespas.generators.llm.settings import (
     precision_of,
     recompute_of,
 )
+from hespas.generators.llm.step import LlmStep
+from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, MODELS, PLAIN, training
 
 STATE = ("weights", "master weights", "optimizer moments", "gradients")
@@ -147,7 +149,12 @@ def test_only_the_first_layers_are_computed_again() -> None:
 def test_what_is_offloaded_is_not_kept() -> None:
     away = Recompute(offloaded=frozenset({"mlp"}))
     assert kept(DENSE, Layout(), recompute=away) == kept(DENSE, Layout()) - 256 * 3 * 1536 * 2
-    assert kept(DENSE, Layout(), recompute=Recompute(offloaded=frozenset({"block"}))) == 0
+    everything = Recompute(offloaded=frozenset({"block"}), layers=2)
+    assert [kept(DENSE, Layout(), place, recompute=everything) for place in (1, 2)] == [
+        0, kept(DENSE, Layout())
+    ]  # fmt: skip
+    inputs = Recompute(modules=frozenset({"block"}), offloaded=frozenset({"decoder_layer_input"}))
+    assert kept(DENSE, Layout(), recompute=inputs) == 0
 
 
 def test_every_other_product_is_kept_by_operation() -> None:
@@ -349,3 +356,13 @@ def test_a_stage_whose_first_chunk_is_the_embedding_alone() -> None:
     first, inner, last = (each.parts["weights"] for each in memory_of(four, layout, chosen))
     assert first + inner + last == 2 * model_parameters(four)
     assert first < inner
+
+
+def test_an_account_says_what_fills_the_memory() -> None:
+    step = LlmStep(model=DENSE, layout=Layout(dp=2, pp=2), training=training())
+    account = step.account()
+    fullest = max(memory_of(DENSE, step.layout, step.training), key=lambda each: each.peak_bytes)
+    assert account.peak_memory_bytes == fullest.peak_bytes
+    assert sum(part.size_bytes for part in account.memory) == fullest.peak_bytes
+    with pytest.raises(UsageError, match="tensor ranks"):
+        replace(step, layout=Layout(tp=3)).account()
