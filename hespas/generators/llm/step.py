@@ -9,6 +9,7 @@ import numpy as np
 
 from hespas.generators.llm.flops import hardware_flops, model_flops
 from hespas.generators.llm.layout import Layout, check_layout
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Model, model_parameters
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.stage import stage_graph
@@ -54,9 +55,15 @@ class LlmStep:
         return training_workload(self.model, self.layout, self.training)
 
     def account(self) -> Account:
-        """Parameters of the model; FLOPs of all ranks."""
+        """Parameters of the model; FLOPs of all ranks; memory of the fullest. Raises ``UsageError`` that
+        names the rule which a layout breaks.
+        """
+        check_layout(self.model, self.layout, self.training)
+        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda each: each.peak_bytes)
         return Account(
             parameters=model_parameters(self.model),
             model_flops_per_step=model_flops(self.model, self.training),
             hardware_flops_per_step=hardware_flops(self.model, self.training),
+            peak_memory_bytes=float(fullest.peak_bytes),
+            memory=fullest.filling,
         )
