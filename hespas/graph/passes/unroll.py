@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,8 +209,10 @@ def _with_node(graph: OpGraph, place: int, region: int, waits_for: IntArray) -> 
     nodes = len(graph)
     strings = StringTableBuilder(graph.strings)
     name = strings.add(_TRIP_END)
-    stated = {"name_row": name, "op_row": name, "op_class": int(OpClass.FREE), "region": region}
+    stated: dict[str, float] = {"name_row": name, "op_row": name, "op_class": OpClass.FREE, "region": region}
     stated |= {"stream": -1, "rate_dtype": -1}
+    if np.isnan(graph.duration_ns).all():
+        stated["duration_ns"] = nan  # nobody has said times yet
     columns: dict[str, Any] = {}
     for key in NODE_COLUMNS:
         column: NDArray[np.generic] = getattr(graph, key)
