@@ -105,7 +105,9 @@ def test_an_all_to_all_on_a_ring_is_bound_by_its_fullest_link(size: int, closed:
 def sub_tori(draw: st.DrawFn) -> tuple[tuple[int, ...], StridedGroups]:
     """A torus cut into equal groups: along each axis members side by side, or evenly around the ring."""
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=3, max_size=3)))
-    members, groups, unit = [], [], 1
+    members: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
+    unit = 1
     for size in shape:
         count = draw(st.sampled_from([each for each in range(1, size + 1) if size % each == 0]))
         others = size // count
