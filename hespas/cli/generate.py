@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hespas.generators.llm.settings import Overlap
     from hespas.generators.spec import Generator
 
-__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "llm"]
+__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "collectives", "llm", "random"]
 
 app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
 
@@ -332,4 +332,94 @@ def _list_models() -> None:
     emit(table_text(("model", "parameters", "layers", "source"), rows, left=(0, 3)))
 
 
+# --- benchmarks and random programs
+
+_Ranks = Annotated[int, typer.Option(min=2, metavar="N", help="Ranks of the job.")]
+
+
+def collectives(
+    ranks: _Ranks,
+    kinds: Annotated[
+        str, typer.Option(metavar="LIST", help="Collectives with commas; also permute and ping_pong.")
+    ] = "all_reduce,all_gather,reduce_scatter,all_to_all",
+    sizes: Annotated[
+        str, typer.Option(metavar="A-B|LIST", help="Whole buffers: powers of two between, or a list.")
+    ] = "1KiB-1GiB",
+    groups: Annotated[
+        str, typer.Option(metavar="SPEC", help="Groups along axes of a mesh: 8x4:inner, 2x4x8:0,2.")
+    ] = "",
+    repeat: Annotated[int, typer.Option(min=1, metavar="R", help="How often each.")] = 1,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Element type.")] = "bf16",
+    separate: Annotated[bool, typer.Option("--separate", help="None waits for another.")] = False,
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """Collectives and messages of every size, one after another.
+
+    hespas generate collectives --kinds all_reduce,ping_pong --sizes 1MiB-64MiB --ranks 8 --out traces/
+    """
+    diagnostics = Diagnostics()
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    with command_line(debug, diagnostics, "", documents=[json_file], writes=[out]):
+        from hespas.generators.collectives import CollectiveBenchmark, parse_sizes
+
+        chosen = tuple(each.strip() for each in kinds.split(","))
+        bench = CollectiveBenchmark(
+            kinds=chosen, sizes=parse_sizes(sizes), ranks=ranks, groups=groups, repeat=repeat, dtype=dtype,
+            separate=separate,
+        )  # fmt: skip
+        output.make(bench, diagnostics)
+
+
+def random(
+    ranks: _Ranks,
+    nodes: Annotated[int, typer.Option(min=1, metavar="M", help="Events of the job.")] = 100,
+    seed: Annotated[int, typer.Option(metavar="S", help="Equal seeds make equal jobs.")] = 0,
+    collective_share: Annotated[float, typer.Option(min=0, max=1, help="Of events.")] = 0.2,
+    p2p_share: Annotated[float, typer.Option(min=0, max=1, help="Messages, of events.")] = 0.1,
+    classes: Annotated[int, typer.Option(min=1, metavar="C", help="Programs of ranks that differ.")] = 1,
+    width: Annotated[int, typer.Option(min=1, metavar="W", help="How far back a node may wait.")] = 8,
+    broken: Annotated[
+        str,
+        typer.Option(
+            "--break",
+            metavar="RULE",
+            help="End with one violation: cycle, sizes, missing-receive, missing-collective, order.",
+        ),
+    ] = "",
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A random job that no simulator may hang on, or with one violation that validators must find.
+
+    hespas generate random --ranks 8 --nodes 1000 --classes 4 --seed 1 --out traces/
+    """  # fmt: skip
+    diagnostics = Diagnostics()
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    with command_line(debug, diagnostics, "", documents=[json_file], writes=[out]):
+        from hespas.generators.random_dag import RandomJob
+
+        job = RandomJob(
+            ranks=ranks, nodes=nodes, seed=seed, collective_share=collective_share, p2p_share=p2p_share,
+            classes=classes, width=width, broken=broken,
+        )  # fmt: skip
+        output.make(job, diagnostics)
+
+
 app.command()(llm)
+app.command()(collectives)
+app.command()(random)
