@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hespas.generators.llm.settings import Overlap
     from hespas.generators.spec import Generator
 
-__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "collectives", "llm", "random"]
+__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "collectives", "dit", "llm", "random", "vit"]
 
 app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
 
@@ -420,6 +420,79 @@ def random(
         output.make(job, diagnostics)
 
 
+# --- vision and diffusion transformers
+
+_Images = Annotated[int, typer.Option(min=1, metavar="N", help="Images of each rank.")]
+_Replicas = Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")]
+_Sharded = Annotated[bool, typer.Option("--fsdp", help="Shard weights, gradients and states.")]
+_Type = Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16 or f32.")]
+_Side = Annotated[int, typer.Option(min=0, metavar="PIXELS", help="Side of an image (0: the model's own).")]
+_Layers = Annotated[int, typer.Option(min=0, metavar="N", help="Blocks (0: the model's own).")]
+
+
+def vit(
+    dp: _Replicas = 1,
+    batch: _Images = 1,
+    fsdp: _Sharded = False,
+    dtype: _Type = "bf16",
+    image: _Side = 0,
+    layers: _Layers = 0,
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A training step of a vision transformer, ViT-B/16.
+
+    hespas generate vit --dp 8 --batch 64 --fsdp --out traces/
+    """
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    _vision(output, "vit", (dp, batch, fsdp, dtype), (image, layers))
+
+
+def dit(
+    dp: _Replicas = 1,
+    batch: _Images = 1,
+    fsdp: _Sharded = False,
+    dtype: _Type = "bf16",
+    image: _Side = 0,
+    layers: _Layers = 0,
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A training step of a diffusion transformer, DiT-XL/2; the image is its latent, of side 32.
+
+    hespas generate dit --dp 8 --batch 32 --fsdp --out traces/
+    """
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    _vision(output, "dit", (dp, batch, fsdp, dtype), (image, layers))
+
+
+def _vision(output: Output, which: str, layout: tuple[int, int, bool, str], sizes: tuple[int, int]) -> None:
+    diagnostics = Diagnostics()
+    with command_line(output.debug, diagnostics, "", documents=[output.json_file], writes=[output.out]):
+        from hespas.generators.vision import VisionStep, dit_xl_2, vit_b_16
+
+        model = vit_b_16() if which == "vit" else dit_xl_2()
+        model = replace(model, image=sizes[0] or model.image, layers=sizes[1] or model.layers)
+        dp, batch, fsdp, dtype = layout
+        output.make(VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype), diagnostics)
+
+
 app.command()(llm)
+app.command()(vit)
+app.command()(dit)
 app.command()(collectives)
 app.command()(random)
