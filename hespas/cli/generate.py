@@ -20,7 +20,20 @@ if TYPE_CHECKING:
     from hespas.generators.llm.settings import Overlap
     from hespas.generators.spec import Generator
 
-__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "collectives", "dit", "llm", "random", "vit"]
+__all__ = [
+    "DryRun",
+    "Jobs",
+    "Out",
+    "Output",
+    "To",
+    "app",
+    "collectives",
+    "dit",
+    "dlrm",
+    "llm",
+    "random",
+    "vit",
+]
 
 app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
 
@@ -491,7 +504,48 @@ def _vision(output: Output, which: str, layout: tuple[int, int, bool, str], size
         output.make(VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype), diagnostics)
 
 
+# --- recommendation models
+
+
+def dlrm(
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks of the job.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of each rank.")] = 2048,
+    tables: Annotated[int, typer.Option(min=1, metavar="N", help="Embedding tables.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of each.")] = 1_000_000,
+    width: Annotated[int, typer.Option(min=1, metavar="N", help="Width of a row.")] = 128,
+    lookups: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a table for a sample.")] = 32,
+    sharding: Annotated[
+        Literal["table", "row", "column"], typer.Option(help="How tables are spread over ranks.")
+    ] = "table",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16 or f32.")] = "f32",
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A training step of a recommendation model with tables spread over all ranks.
+
+    hespas generate dlrm --ranks 16 --sharding row --out traces/
+    """
+    diagnostics = Diagnostics()
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    with command_line(debug, diagnostics, "", documents=[json_file], writes=[out]):
+        from hespas.generators.dlrm import DlrmStep
+
+        step = DlrmStep(
+            ranks=ranks, batch=batch, tables=tables, rows=rows, width=width, lookups=lookups,
+            sharding=sharding, dtype=dtype,
+        )  # fmt: skip
+        output.make(step, diagnostics)
+
+
 app.command()(llm)
+app.command()(dlrm)
 app.command()(vit)
 app.command()(dit)
 app.command()(collectives)
