@@ -28,7 +28,8 @@ Sharding = Literal["table", "row", "column"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DlrmStep:
     """``batch`` samples on each rank; ``tables`` of ``rows`` x ``width`` with ``lookups`` a sample.
-    ``bottom`` are widths from the dense features to before ``width``; ``top`` of layers before the last, which has one.
+    ``bottom`` are widths from the dense features to before ``width``; ``top`` of layers before the last,
+    which has one.
     """
 
     ranks: int = 8
