@@ -102,11 +102,9 @@ if TYPE_CHECKING:
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
-        check_timeline,
         simulate,
         simulation_document,
         write_simulation_json,
-        write_timeline,
     )
     from hespas.api.summary import (
         Summary,
@@ -124,6 +122,7 @@ if TYPE_CHECKING:
         table_estimate_document,
         write_table_estimates,
     )
+    from hespas.api.timeline_file import check_timeline, write_timeline
     from hespas.api.validation import (
         AccuracyReport,
         CalibrationReport,
@@ -167,11 +166,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.simulation": (
         "SimulationResult",
-        "check_timeline",
         "simulate",
         "simulation_document",
         "write_simulation_json",
-        "write_timeline",
     ),
     "hespas.api.summary": (
         "Summary",
@@ -189,6 +186,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "table_estimate_document",
         "write_table_estimates",
     ),
+    "hespas.api.timeline_file": ("check_timeline", "write_timeline"),
     "hespas.api.validation": (
         "AccuracyReport",
         "CalibrationReport",

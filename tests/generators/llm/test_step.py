@@ -226,7 +226,7 @@ def test_equal_settings_give_equal_workloads() -> None:  # defect 7
         (Layout(tp=3), {}, "tp-divides-heads"),  # defect 8
         (Layout(tp=16), {}, "tp-divides-heads"),
         (Layout(tp=8, dp=0), {}, "dp-positive"),
-        (Layout(pp=11), {}, "pp-divides-layers"),
+        (Layout(pp=9), {}, "pp-divides-layers"),
         (Layout(vp=2), {}, "vp-needs-pp"),
         (Layout(pp=4, vp=2), {"global_batch": 6}, "vp-micro-batches"),
         (Layout(ep=2, dp=2), {}, "ep-needs-experts"),
