@@ -1,9 +1,8 @@
 """Random programs of several ranks, for tests of simulators and validators.
 
-Events are drawn in one order for the whole job: work of a class of ranks, collectives of all ranks in
-some groups, a message from class to class. A node waits for earlier nodes of its rank alone, and
-communication for the one before it, so every rank communicates in the order of the events: no deadlock is
-possible. With
+Events are drawn in one order for the whole job: work of a class of ranks, collectives of all ranks in some
+groups, a message from class to class. A node waits for earlier nodes of its rank alone, and communication for
+the one before it, so every rank communicates in the order of the events: no deadlock is possible. With
 ``broken`` the job ends with exactly one violation that has a name.
 """
 
