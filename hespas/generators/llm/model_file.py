@@ -135,11 +135,19 @@ def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str
     """Keys that do not go together: the key, what is wrong, and what to write."""
     needed = ["hidden", "layers", "vocab", "heads", "kv_heads", "head_dim", "topk", "moe_every"]
     needed += ["nope_dim", "v_dim"] if size["kv_lora"] else []
-    needed += ["ffn"] if not file.hybrid and not size["experts"] or "-" in file.hybrid else []
+    is_mixed = not size["experts"] or size["dense_layers"] or size["moe_every"] > 1
+    needed += ["ffn"] if "-" in file.hybrid or (is_mixed and not file.hybrid) else []
     needed += ["moe_ffn"] if size["experts"] else []
     needed += ["experts"] if "E" in file.hybrid else []
     if "M" in file.hybrid:
-        needed += ["mamba_heads", "mamba_head_dim", "mamba_state", "mamba_groups", "mamba_conv", "mamba_chunk"]
+        needed += [
+            "mamba_heads",
+            "mamba_head_dim",
+            "mamba_state",
+            "mamba_groups",
+            "mamba_conv",
+            "mamba_chunk",
+        ]
     for name in needed:
         if size[name] < 1:
             yield name, f"expected 1 or more, got {size[name]}", f"write it as {name} = 1; {_ABOUT.example}"
