@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import convert
+
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import ModelFile, model_of
 from hespas.graph.errors import FormatError, UnsupportedError, clipped
@@ -69,23 +71,21 @@ def _model(cells: Mapping[str, str], table: Path, place: str) -> Model:
             position=place,
             hint="describe it in a .toml file",
         )
-    sizes: dict[str, int] = {column: _count(cells, column, table, place) for column in _NEEDED}
-    sizes |= {
-        key: _count(cells, column, table, place) for column, key in _COUNTS.items() if cells.get(column)
+    counts = {column: column for column in _NEEDED} | {
+        column: key for column, key in _COUNTS.items() if cells.get(column)
     }
-    gated = cells.get("gated_mlp", "yes") != "no"
+    sizes = {key: _count(cells, column, table, place) for column, key in counts.items()}
     limit, windows = _limits(cells, table, place)
-    file = ModelFile(
-        name=name,
-        source=cells.get("source", ""),
-        gated=gated,
-        activation="silu" if gated else "gelu",
-        tied=cells.get("tied_embeddings") == "yes",
-        windows=windows,
-        **limit,
-        **sizes,
-    )
-    return model_of(file, table)
+    gated = cells.get("gated_mlp", "yes") != "no"
+    stated = {
+        "name": name,
+        "source": cells.get("source", ""),
+        "gated": gated,
+        "activation": "silu" if gated else "gelu",
+        "tied": cells.get("tied_embeddings") == "yes",
+        "windows": windows,
+    }
+    return model_of(convert(stated | limit | sizes, ModelFile), table)
 
 
 def _count(cells: Mapping[str, str], column: str, table: Path, place: str) -> int:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from hespas.generators.llm.flops import Convention, model_flops
+from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.model import Experts, Mamba, Model
+from hespas.generators.llm.model import Block, Experts, Mamba, Model
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.model_table import model_in_table
 from hespas.generators.llm.settings import (
@@ -31,7 +31,16 @@ from hespas.generators.llm.settings import (
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
 
-__all__ = ["PublishedRun", "published_flops", "row_of", "rows_of", "run_of"]
+__all__ = [
+    "PUBLISHERS",
+    "PublishedRun",
+    "convention_of",
+    "published_flops",
+    "publisher_flops",
+    "row_of",
+    "rows_of",
+    "run_of",
+]
 
 _MOST_COUNT = 10**9
 
@@ -387,22 +396,60 @@ def _offloaded(text: str) -> list[str]:
     return match[1].split("+") if match else []
 
 
+# --- FLOPs as sources count them
+
+PUBLISHERS: Mapping[str, Convention] = {
+    "MLPerf-Training": Convention.HALF,
+    "Megatron-Bridge": Convention.HALF,
+    "Megatron-LM": Convention.FULL,
+    "SimuMax": Convention.HALF,
+    "llm-foundry": Convention.FULL,
+    "maxtext": Convention.HALF,
+    "torchtitan": Convention.HALF,
+    "tpu-recipes": Convention.HALF,
+}
+"""How the rates that a source prints count attention; of MaxText before July 2025 notes say that all of it is
+counted.
+"""
+
+
+def convention_of(row: Mapping[str, str]) -> Convention:
+    """How the rate that a row prints counts attention."""
+    if "without the causal half" in row.get("notes", ""):
+        return Convention.FULL
+    return PUBLISHERS.get(row.get("source", ""), Convention.HALF)
+
+
 def published_flops(run: PublishedRun) -> float:
-    """Model FLOPs of a step as the source counts them: Megatron's formula for hybrid models takes the inner
-    width of a Mamba block as twice the hidden one, whatever it is.
+    """FLOPs of a step as the column ``model_tflop_per_step`` counts them, whatever the source: half of the
+    square of causal attention.
+    """
+    return model_flops(_as_published(run), run.training, Convention.HALF)
+
+
+def publisher_flops(run: PublishedRun) -> float:
+    """FLOPs of a step as the rate that the row prints counts them. Those of Megatron-LM in 2021 count layers
+    that are computed again (arXiv 2104.04473, section 5.1).
+    """
+    model, training, convention = _as_published(run), run.training, convention_of(run.row)
+    flops = model_flops(model, training, convention)
+    if run.row.get("hw_tflops_per_gpu") and not run.row.get("model_tflops_per_gpu"):
+        head = 2.0 * model.vocab * model.hidden * training.seq
+        flops += training.global_batch * (forward_flops(model, training.seq, convention) - head)
+    return flops
+
+
+def _as_published(run: PublishedRun) -> Model:
+    """Megatron's formula for hybrid models takes the inner width of a Mamba block as twice the hidden one,
+    whatever it is.
     """
     model = run.model
-    if run.row.get("source") == "Megatron-Bridge":
-        model = replace(
-            model,
-            layers=tuple(
-                tuple(
-                    replace(block, heads=2 * model.hidden // block.head_dim)
-                    if isinstance(block, Mamba)
-                    else block
-                    for block in layer
-                )
-                for layer in model.layers
-            ),
-        )
-    return model_flops(model, run.training, Convention.HALF)
+    if run.row.get("source") != "Megatron-Bridge":
+        return model
+
+    def widened(block: Block) -> Block:
+        if isinstance(block, Mamba):
+            return replace(block, heads=2 * model.hidden // block.head_dim)
+        return block
+
+    return replace(model, layers=tuple(tuple(map(widened, layer)) for layer in model.layers))
