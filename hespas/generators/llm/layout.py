@@ -334,7 +334,7 @@ def _batches(layout: Layout, training: Training) -> Iterator[BrokenRule]:
 
 def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
     chunks = layout.pp * layout.vp
-    if chunks > len(model.layers) + model.mtp_layers + 2:  # embedding and loss may stand alone
+    if chunks > len(model.layers) + layout.embedding_counts + layout.head_counts:
         yield BrokenRule(
             "pp-divides-layers",
             f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def training_workload(
         stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages
     )
     if layout.pp == 1:
-        return Workload.spmd(graphs[0], layout.ranks, metadata)
+        return Workload.spmd(replace(graphs[0], name=model.name), layout.ranks, metadata)
     ranks = np.repeat(np.arange(layout.pp, dtype=np.int32), layout.ranks // layout.pp)
     return Workload(name=model.name, classes=graphs, rank_class=ranks, metadata=metadata or {})
 

@@ -10,7 +10,7 @@ from hespas.generators.llm.expressions import ExpressionError, evaluated
 
 
 def value(text: str, **sizes: int | str) -> int:
-    return evaluated({"x": text, **sizes})["x"]
+    return evaluated(sizes | {"x": text})["x"]
 
 
 @pytest.mark.parametrize(

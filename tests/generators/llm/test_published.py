@@ -19,7 +19,7 @@ from hespas.generators.llm.published import (
     rows_of,
     run_of,
 )
-from hespas.generators.llm.settings import Overlap
+from hespas.generators.llm.settings import Overlap, Recompute
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
@@ -132,8 +132,6 @@ def test_sharding(text: str, zero: int, shard: int) -> None:
 @pytest.mark.parametrize(
     ("text", "modules", "layers"),
     [
-        ("none", set(), -1),
-        ("none set in recipe", set(), -1),
         ("full (every block)", {"block"}, -1),
         ("full block 21", {"block"}, 21),
         ("granularity selective", {"core_attn"}, -1),
@@ -149,7 +147,12 @@ def test_sharding(text: str, zero: int, shard: int) -> None:
 )
 def test_recomputation(text: str, modules: set[str], layers: int) -> None:
     recompute = made(recompute=text).training.recompute
-    assert (recompute.modules, recompute.layers) == (modules, layers)
+    assert (set(recompute.modules), recompute.layers) == (modules, layers)
+
+
+@pytest.mark.parametrize("text", ["none", "none set in recipe"])
+def test_no_recomputation(text: str) -> None:
+    assert made(recompute=text).training.recompute == Recompute()
 
 
 def test_recomputation_of_some_layers_and_what_goes_to_the_host() -> None:
@@ -157,7 +160,7 @@ def test_recomputation_of_some_layers_and_what_goes_to_the_host() -> None:
     custom = made(recompute="remat_policy custom; offload to host: decoder_layer_input+out_proj").training
     assert custom.recompute.offloaded == {"decoder_layer_input", "out_proj"}
     away = made(optimizer="CPU offload of activations: 40 layers").training.recompute
-    assert (away.layers, away.offloaded, away.modules) == (40, {"block"}, frozenset())
+    assert away == Recompute(layers=40, offloaded=frozenset({"block"}))
 
 
 @pytest.mark.parametrize(
