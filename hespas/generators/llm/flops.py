@@ -40,7 +40,6 @@ __all__ = [
     "hardware_flops",
     "model_flops",
     "rank_flops",
-    "scan_flops",
 ]
 
 

@@ -10,7 +10,8 @@ from hespas.generators.llm.expressions import ExpressionError, evaluated
 
 
 def value(text: str, **sizes: int | str) -> int:
-    return evaluated(sizes | {"x": text})["x"]
+    stated: dict[str, int | str] = {"x": text, **sizes}
+    return evaluated(stated)["x"]
 
 
 @pytest.mark.parametrize(
