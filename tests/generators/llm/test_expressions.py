@@ -35,7 +35,7 @@ def test_expressions_are_exact(text: str, expected: int) -> None:
 
 
 def test_order_does_not_matter() -> None:
-    sizes = {"c": "b + 1", "b": "a * 2", "a": 3}
+    sizes: dict[str, int | str] = {"c": "b + 1", "b": "a * 2", "a": 3}
     assert evaluated(sizes) == {"a": 3, "b": 6, "c": 7}
 
 
