@@ -74,7 +74,7 @@ class LlmStep:
         return Account(
             parameters=model_parameters(self.model),
             model_flops_per_step=model_flops(self.model, self.training),
-            hardware_flops_per_step=hardware_flops(self.model, self.training),
+            hardware_flops_per_step=hardware_flops(self.model, self.training, self.layout),
             peak_memory_bytes=float(fullest.peak_bytes),
             memory=fullest.filling,
         )
