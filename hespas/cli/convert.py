@@ -66,7 +66,6 @@ _Ranks = Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank
 _Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace DST, and the file of --log-json, where it exists.")
 ]
-_Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.")]
 _LogJson = Annotated[
     Path | None, typer.Option("--log-json", metavar="FILE|-", help="Write what was done, as JSON.")
 ]
@@ -95,7 +94,11 @@ def convert(
     granularity: options.Granularity = None,
     missing: options.Missing = "warn",
     overwrite: _Overwrite = False,
-    jobs: _Jobs = 2,
+    jobs: options.Jobs = 2,
+    only_classes: options.OnlyClasses = False,
+    shard: options.Shard = "",
+    resume: options.Resume = False,
+    cluster: options.Cluster = "",
     progress: options.Progress = None,
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
@@ -141,6 +144,7 @@ def convert(
                 missing=missing,
                 overwrite=overwrite,
                 jobs=jobs,
+                parts=options.parts_of(shard, cluster, only_classes=only_classes, resume=resume),
                 progress=callback,
                 diagnostics=diagnostics,
             )
