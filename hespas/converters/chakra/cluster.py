@@ -66,9 +66,10 @@ def write_on_cluster(
         work = _Work(__version__, job.workload, job.groups, job.change, folder)
         shared = client.submit(_received, work, pure=False)
         parts = _parts(ranks, threads)
-        futures = [client.submit(_write_part, shared, part, pure=False) for part in parts]
+        futures = (client.submit(_write_part, shared, part, pure=False) for part in parts)
         for done, future in enumerate(distributed.as_completed(futures), start=1):
             account.join(_result(distributed, future, address))
+            future.release()  # or the part would be written again where a worker dies with what it gave
             if progress:
                 progress(len(ranks) * done // len(parts))
     return account
