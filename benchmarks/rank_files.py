@@ -1,18 +1,30 @@
-"""Files of all ranks: a Llama-70B-like job on up to 32,768 ranks, against a plain copy of the same bytes.
+"""Files of all ranks: a Llama-70B-like job on 32,768 ranks, against a plain copy of the same bytes.
 
 ``python -m benchmarks.rank_files``: a stand-in job of 16 pipeline stages by tensor parallelism of 8 by data
 parallelism of the rest, about 1,000 operations per rank. Its rank files are written and copied in turn, each
-file seen to the disk, in one run; the ratio counts. Then one file per class, and what a check of both takes.
-Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes. ``--ranks`` takes a larger
-job where there is room: each 1,000 ranks take about 0.2 GB, twice.
+seen to the disk alike, on ``--ranks`` ranks (2,048: each 1,000 take 0.3 GB, twice); then written once on
+``--most`` ranks (0: not at all) for the peak of memory; then as one file per class on 32,768 ranks, with a
+check of both. Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+import hespas
+from benchmarks.process import run
+from hespas.converters import WriteOptions
 from hespas.graph import (
     CollectiveKind,
     GraphBuilder,
@@ -24,9 +36,13 @@ from hespas.graph import (
     Workload,
 )
 
-__all__ = ["job"]
+__all__ = ["job", "main"]
 
 _STAGES, _TENSOR, _LAYERS, _MICROBATCHES = 16, 8, 80, 8
+_ALL_RANKS = 32_768
+_ROUNDS = 5
+_FLUSHES_AT_ONCE = 8
+_MOST_TIMES, _MOST_MB, _MOST_S = 2.0, 1_000.0, 5.0
 _HIDDEN_BYTES = 8192 * 4096 * 2 / _TENSOR
 _OPS = ("norm", "qkv", "rotary", "attention", "project", "mlp norm", "mlp up", "mlp act", "mlp down")
 
@@ -105,3 +121,108 @@ def job(ranks: int) -> Workload:
         classes=tuple(_stage(stage, data) for stage in range(_STAGES)),
         rank_class=np.repeat(np.arange(_STAGES, dtype=np.int32), data * _TENSOR),
     )
+
+
+def _write(workload: Workload, target: Path, jobs: int, *, only_classes: bool = False) -> float:
+    begin = time.perf_counter()
+    options = WriteOptions(jobs=jobs, name="llama", only_classes=only_classes)
+    hespas.write(workload, target, format="chakra", options=options)
+    return time.perf_counter() - begin
+
+
+def _copy(source: Path, target: Path) -> float:
+    """Copy each file, then see all of them to the disk, several at once, as our writer does."""
+    begin = time.perf_counter()
+    target.mkdir()
+    for file in sorted(source.iterdir()):
+        shutil.copyfile(file, target / file.name)
+    with ThreadPoolExecutor(_FLUSHES_AT_ONCE) as pool:
+        list(pool.map(_flush, sorted(target.iterdir())))
+    return time.perf_counter() - begin
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _against_a_copy(folder: Path, ranks: int) -> bool:
+    """Whether files are written in less than twice the time of a copy."""
+    workload, reference = job(ranks), folder / "reference"
+    _write(workload, reference, 1)
+    size = sum(file.stat().st_size for file in reference.iterdir())
+    ratios: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(_ROUNDS):
+        copied = _copy(reference, folder / "copy")
+        shutil.rmtree(folder / "copy")
+        for jobs, found in ratios.items():
+            found.append(_write(workload, folder / "written", jobs) / copied)
+            shutil.rmtree(folder / "written")
+    shutil.rmtree(reference)
+    for jobs, found in ratios.items():
+        print(
+            f"{ranks:,} ranks, {size / 1e6:,.0f} MB, {jobs} thread{'s' * (jobs > 1)}: "
+            f"{statistics.median(found):.2f} times a plain copy "
+            f"(min {min(found):.2f}, max {max(found):.2f}; both synced to disk)"
+        )
+    return statistics.median(ratios[2]) <= _MOST_TIMES
+
+
+def _in_bounded_memory(folder: Path, ranks: int) -> bool:
+    """Whether a process that writes all files stays below the limit of memory."""
+    target = folder / "all"
+    begin = time.perf_counter()
+    usage = run(
+        [sys.executable, "-m", "benchmarks.rank_files", "--write", str(target), "--ranks", str(ranks)]
+    )
+    wall_s = time.perf_counter() - begin
+    with os.scandir(target) as entries:
+        sizes = [entry.stat().st_size for entry in entries]
+    print(
+        f"{ranks:,} ranks, {len(sizes):,} files, {sum(sizes) / 1e9:.1f} GB: {usage.peak_mb:.0f} MB peak, "
+        f"{usage.user_s:.1f} s user, {usage.system_s:.1f} s system, {wall_s:.0f} s wall"
+    )
+    shutil.rmtree(target)
+    return usage.peak_mb <= _MOST_MB
+
+
+def _as_classes(folder: Path) -> bool:
+    """Whether one file per class is written soon enough; how long a check of them takes."""
+    workload, target = job(_ALL_RANKS), folder / "classes"
+    begin = time.process_time()
+    seconds = _write(workload, target, 2, only_classes=True)
+    written_s = time.process_time() - begin
+    size = sum(file.stat().st_size for file in target.iterdir())
+    begin = time.process_time()
+    report = hespas.check(target, profile="astra-sim")
+    checked_s = time.process_time() - begin
+    verdict = "valid" if report.valid else "not valid"
+    print(
+        f"{_ALL_RANKS:,} ranks as {len(workload.classes)} classes, {size / 1e6:.1f} MB: written in "
+        f"{written_s:.2f} CPU s ({seconds:.2f} s wall); check --profile astra-sim: {verdict}, "
+        f"{checked_s:.2f} CPU s"
+    )
+    return report.valid and seconds <= _MOST_S
+
+
+def main() -> int:
+    """Measure and print; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2048)
+    parser.add_argument("--most", type=int, default=8192)
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.write:
+        _write(job(given.ranks), given.write, 2)
+        return 0
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        kept = [_as_classes(Path(folder)), _against_a_copy(Path(folder), given.ranks)]
+        if given.most:
+            kept.append(_in_bounded_memory(Path(folder), given.most))
+    return int(not all(kept))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

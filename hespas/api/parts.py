@@ -91,10 +91,10 @@ def placement(value: Value, chosen: Format, options: WriteOptions) -> Placement:
 
     ranks = chosen_ranks(value, options)
     if not chosen.writes_directory(value, options):
+        if options.shard is None:
+            return Placement()
         raise UsageError(
-            "one rank is one file, which has no parts",
-            path=options.name,
-            hint="leave `shard` and `resume` out",
+            "one rank is one file, which has no parts", path=options.name, hint="leave `shard` out"
         )
     name = rank_file_name(value, options)
     stated = (name, options.name, options.version, options.only_classes)
