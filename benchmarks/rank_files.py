@@ -152,6 +152,9 @@ def _against_a_copy(folder: Path, ranks: int) -> bool:
     workload, reference = job(ranks), folder / "reference"
     _write(workload, reference, 1)
     size = sum(file.stat().st_size for file in reference.iterdir())
+    begin = time.process_time()
+    hespas.read(reference)
+    print(f"{ranks:,} ranks: read in {(time.process_time() - begin) / ranks * 1e3:.2f} CPU ms per file")
     ratios: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(_ROUNDS):
         copied = _copy(reference, folder / "copy")

@@ -62,28 +62,30 @@ written as such delays: ASTRA-sim has no statistics for computation on a CPU.
 _FOLDER_NOTES = """
 ## Folders of rank files
 
-`NAME.{rank}.et`, with the process groups in `comm_group.json`. Ranks whose files are equal are names of one file (hard
-links), copies where the file system has no links or the file has as many as it may (ext4: 65,000): edit a copy.
-Equal input gives equal bytes, whatever `--jobs`, `--shard`, `--resume` or `--cluster` say.
+`NAME.{rank}.et`, with the process groups in `comm_group.json`. Ranks whose files are equal are names of one
+file (hard links), copies where the file system has no links or the file has as many as it may (ext4: 65,000):
+edit a copy. Equal input gives equal bytes, whatever `--jobs`, `--shard`, `--resume` or `--cluster` say.
 
-`--only-classes` writes the file of the lowest rank of each class, as it stands in the whole set, and `rank_map.json`
-(`hespas/schemas/rank_map.schema.json`): `representative` names for each rank the one whose file stands for it, -1 where
-none is here. `group_sets` and `permutations` hold who talks to whom by digits of the rank (a rank is `base` plus group
-digits plus member digits; a shift sends to the rank whose digit is so much further), or listed where there is no such
-form; `classes` says for each collective and each message of a file, in its order, which of them it is. Such a folder
-reads as the whole job, and is written as all files again. Other tools want all files.
+`--only-classes` writes the file of the lowest rank of each class, as it stands in the whole set, and
+`rank_map.json` (`hespas/schemas/rank_map.schema.json`): `representative` names for each rank the one whose
+file stands for it, -1 where none is here. `group_sets` and `permutations` hold who talks to whom by digits of
+the rank (a rank is `base` plus group digits plus member digits; a shift sends to the rank whose digit is so
+much further), or listed where there is no such form; `classes` says for each collective and each message of a
+file, in its order, which of them it is. Such a folder reads as the whole job, and is written as all files
+again. Other tools want all files.
 
 `--shard I/N` writes a share of the ranks. While others are missing the folder has a mark for each,
 `.NAME.ranks-A-B.missing`, and is not read; the last share takes the last mark away. `--resume` keeps what an
-interrupted run has written in `.DST.CHECKSUM.kept.partial`, by a checksum of all that is to be written, and the same
-command goes on there: files that have the right bytes stay. A run to the same destination with `--resume` and other
-content removes it.
+interrupted run has written in `.DST.CHECKSUM.kept.partial`, by a checksum of all that is to be written, and
+the same command goes on there: files that have the right bytes stay. A run to the same destination with
+`--resume` and other content removes it.
 
-In practice: a folder may have 1,048,576 rank files, and file systems slow down before (ext4 lists a folder of 100,000
-files in a second, network file systems in minutes); it needs as many inodes (`df -i`). `rank_map.json` may stand for
-16,777,216 ranks, and the lists of `comm_group.json` may name as many. Simulators that read a file per rank keep all of
-them in memory. Hespas reads a set of 32,768 files in about 20 CPU s and its classes in less than one: beyond some
-thousand ranks keep classes, and make all files where a simulator wants them.
+In practice: a folder may have 1,048,576 rank files, as many inodes are needed (`df -i`), and network file
+systems slow down long before. `rank_map.json` may stand for 16,777,216 ranks, and the lists of
+`comm_group.json` may name as many. A simulator that reads a file per rank needs memory for each. Hespas looks
+at every file of a whole set (`python -m benchmarks.rank_files`: about 0.6 ms of CPU each, a check ten times
+that) and at one per class of the other: beyond some thousand ranks keep classes, and make all files where a
+simulator wants them.
 """
 
 _RULE_NOTES = """

@@ -39,9 +39,11 @@ def _parts(value: object, digest: _Digest) -> list[object]:
             array = cast("NDArray[np.generic]", value)
             digest.update(f"array {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
-        case bytes() | bytearray() | memoryview():
+        case bytes():
             digest.update(b"bytes %d\n" % len(value))
-            digest.update(bytes(value))
+            digest.update(value)
+        case memoryview():
+            parts = [bytes(cast("memoryview[int]", value))]
         case str():
             parts = [value.encode("utf-8", "surrogatepass")]
         case bool() | int() | float() | None:

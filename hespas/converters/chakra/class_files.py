@@ -91,7 +91,8 @@ def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Long
 def _numbered(rows: Longs, table: Sequence[_Row], known: dict[_Row, int]) -> list[int]:
     """Rows of a graph's own table as those of the job's, which grows in the order of use."""
     numbers = np.full(len(table) + 1, -1, np.int64)  # the last one is that of -1
-    for row in dict.fromkeys(rows[rows >= 0].tolist()):
+    used: list[int] = rows[rows >= 0].tolist()
+    for row in dict.fromkeys(used):
         numbers[row] = known.setdefault(table[row], len(known))
     found: list[int] = numbers[rows].tolist()
     return found

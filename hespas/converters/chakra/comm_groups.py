@@ -269,8 +269,13 @@ class GroupIds(NamedTuple):
         """``pg_name`` of the group a rank belongs to; empty for an idle collective, and for all ranks where
         no trace named that group.
         """
-        number = int(self.numbers(groups, np.array([rank]))[0])
-        return b"" if number < 0 else str(number).encode()
+        group = groups.group_of(rank)
+        if group < 0:
+            return b""
+        number = self._known(groups, group)
+        if number < 0 and self._is_unnamed(groups):
+            return b""
+        return str(number if number >= 0 else self.base[groups] + group).encode()
 
     def _is_unnamed(self, groups: GroupSet) -> bool:
         return groups.is_world(self.num_ranks) and not groups.communicator

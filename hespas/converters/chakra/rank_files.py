@@ -129,7 +129,7 @@ class RankFolder:
         try:
             with open_input(Path(path)) as raw:
                 stream = PackedInput(raw, Path(path)) if self.packed else raw
-                same = all(_read(stream, len(piece)) == piece.data for piece in pieces)
+                same = all(_read(stream, len(piece)) == piece.tobytes() for piece in pieces)
                 return same and not stream.read(1)
         except FormatError:
             return False

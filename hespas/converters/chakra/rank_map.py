@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from hespas.converters.chakra.peers import Groups, PeerRows, Peers, RankPeers
-from hespas.converters.chakra.wire import EtColumns, Longs
+from hespas.converters.chakra.wire import Bools, EtColumns, Longs
 from hespas.files.documents import Count
 from hespas.files.streams import limits, read_document
 from hespas.graph import ABSENT, ExplicitGroups, GroupSet, Permutation, StridedGroups
@@ -149,26 +149,32 @@ class RankMap:
         ways = self._rows(
             entry.messages, len(sends), len(self.permutations), f"messages of rank {entry.rank}"
         )
-        stated = own.group_column()
-        for row in np.unique(sets[sets >= 0]).tolist():
-            held = self.group_sets[row]
-            named = np.unique(stated[sets == row])
-            members = held.members(held.group_of(entry.rank)) if held.group_of(entry.rank) >= 0 else ()
-            for name in named[named > 0].tolist():
-                if groups[name] != list(members):
-                    self._refuse(f"group {name}, which the file of rank {entry.rank} names, has other ranks")
-            if not (named > 0).all() and not held.is_world(self.document.num_ranks):
-                self._refuse(f"the file of rank {entry.rank} names no group where group set {row} is meant")
-        told = own.peer_column()
-        for row in np.unique(ways[ways >= 0]).tolist():
-            way = self.permutations[row]
-            for direction, peer in ((True, way.target_of(entry.rank)), (False, way.source_of(entry.rank))):
-                chosen = (ways == row) & (sends == direction)
-                if (told[chosen] != peer).any():
-                    self._refuse(f"the file of rank {entry.rank} names another peer than permutation {row}")
+        self._check_groups(entry.rank, sets, own.group_column(), groups)
+        self._check_peers(entry.rank, (ways, sends), own.peer_column())
         sets, held_sets = _own(sets, self.group_sets)
         ways, held_ways = _own(ways, self.permutations)
         return Peers(sets, ways, held_sets, held_ways, rows.group, rows.peer)
+
+    def _check_groups(self, rank: int, sets: Longs, named: Longs, groups: Groups) -> None:
+        """The groups that a file names are those of its rank; all ranks need no name."""
+        for row in _distinct(sets[sets >= 0]):
+            held = self.group_sets[row]
+            number = held.group_of(rank)
+            members: list[int] = held.members(number).tolist() if number >= 0 else []
+            for name in _distinct(named[sets == row]):
+                if name > 0 and groups[name] != members:
+                    self._refuse(f"group {name}, which the file of rank {rank} names, has other ranks")
+                if name == 0 and not held.is_world(self.document.num_ranks):
+                    self._refuse(f"the file of rank {rank} names no group where group set {row} is meant")
+
+    def _check_peers(self, rank: int, messages: tuple[Longs, Bools], told: Longs) -> None:
+        """The peers that a file names are those of its rank."""
+        ways, sends = messages
+        for row in _distinct(ways[ways >= 0]):
+            way = self.permutations[row]
+            for direction, peer in ((True, way.target_of(rank)), (False, way.source_of(rank))):
+                if bool((told[(ways == row) & (sends == direction)] != peer).any()):
+                    self._refuse(f"the file of rank {rank} names another peer than permutation {row}")
 
     def _rows(self, listed: Sequence[int], count: int, most: int, what: str) -> Longs:
         rows = np.array(listed, np.int64).reshape(-1)
@@ -180,6 +186,12 @@ class RankMap:
 
     def _refuse(self, message: str) -> NoReturn:
         raise _wrong(self.path, message)
+
+
+def _distinct(column: Longs) -> list[int]:
+    """Its values, each once."""
+    found: list[int] = np.unique(column).tolist()
+    return found
 
 
 _Row = TypeVar("_Row")

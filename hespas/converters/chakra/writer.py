@@ -163,8 +163,11 @@ def _write_directory(request: _Request) -> Account:
 
 def _write_files(job: JobTraces, ranks: Longs, folder: RankFolder, options: WriteOptions) -> Account:
     """The files, by this process or by those of a cluster."""
-    progress = options.progress
-    told = (lambda done: progress(done, len(ranks))) if progress else None
+
+    def told(done: int) -> None:
+        if options.progress:
+            options.progress(done, len(ranks))
+
     if options.cluster:
         from hespas.converters.chakra.cluster import write_on_cluster
 

@@ -160,30 +160,30 @@ def test_both_pass_the_check_for_astra_sim(tmp_path: Path, only_classes: bool) -
 _Change = Callable[[dict[str, Any]], object]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda m: m.update(num_ranks=25), "24 ranks who stands for them"),
-        (lambda m: m["representative"].__setitem__(23, 99), "stands for rank 23 and is no class"),
-        (lambda m: m["representative"].__setitem__(0, 1), "not said to stand for itself"),
-        (lambda m: m["classes"].pop(), "stands for nobody"),
-        (lambda m: m["classes"].reverse(), "not listed once each"),
-        (lambda m: m["classes"][0]["collectives"].append(0), "and its file has"),
-        (lambda m: m["classes"][0]["collectives"].__setitem__(0, 77), "outside 0"),
-        (lambda m: m["classes"][0]["collectives"].__setitem__(0, -2), "outside 0"),
-        (lambda m: m["classes"][0]["collectives"].__setitem__(0, 1), "has other ranks"),
-        (lambda m: m["classes"][0]["messages"].__setitem__(0, 1), "another peer"),
-        (lambda m: m["group_sets"][0].update(base=1), "ranks beyond the job"),
-        (lambda m: m["group_sets"][0].update(member_digits=[[0, 0]]), "do not tile"),
-        (lambda m: m["group_sets"][3]["groups"].append([0]), "has a rank twice"),
-        (lambda m: m["permutations"][0].update(num_ranks=48), "of 48 ranks"),
-        (lambda m: m["permutations"][0].update(digit=[5, 1]), "does not divide"),
-        (lambda m: m["permutations"][0].update(shift=1 << 70), "of 24 ranks"),
-        (lambda m: m.update(representative=[1 << 70] * 24), "too large"),
-        (lambda m: m.update(schema="hespas.rank-map/2"), "schema"),
-        (lambda m: m.pop("classes"), "classes"),
-    ],
-)
+WRONG_MAPS: list[tuple[_Change, str]] = [
+    (lambda m: m.update(num_ranks=25), "24 ranks who stands for them"),
+    (lambda m: m["representative"].__setitem__(23, 99), "stands for rank 23 and is no class"),
+    (lambda m: m["representative"].__setitem__(0, 1), "not said to stand for itself"),
+    (lambda m: m["classes"].pop(), "stands for nobody"),
+    (lambda m: m["classes"].reverse(), "not listed once each"),
+    (lambda m: m["classes"][0]["collectives"].append(0), "and its file has"),
+    (lambda m: m["classes"][0]["collectives"].__setitem__(0, 77), "outside 0"),
+    (lambda m: m["classes"][0]["collectives"].__setitem__(0, -2), "outside 0"),
+    (lambda m: m["classes"][0]["collectives"].__setitem__(0, 1), "has other ranks"),
+    (lambda m: m["classes"][0]["messages"].__setitem__(0, 1), "another peer"),
+    (lambda m: m["group_sets"][0].update(base=1), "ranks beyond the job"),
+    (lambda m: m["group_sets"][0].update(member_digits=[[0, 0]]), "do not tile"),
+    (lambda m: m["group_sets"][3]["groups"].append([0]), "has a rank twice"),
+    (lambda m: m["permutations"][0].update(num_ranks=48), "of 48 ranks"),
+    (lambda m: m["permutations"][0].update(digit=[5, 1]), "does not divide"),
+    (lambda m: m["permutations"][0].update(shift=1 << 70), "of 24 ranks"),
+    (lambda m: m.update(representative=[1 << 70] * 24), "too large"),
+    (lambda m: m.update(schema="hespas.rank-map/2"), "schema"),
+    (lambda m: m.pop("classes"), "classes"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_MAPS)
 def test_a_map_that_does_not_fit_is_refused(change: _Change, message: str, tmp_path: Path) -> None:
     folder = put(job(1), tmp_path / "out", only_classes=True)
     document = msgspec.json.decode((folder / FILE_NAME).read_bytes())
