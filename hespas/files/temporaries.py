@@ -20,6 +20,7 @@ _NAME = re.compile(
     r"\.(?P<target>.+)\.(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)-(?P<place>[0-9a-f]{8})-[0-9a-f]+\.partial"
 )
 _KEPT = re.compile(r"\.(?P<target>.+)\.(?P<key>[0-9a-f]{16})(-[0-9]+-of-[0-9]+)?\.kept\.partial")
+_TRIES = 20
 _START_FIELD = 19
 """Of ``/proc/PID/stat`` behind the name of the program: when the process started, in ticks since boot."""
 
@@ -97,11 +98,12 @@ def _remove_free(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
+    """Remove a file or a folder, if it is there; also one that others, who are about to find out, still fill."""
+    for _ in range(_TRIES):
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+            return
         shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _shortened(target: Path) -> str:

@@ -38,7 +38,6 @@ def write_classes(job: JobTraces, ranks: Longs, folder: RankFolder) -> Account:
     for runs, members in job.alike(ranks):
         representative[members] = classes.first(runs, members)
         account.add(runs, len(members))
-    account.files = len(classes.documents)
     document = RankMapDocument(
         num_ranks=job.workload.num_ranks,
         representative=representative.tolist(),

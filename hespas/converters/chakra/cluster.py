@@ -67,7 +67,7 @@ def write_on_cluster(
         shared = client.submit(_received, work, pure=False)
         parts = _parts(ranks, threads)
         futures = (client.submit(_write_part, shared, part, pure=False) for part in parts)
-        for done, future in enumerate(distributed.as_completed(futures), start=1):
+        for done, future in enumerate(distributed.as_completed(futures, loop=client.loop), start=1):
             account.join(_result(distributed, future, address))
             future.release()  # or the part would be written again where a worker dies with what it gave
             if progress:

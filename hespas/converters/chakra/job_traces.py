@@ -65,16 +65,11 @@ _WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time"})
 
 @dataclass(slots=True)
 class Account:
-    """What the ranks written so far do not have, or have only roughly; sums over ranks. ``files`` are
-    written, ``links`` are second names of equal ones, and ``kept`` were whole already.
-    """
+    """What the ranks written so far do not have, or have only roughly; sums over ranks."""
 
     ranks: int = 0
     idle_ns: float = 0.0
     found: Counter[str] = field(default_factory=Counter[str])
-    files: int = 0
-    links: int = 0
-    kept: int = 0
 
     def add(self, runs: Runs, ranks: int) -> None:
         """Count ranks that run the same, once one of them is encoded."""
@@ -88,9 +83,6 @@ class Account:
         self.ranks += other.ranks
         self.idle_ns += other.idle_ns
         self.found.update(other.found)
-        self.files += other.files
-        self.links += other.links
-        self.kept += other.kept
         return self
 
     def report(self, name: str, diagnostics: Diagnostics) -> None:

@@ -55,37 +55,32 @@ class RankFolder:
         """The path of a rank's file."""
         return f"{self.path}/{self.name}.{rank}{self.suffix}"
 
-    def put(self, rank: int, data: Bytes) -> bool:
-        """Write one rank's file; False where it was there."""
-        return self.put_pieces(rank, lambda: [data])
+    def put(self, rank: int, data: Bytes) -> None:
+        """Write one rank's file, if it is not there."""
+        self.put_pieces(rank, lambda: [data])
 
-    def put_pieces(self, rank: int, pieces: Callable[[], Iterable[Bytes]]) -> bool:
-        """Write one rank's file of pieces, which can be asked for again; False where it was there."""
+    def put_pieces(self, rank: int, pieces: Callable[[], Iterable[Bytes]]) -> None:
+        """Write one rank's file of pieces, which can be asked for again, if it is not there."""
         path = self.file(rank)
         if not self.resumes:
             self._write(path, pieces())
-            return True
-        if self._holds(path, pieces()):
-            return False
-        temporary = self._part(rank)
-        self._write(temporary, pieces())
-        Path(temporary).replace(path)
-        return True
+        elif not self._holds(path, pieces()):
+            temporary = self._part(rank)
+            self._write(temporary, pieces())
+            Path(temporary).replace(path)
 
-    def link(self, first: int, ranks: Iterable[int]) -> int:
-        """Give the file of the first rank the names of others, whose traces are equal; how many got one.
-        Where a file can have no more names, or none at all, copies are made.
+    def link(self, first: int, ranks: Iterable[int]) -> None:
+        """Give the file of the first rank the names of others, whose traces are equal. Where a file can have
+        no more names, or none at all, copies are made.
         """
-        source, linked = self.file(first), 0
+        source = self.file(first)
         for rank in ranks:
             path = self.file(rank)
             if self.resumes and _is_same(source, path):
-                linked += 1
                 continue
             target = self._part(rank) if self.resumes else path
             try:
                 os.link(source, target)
-                linked += 1
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
@@ -93,7 +88,6 @@ class RankFolder:
                 source = path if error.errno == errno.EMLINK else source
             if self.resumes:
                 Path(target).replace(path)
-        return linked
 
     def remove_others(self, names: Set[str], ranks: Longs) -> None:
         """Remove what is neither the file of one of these ranks nor of these names: parts of files that a
@@ -181,20 +175,20 @@ def write_ranks(
     account = Account()
     equal = _Equal()
     try:
-        with _Threads(jobs, account, progress) as threads:
+        with _Threads(jobs, progress) as threads:
             for batch in job.batches(ranks):
                 for write in _tasks(batch, folder, equal):
                     threads.run(write)
                 account.add(batch.runs, len(batch.ranks))
-        account.links += sum(folder.link(first, others) for first, others in equal.links.items())
-        account.files += equal.count - account.links
+        for first, others in equal.links.items():
+            folder.link(first, others)
     except OSError as error:
         raise OutputError(
             f"cannot be written: {error.strerror or error}",
             path=str(folder.path),
             hint="free some space or choose another destination",
         ) from error
-    if progress and equal.count:
+    if progress and equal.links:
         progress(len(ranks))
     return account
 
@@ -207,7 +201,6 @@ class _Equal:
     """Ranks whose traces are those of an earlier one: ``links`` has them by that rank."""
 
     links: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    count: int = 0
     _of_class: int = -1
     _first: dict[_Values, int] = field(default_factory=dict["_Values", int])
 
@@ -224,12 +217,11 @@ class _Equal:
                 fresh.append(row)
             else:
                 self.links.setdefault(first, []).append(rank)
-                self.count += 1
         return np.array(fresh, np.int64)
 
 
-_Write = Callable[[], tuple[int, int]]
-"""Writes some files: how many there are, and how many were there."""
+_Write = Callable[[], int]
+"""Writes some files and says how many."""
 
 
 def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
@@ -241,8 +233,8 @@ def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
     if template is None:
         for row, rank in enumerate(batch.ranks.tolist()):
             variables = values.variables(row)
-            kept = not folder.put_pieces(rank, partial(writer.pieces, variables))
-            yield partial(_counted, kept=int(kept))
+            folder.put_pieces(rank, partial(writer.pieces, variables))
+            yield _written_already
         return
     spelled = values.spelled(batch.widths)
     rows = equal.first_of_each(batch, template, spelled)
@@ -252,9 +244,9 @@ def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
         yield _PatchedRanks(template, spelled[some], batch.ranks[some].tolist(), folder)
 
 
-def _counted(*, kept: int) -> tuple[int, int]:
-    """One file, which is written."""
-    return 1, kept
+def _written_already() -> int:
+    """One file: it is encoded where templates are, and not by a thread."""
+    return 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,18 +258,18 @@ class _PatchedRanks:
     ranks: list[int]
     folder: RankFolder
 
-    def __call__(self) -> tuple[int, int]:
-        traces = self.template.patched(self.spelled)
-        written = sum(self.folder.put(rank, data) for rank, data in zip(self.ranks, traces, strict=True))
-        return len(self.ranks), len(self.ranks) - written
+    def __call__(self) -> int:
+        for rank, data in zip(self.ranks, self.template.patched(self.spelled), strict=True):
+            self.folder.put(rank, data)
+        return len(self.ranks)
 
 
 class _Threads:
-    """Runs writes one after the other, or some at once; what they did goes to ``account``."""
+    """Runs writes one after the other, or some at once, and tells how many files there are."""
 
-    def __init__(self, jobs: int, account: Account, progress: Callable[[int], None] | None) -> None:
-        self._account, self._progress = account, progress
-        self._waiting: deque[Future[tuple[int, int]]] = deque()
+    def __init__(self, jobs: int, progress: Callable[[int], None] | None) -> None:
+        self._files, self._progress = 0, progress
+        self._waiting: deque[Future[int]] = deque()
         self._limit = jobs * _WAITING_PER_THREAD
         self._pool: ThreadPoolExecutor | None = None
         if jobs > 1:
@@ -294,11 +286,10 @@ class _Threads:
         if len(self._waiting) > self._limit:
             self._done(self._waiting.popleft().result())
 
-    def _done(self, counts: tuple[int, int]) -> None:
-        self._account.files += counts[0]
-        self._account.kept += counts[1]
+    def _done(self, files: int) -> None:
+        self._files += files
         if self._progress:
-            self._progress(self._account.files)
+            self._progress(self._files)
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,21 +62,20 @@ needs_distributed = pytest.mark.skipif(
 @pytest.mark.slow
 @needs_distributed
 @pytest.mark.filterwarnings("ignore")
-def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from importlib import import_module
 
     distributed: Any = import_module("distributed")
     hespas.write(job(), tmp_path / "alone", format="chakra", options=WriteOptions(name="job"))
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as local,
-        distributed.Client(local) as client,
-    ):
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as local:
         victims: list[int] = []
 
         def progress(done: int, total: int) -> None:
             assert 0 < done <= total
             if not victims:
-                victims.append(next(iter(client.run(os.getpid).values())))
+                victims.append(local.workers[0].pid)
                 os.kill(victims[0], signal.SIGKILL)
 
         options = WriteOptions(name="job", cluster=local.scheduler_address, progress=progress)
@@ -86,6 +86,9 @@ def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(tmp_path: Path) 
         for part in parts:
             hespas.write(job(), tmp_path / "shares", format="chakra", options=part)
         assert tree(tmp_path / "shares") == tree(tmp_path / "alone")
+        monkeypatch.setattr(cluster, "__version__", "another")
+        with pytest.raises(UsageError, match="and another asks"):
+            hespas.write(job(), tmp_path / "out", format="chakra", options=replace(options, progress=None))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["alone", "killed", "shares"]
 
 
