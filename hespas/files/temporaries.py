@@ -98,7 +98,7 @@ def _remove_free(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there; also one that others, who are about to find out, still fill."""
+    """Remove a file or a folder, if it is there; also one that others still fill, who will find out."""
     for _ in range(_TRIES):
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
