@@ -23,6 +23,7 @@ BENCHMARKS = {
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
+    "rank_files": "files of all ranks against a plain copy, memory at most ranks, one file per class",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",

@@ -16,8 +16,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -123,22 +125,33 @@ def job(ranks: int) -> Workload:
     )
 
 
-def _write(workload: Workload, target: Path, jobs: int, *, only_classes: bool = False) -> float:
-    begin = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """Seconds on the clock, and of CPU in user mode and in the kernel."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def by(cls, action: Callable[[], object]) -> _Took:
+        """What an action takes."""
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        action()
+        return cls(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+
+
+def _write(workload: Workload, target: Path, jobs: int, *, only_classes: bool = False) -> None:
     options = WriteOptions(jobs=jobs, name="llama", only_classes=only_classes)
     hespas.write(workload, target, format="chakra", options=options)
-    return time.perf_counter() - begin
 
 
-def _copy(source: Path, target: Path) -> float:
+def _copy(source: Path, target: Path) -> None:
     """Copy each file, then see all of them to the disk, several at once, as our writer does."""
-    begin = time.perf_counter()
     target.mkdir()
     for file in sorted(source.iterdir()):
         shutil.copyfile(file, target / file.name)
     with ThreadPoolExecutor(_FLUSHES_AT_ONCE) as pool:
         list(pool.map(_flush, sorted(target.iterdir())))
-    return time.perf_counter() - begin
 
 
 def _flush(path: Path) -> None:
@@ -152,24 +165,27 @@ def _against_a_copy(folder: Path, ranks: int) -> bool:
     workload, reference = job(ranks), folder / "reference"
     _write(workload, reference, 1)
     size = sum(file.stat().st_size for file in reference.iterdir())
-    begin = time.process_time()
-    hespas.read(reference)
-    print(f"{ranks:,} ranks: read in {(time.process_time() - begin) / ranks * 1e3:.2f} CPU ms per file")
-    ratios: dict[int, list[float]] = {1: [], 2: []}
+    read = _Took.by(lambda: hespas.read(reference))
+    print(f"{ranks:,} ranks: read in {read.cpu_s / ranks * 1e3:.2f} CPU ms per file")
+    rounds: dict[int, list[tuple[_Took, _Took]]] = {1: [], 2: []}
     for _ in range(_ROUNDS):
-        copied = _copy(reference, folder / "copy")
+        copied = _Took.by(lambda: _copy(reference, folder / "copy"))
         shutil.rmtree(folder / "copy")
-        for jobs, found in ratios.items():
-            found.append(_write(workload, folder / "written", jobs) / copied)
+        for jobs, found in rounds.items():
+            found.append((_Took.by(partial(_write, workload, folder / "written", jobs)), copied))
             shutil.rmtree(folder / "written")
     shutil.rmtree(reference)
-    for jobs, found in ratios.items():
+    kept = True
+    for jobs, found in rounds.items():
+        wall = [written.wall_s / copied.wall_s for written, copied in found]
+        cpu = statistics.median(written.cpu_s / copied.cpu_s for written, copied in found)
+        kept &= statistics.median(wall) <= _MOST_TIMES
         print(
             f"{ranks:,} ranks, {size / 1e6:,.0f} MB, {jobs} thread{'s' * (jobs > 1)}: "
-            f"{statistics.median(found):.2f} times a plain copy "
-            f"(min {min(found):.2f}, max {max(found):.2f}; both synced to disk)"
+            f"{statistics.median(wall):.2f} times as long as a plain copy (min {min(wall):.2f}, "
+            f"max {max(wall):.2f}; both synced to disk), {cpu:.2f} times its CPU"
         )
-    return statistics.median(ratios[2]) <= _MOST_TIMES
+    return kept
 
 
 def _in_bounded_memory(folder: Path, ranks: int) -> bool:
@@ -193,9 +209,7 @@ def _in_bounded_memory(folder: Path, ranks: int) -> bool:
 def _as_classes(folder: Path) -> bool:
     """Whether one file per class is written soon enough; how long a check of them takes."""
     workload, target = job(_ALL_RANKS), folder / "classes"
-    begin = time.process_time()
-    seconds = _write(workload, target, 2, only_classes=True)
-    written_s = time.process_time() - begin
+    written = _Took.by(lambda: _write(workload, target, 2, only_classes=True))
     size = sum(file.stat().st_size for file in target.iterdir())
     begin = time.process_time()
     report = hespas.check(target, profile="astra-sim")
@@ -203,10 +217,10 @@ def _as_classes(folder: Path) -> bool:
     verdict = "valid" if report.valid else "not valid"
     print(
         f"{_ALL_RANKS:,} ranks as {len(workload.classes)} classes, {size / 1e6:.1f} MB: written in "
-        f"{written_s:.2f} CPU s ({seconds:.2f} s wall); check --profile astra-sim: {verdict}, "
+        f"{written.cpu_s:.2f} CPU s ({written.wall_s:.2f} s wall); check --profile astra-sim: {verdict}, "
         f"{checked_s:.2f} CPU s"
     )
-    return report.valid and seconds <= _MOST_S
+    return report.valid and written.wall_s <= _MOST_S
 
 
 def main() -> int:

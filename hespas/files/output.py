@@ -48,8 +48,10 @@ class _Written:
     temporary: Path
     overwrite: bool
     share: Share | None = None
+    kept: bool = False
+    """Another run may go on with the temporary."""
     held: int = -1
-    """The handle of a kept temporary, which another run may go on with."""
+    """Its handle then, see :func:`.temporaries.hold`."""
 
     def put_in_place(self) -> None:
         with _named(self.destination, self.temporary):
@@ -58,13 +60,10 @@ class _Written:
             else:
                 _put_in_place(self.temporary, self.target, overwrite=self.overwrite)
 
-    def discard(self) -> None:
-        """What is left under the temporary name goes, and others may have it."""
-        remove(self.temporary)
-        self.release()
-
-    def release(self) -> None:
-        """Let others have what is kept."""
+    def end(self, *, placed: bool) -> None:
+        """What is left under the temporary name goes, unless it is kept for another run."""
+        if placed or not self.kept:
+            remove(self.temporary)
         if self.held >= 0:
             os.close(self.held)
 
@@ -216,7 +215,7 @@ def write_atomically(
     with _named(destination, temporary):
         remove_stale_temporaries(target, key)
         held = hold(temporary) if kept else -1
-    result = _Written(destination, target, temporary, overwrite, share, held)
+    result = _Written(destination, target, temporary, overwrite, share, kept, held)
     waiting = _WAITING.get()
     try:
         with _named(destination, temporary):
@@ -225,13 +224,10 @@ def write_atomically(
         if waiting is None:
             result.put_in_place()
     except BaseException:
-        if kept:
-            result.release()
-        else:
-            result.discard()
+        result.end(placed=False)
         raise
     if waiting is None:
-        result.discard()  # what was there has this name now, where both changed places
+        result.end(placed=True)  # what was there has this name now, where both changed places
     else:
         waiting.results.append(result)
     return written
@@ -248,13 +244,15 @@ def placed_together() -> Generator[None]:
         return
     waiting = _Waiting()
     before = _WAITING.set(waiting)
+    placed = False
     try:
         yield
         waiting.put_in_place()
+        placed = True
     finally:
         _WAITING.reset(before)
         for result in waiting.results:
-            result.discard()
+            result.end(placed=placed)
 
 
 def once_placed(action: Callable[[], None]) -> None:

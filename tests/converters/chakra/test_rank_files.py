@@ -15,6 +15,7 @@ import pytest
 import hespas
 from hespas.api.parts import Parts
 from hespas.converters import WriteOptions
+from hespas.files.output import placed_together
 from hespas.graph import (
     CollectiveKind,
     GraphBuilder,
@@ -280,6 +281,24 @@ def test_two_runs_do_not_resume_the_same(tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match="another process is writing this"):
         put(pipeline(), tmp_path / "out", WriteOptions(resume=True, progress=progress))
+
+
+def test_a_command_that_fails_behind_it_keeps_what_is_written(
+    whole: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    def command() -> None:
+        with placed_together():
+            put(pipeline(), tmp_path / "out", WriteOptions(resume=True))
+            raise _StoppedError
+
+    with pytest.raises(_StoppedError):
+        command()
+    (kept,) = tmp_path.iterdir()
+    assert tree(kept) == whole
+    inodes = {entry.name: entry.stat().st_ino for entry in kept.glob("*.et")}
+    put(pipeline(), tmp_path / "out", WriteOptions(resume=True))
+    assert {entry.name: entry.stat().st_ino for entry in (tmp_path / "out").glob("*.et")} == inodes
+    assert others(tmp_path / "out") == []
 
 
 def test_without_resume_nothing_is_kept(tmp_path: Path) -> None:
