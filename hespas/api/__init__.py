@@ -19,6 +19,7 @@ __all__ = [
     "Conversion",
     "Dropped",
     "EstimatorShare",
+    "GenerationResult",
     "Granularity",
     "GridResult",
     "KindTotals",
@@ -50,6 +51,7 @@ __all__ = [
     "estimate_document",
     "estimate_table",
     "estimators_document",
+    "generate",
     "graph_estimator",
     "read",
     "read_profiles",
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
         total_duration_ns,
         write_estimates_csv,
     )
+    from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
     from hespas.api.parts import Parts
@@ -101,11 +104,9 @@ if TYPE_CHECKING:
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
-        check_timeline,
         simulate,
         simulation_document,
         write_simulation_json,
-        write_timeline,
     )
     from hespas.api.summary import (
         Summary,
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
         table_estimate_document,
         write_table_estimates,
     )
+    from hespas.api.timeline_file import check_timeline, write_timeline
     from hespas.api.validation import (
         AccuracyReport,
         CalibrationReport,
@@ -153,6 +155,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "total_duration_ns",
         "write_estimates_csv",
     ),
+    "hespas.api.generation": ("GenerationResult", "generate"),
     "hespas.api.grid": ("GridResult", "simulate_grid"),
     "hespas.api.io": ("Result", "read", "read_profiles", "write", "write_json"),
     "hespas.api.preparation": (
@@ -166,11 +169,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.simulation": (
         "SimulationResult",
-        "check_timeline",
         "simulate",
         "simulation_document",
         "write_simulation_json",
-        "write_timeline",
     ),
     "hespas.api.summary": (
         "Summary",
@@ -188,6 +189,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "table_estimate_document",
         "write_table_estimates",
     ),
+    "hespas.api.timeline_file": ("check_timeline", "write_timeline"),
     "hespas.api.validation": (
         "AccuracyReport",
         "CalibrationReport",

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
-from hespas.converters import WriteOptions
+from hespas.converters import WriteOptions, load_format
 from hespas.files.documents import Count, Figure
 from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.errors import InvariantError
 from hespas.graph.passes import totals
 
 if TYPE_CHECKING:
@@ -137,26 +138,27 @@ def generate(
         workload=workload,
         account=generator.account(),
         diagnostics=found,
-        et_bytes=trace_bytes(workload) if measure else nan,
+        et_bytes=_trace_bytes(workload) if measure else nan,
         written="" if destination is None else str(destination),
         written_bytes=size,
     )
 
 
-def trace_bytes(workload: Workload) -> float:
-    """What the Chakra traces of all ranks take: that of the first and the last rank of each class are
+def _trace_bytes(workload: Workload) -> float:
+    """About what the Chakra traces of all ranks take: those of the first and the last rank of each class are
     written, and stand for the others.
     """
-    total = 0.0
+    writer = load_format("chakra").write
+    if writer is None:
+        raise InvariantError("format chakra cannot write")
+    total, found = 0.0, Diagnostics()
     with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "rank.et"
         for index in range(len(workload.classes)):
             ranks = workload.ranks_of(index)
-            chosen = sorted({int(ranks[0]), int(ranks[-1])})
             sizes: list[int] = []
-            for rank in chosen:
-                folder = Path(scratch) / f"{index}.{rank}"
-                selected = WriteOptions(ranks=range(rank, rank + 1), directory=True)
-                write(workload, folder, format="chakra", options=selected)
-                sizes += [each.stat().st_size for each in folder.iterdir() if each.suffix == ".et"]
+            for rank in sorted({int(ranks[0]), int(ranks[-1])}):
+                writer(workload, file, WriteOptions(ranks=range(rank, rank + 1), name=file.name), found)
+                sizes.append(file.stat().st_size)
             total += len(ranks) * sum(sizes) / len(sizes)
     return total

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hespas.cli import options
 from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text
-from hespas.generators.llm.settings import SCHEDULES, ScheduleName, Style
+from hespas.generators.llm.settings import ScheduleName, Style
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import GenerationResult
-    from hespas.generators.llm import Layout, Training
     from hespas.generators.llm.settings import Overlap
     from hespas.generators.spec import Generator
 
-__all__ = ["app", "llm"]
+__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "llm"]
 
 app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
 
@@ -105,122 +104,132 @@ def _tell(done: GenerationResult) -> None:
 
 # --- language models
 
-_LAYOUT, _STEP, _HABITS = "Layout", "Step", "Habits of the framework"
-
-
-def _degree(what: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        min=1, metavar="N", help=what, rich_help_panel=_LAYOUT, show_default=True
-    )
-    return option
-
-
+_LAYOUT, _STEP, _HABITS, _SERVING = "Layout", "Step", "Habits of the framework", "Serving"
 _OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline")
+
+_Model = Annotated[
+    str, typer.Argument(metavar="MODEL|FILE.toml", help="A model that ships, or one of your own.")
+]
+_Row = Annotated[
+    str, typer.Option(metavar="TABLE.csv:N", help="Take all settings from row N (from 0) of a table of runs.")
+]
+_List = Annotated[bool, typer.Option("--list", help="List the models that ship, and leave.")]
+
+
+def _degree(what: str, panel: str = _LAYOUT, *, least: int = 1, metavar: str = "N") -> Any:
+    return typer.Option(min=least, metavar=metavar, help=what, rich_help_panel=panel)
+
+
+_Dp = Annotated[int, _degree("Data-parallel ranks.")]
+_Tp = Annotated[int, _degree("Tensor-parallel ranks.")]
+_Pp = Annotated[int, _degree("Pipeline stages.")]
+_Vp = Annotated[int, _degree("Virtual stages of each rank.")]
+_Cp = Annotated[int, _degree("Context-parallel ranks.")]
+_Ep = Annotated[int, _degree("Ranks that experts are spread over.")]
+_Etp = Annotated[int, _degree("Tensor-parallel ranks inside experts.")]
+_Zero = Annotated[
+    int,
+    typer.Option(
+        min=0, max=3, metavar="N", rich_help_panel=_LAYOUT,
+        help="0: states replicated; 1: optimizer sharded; 2: gradients too; 3: weights too (FSDP).",
+    ),
+]  # fmt: skip
+_Fsdp = Annotated[bool, typer.Option("--fsdp", help="The same as --zero 3.", rich_help_panel=_LAYOUT)]
+_DataShard = Annotated[int, _degree("Data ranks that share one copy of the state (0: all).", least=0)]
+_SequenceParallel = Annotated[
+    bool, typer.Option(help="Shard activations outside tensor-parallel regions.", rich_help_panel=_LAYOUT)
+]
+_Ring = Annotated[
+    bool,
+    typer.Option("--ring-attention", help="Keys go round a ring, not gathered.", rich_help_panel=_LAYOUT),
+]
+_Seq = Annotated[int, _degree("Length of a sequence.", _STEP, metavar="TOKENS")]
+_GlobalBatch = Annotated[int, _degree("Sequences of a step (0: a micro-batch each).", _STEP, least=0)]
+_MicroBatch = Annotated[int, _degree("Sequences of a micro-batch.", _STEP)]
+_Precision = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="bf16, fp16, f32, fp8-*, mxfp8, nvfp4, int8.", rich_help_panel=_STEP),
+]
+_Recompute = Annotated[
+    str,
+    typer.Option(
+        metavar="none|selective|full|MODULES", rich_help_panel=_STEP,
+        help="What the backward pass computes again.",
+    ),
+]  # fmt: skip
+_Schedule = Annotated[ScheduleName, typer.Option(help="Order of a stage's passes.", rich_help_panel=_STEP)]
+_Lora = Annotated[int, _degree("Train adapters of this rank only (0: all weights).", _STEP, least=0)]
+_Style = Annotated[Style, typer.Option(help="Whose kernels.", rich_help_panel=_HABITS)]
+_Overlap = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST", rich_help_panel=_HABITS,
+        help=f"What runs beside computation: none, all, or some of {', '.join(_OVERLAPS)} with commas.",
+    ),
+]  # fmt: skip
+_Capacity = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="X", help="Capacity factor of experts (0: dropless).", rich_help_panel=_HABITS
+    ),
+]
+_Imbalance = Annotated[
+    float,
+    typer.Option(
+        min=1, metavar="X", help="Load of the busiest experts over the mean.", rich_help_panel=_HABITS
+    ),
+]
+_Phase = Annotated[
+    Literal["train", "prefill", "decode", "mixed", "speculative", "disaggregated"],
+    typer.Option(help="A training step, or a step of serving.", rich_help_panel=_SERVING),
+]
+_Batch = Annotated[int, _degree("Sequences that a replica serves at once.", _SERVING)]
+_Context = Annotated[int, _degree("Tokens of each in the cache.", _SERVING, least=0, metavar="TOKENS")]
+_Prompt = Annotated[int, _degree("Length of a prompt, or of its chunk.", _SERVING, metavar="TOKENS")]
+_Drafts = Annotated[int, _degree("Tokens drafted for each sequence.", _SERVING)]
+_Cache = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE", help="Element type of keys and values in the cache.", rich_help_panel=_SERVING
+    ),
+]
+_Page = Annotated[int, _degree("Tokens of a page of the cache.", _SERVING)]
 
 
 def llm(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|FILE.toml", help="A model that ships, or one of your own.")
-    ] = "",
-    row: Annotated[
-        str,
-        typer.Option(metavar="TABLE.csv:N", help="Take all settings from row N (from 0) of a table of runs."),
-    ] = "",
-    list_models: Annotated[
-        bool, typer.Option("--list", help="List the models that ship, and leave.")
-    ] = False,
-    dp: Annotated[int, _degree("Data-parallel ranks.")] = 1,
-    tp: Annotated[int, _degree("Tensor-parallel ranks.")] = 1,
-    pp: Annotated[int, _degree("Pipeline stages.")] = 1,
-    vp: Annotated[int, _degree("Virtual stages of each rank.")] = 1,
-    cp: Annotated[int, _degree("Context-parallel ranks.")] = 1,
-    ep: Annotated[int, _degree("Ranks that experts are spread over.")] = 1,
-    etp: Annotated[int, _degree("Tensor-parallel ranks inside experts.")] = 1,
-    zero: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=3,
-            metavar="N",
-            rich_help_panel=_LAYOUT,
-            help="0: states replicated; 1: optimizer sharded; 2: gradients too; 3: weights too (FSDP).",
-        ),
-    ] = 1,
-    fsdp: Annotated[
-        bool, typer.Option("--fsdp", help="The same as --zero 3.", rich_help_panel=_LAYOUT)
-    ] = False,
-    shard: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="Data ranks that share one copy (0: all).", rich_help_panel=_LAYOUT
-        ),
-    ] = 0,
-    sequence_parallel: Annotated[
-        bool,
-        typer.Option(
-            help="Activations outside tensor-parallel regions are sharded.", rich_help_panel=_LAYOUT
-        ),
-    ] = True,
-    ring_attention: Annotated[
-        bool,
-        typer.Option("--ring-attention", help="Keys go round a ring, not gathered.", rich_help_panel=_LAYOUT),
-    ] = False,
-    seq: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.", rich_help_panel=_STEP)
-    ] = 4096,
-    global_batch: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="Sequences of a step (0: one micro-batch a rank).", rich_help_panel=_STEP
-        ),
-    ] = 0,
-    micro_batch: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Sequences of a micro-batch.", rich_help_panel=_STEP)
-    ] = 1,
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="bf16, fp16, f32, fp8-*, mxfp8, nvfp4, int8.", rich_help_panel=_STEP
-        ),
-    ] = "bf16",
-    recompute: Annotated[
-        str,
-        typer.Option(
-            metavar="none|selective|full|MODULES",
-            help="What the backward pass computes again.",
-            rich_help_panel=_STEP,
-        ),
-    ] = "none",
-    schedule: Annotated[
-        ScheduleName,
-        typer.Option(metavar="|".join(SCHEDULES), help="Order of a stage's passes.", rich_help_panel=_STEP),
-    ] = "1f1b",
-    lora_rank: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Train adapters of this rank only.", rich_help_panel=_STEP)
-    ] = 0,
-    style: Annotated[
-        Style, typer.Option(metavar="|".join(get_args(Style)), help="Whose kernels.", rich_help_panel=_HABITS)
-    ] = "megatron",
-    overlap: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST",
-            rich_help_panel=_HABITS,
-            help=f"What runs beside computation: none, all, or some of {', '.join(_OVERLAPS)} with commas.",
-        ),
-    ] = "gradients,parameters,pipeline",
-    capacity: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="X", help="Capacity factor of experts (0: dropless).", rich_help_panel=_HABITS
-        ),
-    ] = 0.0,
-    imbalance: Annotated[
-        float,
-        typer.Option(
-            min=1, metavar="X", help="Load of the busiest experts over the mean.", rich_help_panel=_HABITS
-        ),
-    ] = 1.0,
+    model: _Model = "",
+    row: _Row = "",
+    list_models: _List = False,
+    dp: _Dp = 1,
+    tp: _Tp = 1,
+    pp: _Pp = 1,
+    vp: _Vp = 1,
+    cp: _Cp = 1,
+    ep: _Ep = 1,
+    etp: _Etp = 1,
+    zero: _Zero = 1,
+    fsdp: _Fsdp = False,
+    data_shard: _DataShard = 0,
+    sequence_parallel: _SequenceParallel = True,
+    ring_attention: _Ring = False,
+    seq: _Seq = 4096,
+    global_batch: _GlobalBatch = 0,
+    micro_batch: _MicroBatch = 1,
+    precision: _Precision = "bf16",
+    recompute: _Recompute = "none",
+    schedule: _Schedule = "1f1b",
+    lora_rank: _Lora = 0,
+    style: _Style = "megatron",
+    overlap: _Overlap = "gradients,parameters,pipeline",
+    capacity: _Capacity = 0.0,
+    imbalance: _Imbalance = 1.0,
+    phase: _Phase = "train",
+    batch: _Batch = 1,
+    context: _Context = 1024,
+    prompt: _Prompt = 1024,
+    drafts: _Drafts = 4,
+    cache: _Cache = "bf16",
+    page: _Page = 16,
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
@@ -231,11 +240,13 @@ def llm(
     loudness: options.Loudness = None,
     debug: options.Debug = False,
 ) -> None:
-    """A training step of a language model on any number of ranks.
+    """A step of a language model, trained or served, on any number of ranks.
 
     hespas generate llm llama-3-70b --dp 4 --tp 8 --pp 4 --global-batch 64 --out traces/
 
     hespas generate llm llama-3-8b --dp 256 --fsdp --dry-run
+
+    hespas generate llm deepseek-v3 --phase decode --dp 32 --ep 32 --batch 64 --context 4096 --out step.json
     """
     diagnostics = Diagnostics()
     output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
@@ -245,7 +256,15 @@ def llm(
         if list_models:
             _list_models()
             return
-        from hespas.generators.llm import LlmStep, Layout, Training, load_model, precision_of, recompute_of
+        from hespas.generators.llm import (
+            Layout,
+            LlmStep,
+            ServingStep,
+            Training,
+            load_model,
+            precision_of,
+            recompute_of,
+        )
 
         if bool(model) == bool(row):
             raise UsageError("a MODEL or a --row is needed, and not both", hint="hespas generate llm --list")
@@ -253,12 +272,22 @@ def llm(
             output.make(_of_row(row, diagnostics), diagnostics)
             return
         layout = Layout(
-            dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, zero=3 if fsdp else zero, shard=shard,
+            dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, zero=3 if fsdp else zero, shard=data_shard,
             sequence_parallel=sequence_parallel, ring_attention=ring_attention,
         )  # fmt: skip
+        numbers = precision_of(precision)
+        if phase != "train":
+            output.make(
+                ServingStep(
+                    model=load_model(model), layout=layout, phase=phase, batch=batch, context=context,
+                    prompt=prompt, drafts=drafts, cache=cache, page=page, precision=numbers,
+                ),
+                diagnostics,
+            )  # fmt: skip
+            return
         training = Training(
             seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,
-            precision=precision_of(precision), recompute=recompute_of(recompute), schedule=schedule, style=style,
+            precision=numbers, recompute=recompute_of(recompute), schedule=schedule, style=style,
             overlap=_overlap(overlap), lora_rank=lora_rank, capacity=capacity, imbalance=imbalance,
         )  # fmt: skip
         output.make(LlmStep(model=load_model(model), layout=layout, training=training), diagnostics)
@@ -282,22 +311,24 @@ def _of_row(text: str, diagnostics: Diagnostics) -> Generator:
     from hespas.generators.llm import LlmStep, row_of
 
     table, _, number = text.rpartition(":")
-    if not table or not number.isdecimal():
+    if not table or not (number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS):
         raise UsageError(f"--row {text} names no row", hint="--row runs.csv:0 is the first below the header")
     run = row_of(Path(table), int(number), diagnostics)
     return LlmStep(model=run.model, layout=run.layout, training=run.training)
+
+
+_MOST_DIGITS = 10
 
 
 def _list_models() -> None:
     from hespas.generators.llm import load_model, model_names
     from hespas.generators.llm.model import model_parameters
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in model_names():
         found = load_model(name)
-        rows.append(
-            (name, count_text(model_parameters(found)), counted(len(found.layers), "layer"), found.source)
-        )
+        size = count_text(model_parameters(found))
+        rows.append((name, size, counted(len(found.layers), "layer"), found.source))
     emit(table_text(("model", "parameters", "layers", "source"), rows, left=(0, 3)))
 
 

@@ -2,4 +2,6 @@
 of a small run taken to another size.
 """
 
-__all__: list[str] = []
+from hespas.generators.spec import Account, Filling, Generator
+
+__all__ = ["Account", "Filling", "Generator"]

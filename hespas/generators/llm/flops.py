@@ -56,12 +56,12 @@ def attention_flops(block: Block, seq: int, convention: Convention = Convention.
         case LatentAttention(heads=heads, head_dim=head, v_dim=value):
             return 2.0 * heads * (head + value) * _pairs(block, seq, convention)
         case Mamba():
-            return seq * scan_flops(block, seq)
+            return seq * _scan_flops(block, seq)
         case Mlp() | Experts():
             return 0.0
 
 
-def scan_flops(block: Mamba, seq: int) -> float:
+def _scan_flops(block: Mamba, seq: int) -> float:
     """Forward FLOPs of a token in the scan: scores of its chunk once a group, their product with the values,
     the state that the chunk leaves, and what the state before adds.
     """

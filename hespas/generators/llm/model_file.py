@@ -43,7 +43,7 @@ _ABOUT = FileKind(
     where="check the path; `hespas generate llm --list` names the models that ship",
     example='name = "mine", hidden = 4096, layers = 32, heads = 32, ffn = "4 * hidden", vocab = 32000',
 )
-Size = int | str
+_Size = int | str
 _Pattern = Annotated[str, Meta(max_length=4096, description="letters, one a layer")]
 
 
@@ -53,45 +53,45 @@ class ModelFile(Row, frozen=True, kw_only=True):
     name: Text
     source: str = ""
     aliases: tuple[Text, ...] = ()
-    hidden: Size
-    layers: Size
-    vocab: Size
-    heads: Size = 1
-    kv_heads: Size = "heads"
-    head_dim: Size = "hidden / heads"
-    ffn: Size = 0
+    hidden: _Size
+    layers: _Size
+    vocab: _Size
+    heads: _Size = 1
+    kv_heads: _Size = "heads"
+    head_dim: _Size = "hidden / heads"
+    ffn: _Size = 0
     gated: bool = True
     activation: Literal["silu", "gelu", "relu2"] = "silu"
     bias: bool = False
     tied: bool = False
     norm: NormKind = "rms"
     positions: Positions = "rope"
-    max_positions: Size = 0
+    max_positions: _Size = 0
     post_norms: bool = False
     qk_norm: bool = False
-    window: Size = 0
-    chunk: Size = 0
+    window: _Size = 0
+    chunk: _Size = 0
     windows: _Pattern = ""
-    q_lora: Size = 0
-    kv_lora: Size = 0
-    nope_dim: Size = 0
-    rope_dim: Size = 0
-    v_dim: Size = 0
-    experts: Size = 0
-    topk: Size = 1
-    moe_ffn: Size = "ffn"
-    shared_ffn: Size = 0
-    latent: Size = 0
-    dense_layers: Size = 0
-    moe_every: Size = 1
-    mtp_layers: Size = 0
+    q_lora: _Size = 0
+    kv_lora: _Size = 0
+    nope_dim: _Size = 0
+    rope_dim: _Size = 0
+    v_dim: _Size = 0
+    experts: _Size = 0
+    topk: _Size = 1
+    moe_ffn: _Size = "ffn"
+    shared_ffn: _Size = 0
+    latent: _Size = 0
+    dense_layers: _Size = 0
+    moe_every: _Size = 1
+    mtp_layers: _Size = 0
     hybrid: _Pattern = ""
-    mamba_heads: Size = 0
-    mamba_head_dim: Size = 64
-    mamba_state: Size = 128
-    mamba_groups: Size = 1
-    mamba_conv: Size = 4
-    mamba_chunk: Size = 128
+    mamba_heads: _Size = 0
+    mamba_head_dim: _Size = 64
+    mamba_state: _Size = 128
+    mamba_groups: _Size = 1
+    mamba_conv: _Size = 4
+    mamba_chunk: _Size = 128
 
 
 class _Presets(Row, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
     )
 
 
-_SIZES = frozenset(name for name, kind in ModelFile.__annotations__.items() if kind == "Size")
+_SIZES = frozenset(name for name, kind in ModelFile.__annotations__.items() if kind == "_Size")
 """The keys whose values may be expressions."""
 
 

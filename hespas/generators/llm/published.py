@@ -140,10 +140,22 @@ def _layout(cells: _Cells, model: Model) -> Layout:
         cells.assumed(
             "sequence-parallel", "sequence parallelism is not stated: assumed with tensor parallelism"
         )
+    counts = _ends_count(cells, model, pp * vp)
     return Layout(
         dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=cells.count("ep", 1), etp=cells.count("etp", 1),
         zero=_zero(text), shard=_shard(text, dp), sequence_parallel=parallel,
+        embedding_counts=counts, head_counts=counts,
+        context_all_to_all="cp communication: all-to-all" in cells.text("notes").casefold(),
     )  # fmt: skip
+
+
+def _ends_count(cells: _Cells, model: Model, chunks: int) -> bool:
+    """Whether the embedding and the head take places of layers: Megatron-Core parts places evenly, so where
+    layers do not part and two more do.
+    """
+    layers = len(model.layers)
+    megatron = cells.text("source") in {"Megatron-Bridge", "MLPerf-Training"}
+    return megatron and layers % chunks != 0 and (layers + 2) % chunks == 0
 
 
 def _zero(text: str) -> int:
@@ -182,6 +194,7 @@ def _training(cells: _Cells, layout: Layout) -> Training:
     if batch % (layout.dp * micro):
         micro = next(size for size in range(micro, 0, -1) if batch % (layout.dp * size) == 0 or size == 1)
     source, notes = cells.text("source"), cells.text("notes").casefold()
+    lora = cells.text("train_type") == "lora"
     framework = cells.text("framework").casefold()
     style = _STYLES.get(source, "maxtext" if "maxtext" in framework else "megatron")
     optimizer = cells.text("optimizer").casefold()
@@ -189,16 +202,36 @@ def _training(cells: _Cells, layout: Layout) -> Training:
         seq=cells.count("seq_len", 1),
         global_batch=batch,
         micro_batch=micro,
-        precision=_precision(cells),
+        precision=_in_16_bits(_precision(cells), source, optimizer),
         recompute=_recompute(cells),
         schedule="interleaved" if layout.vp > 1 else "1f1b",
         style=style,
         overlap=_overlap(notes, source, layout),
-        lora_rank=16 if cells.text("train_type") == "lora" else 0,
+        lora_rank=16 if lora else 0,
+        lora_attention_only=lora,
         capacity=1.0 if "capacity factor 1 " in notes else 1.25 if "capacity factor 1.25" in notes else 0.0,
-        pure_16bit="mode pure" in optimizer or "weights bfloat16" in optimizer,
+        pure_16bit="weights bfloat16" in optimizer,
         optimizer_offload="cpu offload of the optimizer" in optimizer,
+        fused_loss=source not in {"Megatron-LM", "torchtitan"},
+        compiled="no torch.compile" not in notes and source != "llm-foundry",
+        transposed_weights=not lora and _needs_transposed(cells),
     )
+
+
+def _in_16_bits(precision: Precision, source: str, optimizer: str) -> Precision:
+    """With 16-bit gradients where the source says or is known to have them: Composer's mode PURE reduces them
+    so, submissions to MLPerf add them up so.
+    """
+    narrow = "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16")
+    return replace(precision, gradient="bf16") if narrow else precision
+
+
+def _needs_transposed(cells: _Cells) -> bool:
+    """Products of Blackwell devices read 8-bit operands in either layout; those of others, and 4-bit ones, do
+    not.
+    """
+    blackwell = cells.text("accelerator").startswith(("B200", "B300", "GB200", "GB300"))
+    return not blackwell or "nvfp4" in cells.text("precision").casefold()
 
 
 def _overlap(notes: str, source: str, layout: Layout) -> Overlap:
@@ -250,7 +283,7 @@ _POLICIES: Mapping[str, tuple[str, ...]] = {
     # MaxText: minimal keeps the results of all products, minimal_flash also those of fused attention
     "minimal_flash": ("layernorm", "mlp_act"),
     "minimal": ("layernorm", "mlp_act", "core_attn"),
-    "qkv_proj_offloaded": ("layernorm", "mlp_act"),
+    "qkv_proj_offloaded": ("block",),
     "remat_policy custom": ("block",),
     "full": ("block",),
 }
@@ -263,7 +296,8 @@ def _recompute(cells: _Cells) -> Recompute:
     if not text or text == "not stated":
         cells.assumed("recompute", "recomputation is not stated: none assumed")
     if not text or text.startswith(("none", "not stated")):
-        return Recompute()
+        away = re.search(r"cpu offload of activations: (\d+) layers", cells.text("optimizer").casefold())
+        return Recompute(layers=int(away[1]), offloaded=frozenset({"block"})) if away else Recompute()
     layers = re.search(r"full block (\d+)", text)
     custom = text.startswith("remat_policy custom")
     return Recompute(
@@ -271,6 +305,7 @@ def _recompute(cells: _Cells) -> Recompute:
         layers=int(layers[1]) if layers else -1,
         every=2 if "every other layer" in text else 1,
         offloaded=frozenset(_offloaded(text) if custom else ()),
+        per_operation="per-op" in text,
     )
 
 

@@ -21,7 +21,7 @@ from hespas.graph import CollectiveKind, StridedGroups
 
 __all__ = ["Linear", "Rank"]
 
-Deferred = Callable[[Kernels], object]
+_Deferred = Callable[[Kernels], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Rank:
     model: Model
     layout: Layout
     training: Training
-    deferred: list[Deferred] | None = None
+    deferred: list[_Deferred] | None = None
     batch_tokens: int = 0
 
     @cached_property
@@ -256,7 +256,7 @@ class Rank:
 
         self.later(k, make)
 
-    def later(self, k: Kernels, make: Deferred) -> None:
+    def later(self, k: Kernels, make: _Deferred) -> None:
         """Run what makes gradients of weights now, or leave it to a pass of its own."""
         if self.deferred is None:
             make(k)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hespas.generators.llm.flops import hardware_flops, model_flops
 from hespas.generators.llm.layout import Layout, check_layout
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Model, model_parameters
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.stage import stage_graph
@@ -31,7 +32,7 @@ def training_workload(
         stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages
     )
     if layout.pp == 1:
-        return Workload.spmd(graphs[0], layout.ranks, metadata)
+        return Workload.spmd(replace(graphs[0], name=model.name), layout.ranks, metadata)
     ranks = np.repeat(np.arange(layout.pp, dtype=np.int32), layout.ranks // layout.pp)
     return Workload(name=model.name, classes=graphs, rank_class=ranks, metadata=metadata or {})
 
@@ -54,9 +55,15 @@ class LlmStep:
         return training_workload(self.model, self.layout, self.training)
 
     def account(self) -> Account:
-        """Parameters of the model; FLOPs of all ranks."""
+        """Parameters of the model; FLOPs of all ranks; memory of the fullest. Raises ``UsageError`` that
+        names the rule which a layout breaks.
+        """
+        check_layout(self.model, self.layout, self.training)
+        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda each: each.peak_bytes)
         return Account(
             parameters=model_parameters(self.model),
             model_flops_per_step=model_flops(self.model, self.training),
             hardware_flops_per_step=hardware_flops(self.model, self.training),
+            peak_memory_bytes=float(fullest.peak_bytes),
+            memory=fullest.filling,
         )
