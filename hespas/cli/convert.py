@@ -87,10 +87,6 @@ _Overwrite = Annotated[
         rich_help_panel=options.OUTPUT,
     ),
 ]
-_Jobs = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=options.OUTPUT),
-]
 _LogJson = Annotated[
     Path | None,
     typer.Option(
