@@ -25,6 +25,7 @@ BENCHMARKS = {
     "published_flops": "model FLOPs of published training runs against those of the generator, by source",
     "published_memory": "peak memory of published training runs against the predicted, and which fit",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
+    "rank_files": "files of all ranks against a plain copy, memory at most ranks, one file per class",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",

@@ -30,6 +30,7 @@ from hespas.api.io import (
     with_capture,
     write,
 )
+from hespas.api.parts import Parts, check_parts
 from hespas.api.preparation import (
     DEFAULT_ESTIMATOR,
     Conservation,
@@ -230,6 +231,7 @@ def convert(
     missing: Missing = "warn",
     overwrite: bool = False,
     jobs: int = 1,
+    parts: Parts | None = None,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
@@ -237,39 +239,38 @@ def convert(
 
     With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
     (default: of an unoptimised program that gets times); ``missing`` is for unknown times and trip counts;
-    ``dims`` are extents of symbolic dimensions; ``capture`` as in ``read``; ``recover`` keeps what is before
-    a cut. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
+    ``dims`` are extents of symbolic dimensions; ``recover`` keeps what is before a cut; ``parts`` is for big
+    jobs. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    found = Diagnostics() if diagnostics is None else diagnostics
     name = source.name if isinstance(source, Workload | Profile) else str(source)
     reading = _reading(source_version, num_devices, num_replicas, dims, recover=recover, progress=progress)
-    reading = with_capture(reading, capture)
+    reading = with_capture(reading, capture)  # as in `read`
     if not capture and (copied := _copied(name, str(destination), source_format, target_format)):
         return _clean_copy(copied, name, str(destination), reading, found, overwrite=overwrite)
-    target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
+    writing = (parts or Parts()).options(ranks, target_version, jobs, progress)
+    target = _target(name, str(destination), target_format, writing, overwrite=overwrite)
     preparation = _preparation(granularity, missing, hardware, estimator, target)
-    writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     with ExitStack() as stack:
         takes_profile = _format_of(str(destination), target_format, profile=True).profiles
         origin, value = _opened(source, source_format, reading, found, stack, workload=not takes_profile)
         target = _format_of(str(destination), target_format, profile=isinstance(value, Profile))
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         account = _Account(value, conservation, target, writing, found)
-        size = account.put(destination, stack, overwrite=overwrite)
-    return Conversion(
-        source=name,
-        destination=str(destination),
-        source_format=origin.name,
-        target_format=target.name,
-        value=value,
-        bytes_written=size,
-        conservation=account.conservation,
-        events=account.events,
-        hardware=hardware or "",
-        estimator=estimator if hardware else "",
-        captures=tuple(map(str, reading.capture)),
-        diagnostics=found,
-    )
+        return Conversion(
+            source=name,
+            destination=str(destination),
+            source_format=origin.name,
+            target_format=target.name,
+            value=value,
+            bytes_written=account.put(destination, stack, overwrite=overwrite),  # what follows is known then
+            conservation=account.conservation,
+            events=account.events,
+            hardware=hardware or "",
+            estimator=estimator if hardware else "",
+            captures=tuple(map(str, reading.capture)),
+            diagnostics=found,
+        )
 
 
 _VIEWED = "chrome-trace"
@@ -348,13 +349,14 @@ def _prepared(
     return preparation.run(value, _chosen_ranks(value, ranks), found)
 
 
-def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
+def _target(source: str, destination: str, name: str | None, how: WriteOptions, *, overwrite: bool) -> Format:
     """The format to write. Finds before a long read where that, its version or the destination cannot be."""
     target = _format_of(destination, name)
-    check_version(version, target.write_versions, target.name, "`target_version`")
+    check_version(how.version, target.write_versions, target.name, "`target_version`")
+    check_parts(how, target)
     check_streams(source, destination)
-    if destination != STANDARD_STREAM:
-        check_destination(Path(destination), overwrite=overwrite)
+    if destination != STANDARD_STREAM:  # a share may find others there
+        check_destination(Path(destination), overwrite=overwrite or how.shard is not None)
     return target
 
 
