@@ -25,6 +25,7 @@ from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import Csr, FloatArray, IntArray
 from hespas.graph.opgraph import RegionTable
 from hespas.graph.passes import UnrollLoops, all_deps, bypass, take_nodes
+from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Block, Program, Tasks
 from hespas.simulator.streams import FREE, stream_codes
 
@@ -131,15 +132,17 @@ def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
     return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
 
 
-def flatten(graph: OpGraph, blocks: tuple[Block, ...]) -> Program:
-    """All loops unrolled, trip after trip. ``graph`` comes from :func:`prepared`."""
+def flatten(graph: OpGraph, blocks: tuple[Block, ...], pressure: Pressure | None) -> Program:
+    """All loops unrolled, trip after trip. ``graph`` comes from :func:`prepared`; ``pressure`` is that of the
+    nodes that the user knows. Blocks have theirs in their times.
+    """
     executions = region_multiplicity(graph.regions, graph.region)  # a graph may state others
     flat = UnrollLoops(max_nodes=int(executions.sum()) + 1)(graph, Diagnostics())
-    tasks = Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat))
     ends_trip = flat.source_row == _TRIP_ENDS
     node = np.where(ends_trip, -1, flat.source_row)
+    mine = None if pressure is None else pressure.take(node, node >= 0)
     return Program(
-        tasks=tasks,
+        tasks=Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat), mine),
         node=np.maximum(node, -1),
         block=np.where((node < 0) & ~ends_trip, -1 - node, -1).astype(np.int32),
         op_class=flat.op_class.astype(np.int32),

@@ -17,6 +17,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.meetings import Meetings
+from hespas.simulator.progress import Progress
 from hespas.simulator.schedule import Schedule, Tasks, causes_of, release
 from hespas.simulator.streams import FREE
 
@@ -57,13 +58,16 @@ def joint_schedule(
     stream = _apart(cast)
     queued = cast.deps if queued is None else queued
     begin_ns = np.zeros(len(cast.deps)) if begin_ns is None else begin_ns[cast.owner]
-    if rank is None:
-        start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns)
+    order = None if rank is None else np.argsort(rank)
+    progress = _progress(cast, meetings, order)
+    if rank is None or order is None:
+        start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns, progress)
     else:
-        order = np.argsort(rank)
         deps = queued.take(order)
         deps = Csr(deps.offsets, rank[deps.values].astype(np.int32))
-        start_ns, end_ns, ran = _run(deps, stream[order], _reordered(meetings, order), begin_ns[order])
+        start_ns, end_ns, ran = _run(
+            deps, stream[order], _reordered(meetings, order), begin_ns[order], progress
+        )
         start_ns, end_ns, ran = start_ns[rank], end_ns[rank], order[ran]
     if np.isnan(end_ns).any() and sum(meetings.duration_ns.tolist()) == inf:
         raise FormatError(
@@ -73,9 +77,27 @@ def joint_schedule(
         )
     tasks = Tasks("job", meetings.duration_ns, stream.astype(np.int32), cast.deps)
     cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
-    schedule = Schedule(start_ns, end_ns, cause, by_resource)
-    wait_ns = np.where(meetings.ended_by >= 0, end_ns - start_ns - meetings.duration_ns, 0.0)
+    waits = meetings.ended_by >= 0
+    wait_ns = np.where(waits, end_ns - start_ns - meetings.duration_ns, 0.0)
+    added_ns = np.zeros(len(start_ns))
+    if progress is not None:
+        ended, moved = (column if rank is None else column[rank] for column in progress.columns())
+        wait_ns = np.where(waits & ~np.isnan(ended), moved - start_ns, wait_ns)
+        begun = np.where(waits, moved, start_ns)
+        added_ns = np.where(np.isnan(ended), 0.0, np.maximum(ended - (begun + meetings.duration_ns), 0.0))
+    schedule = Schedule(start_ns, end_ns, cause, by_resource, added_ns)
     return JointSchedule(schedule, np.maximum(wait_ns, 0.0), _awaited(meetings, start_ns))
+
+
+def _progress(cast: Cast, meetings: Meetings, order: IntArray | None) -> Progress | None:
+    """The pace of tasks in some ``order``; None where nothing slows anything down."""
+    if cast.pressure is None or not cast.pressure.matters:
+        return None
+    met = np.where(meetings.is_message, -1, meetings.ended_by)
+    if order is None:
+        return Progress.of(cast.pressure, cast.stream, cast.owner.astype(np.int64), met)
+    owner = cast.owner[order].astype(np.int64)
+    return Progress.of(cast.pressure.take(order), cast.stream[order], owner, met[order])
 
 
 def _apart(cast: Cast) -> IntArray:
@@ -122,9 +144,11 @@ class _Open:
     first: list[int]
     at: list[int]
     lags: list[float]
+    takes: list[float]
+    progress: Progress | None
 
     @classmethod
-    def of(cls, meetings: Meetings) -> _Open:
+    def of(cls, meetings: Meetings, progress: Progress | None) -> _Open:
         count = meetings.count
         waiting = np.flatnonzero(meetings.ended_by >= 0)
         return cls(
@@ -134,6 +158,8 @@ class _Open:
             meetings.arrivals.offsets.tolist(),
             meetings.arrivals.values.tolist(),
             meetings.lag_ns.tolist(),
+            meetings.duration_ns.tolist(),
+            progress,
         )
 
     def arrive(self, task: int, now: float, ends: list[tuple[float, int]]) -> None:
@@ -144,7 +170,8 @@ class _Open:
             self.left[meeting] -= 1
             if not self.left[meeting]:
                 for each in self.ends[meeting]:
-                    heappush(ends, (self.over_ns[meeting], each))
+                    if self.progress is None or not self.progress.move(each, now, self.takes[each]):
+                        heappush(ends, (self.over_ns[meeting], each))
 
 
 @dataclass(slots=True)
@@ -195,7 +222,11 @@ class _Streams:
 
 
 def _run(
-    deps: Csr, stream: IntArray, meetings: Meetings, begin_ns: FloatArray
+    deps: Csr,
+    stream: IntArray,
+    meetings: Meetings,
+    begin_ns: FloatArray,
+    progress: Progress | None,
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """Starts and ends of all tasks, and those with a stream in order of starts; what depends on nothing is
     ready at ``begin_ns``. At one moment all that ends then ends first, then idle streams take up work.
@@ -206,7 +237,7 @@ def _run(
     durations: list[float] = np.where(stream == FREE, 0.0, meetings.duration_ns).tolist()
     alone: list[bool] = (meetings.ended_by < 0).tolist()
     comes: list[bool] = (meetings.arrivals.lengths > 0).tolist()
-    still, streams = _Open.of(meetings), _Streams.of(stream)
+    still, streams = _Open.of(meetings, progress), _Streams.of(stream)
     starts, finished = [nan] * len(deps), [nan] * len(deps)
     roots = np.flatnonzero(deps.lengths == 0)
     fresh: list[int] = roots[begin_ns[roots] == 0].tolist()
@@ -220,11 +251,15 @@ def _run(
             if task < 0:  # not an end: its rank begins
                 fresh.append(-1 - task)
                 continue
+            if progress is not None and not progress.end(task, now):
+                continue
             finished[task] = now
             streams.end(task)
             release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
         begun = streams.queue(fresh) if fresh else streams.starting()
         if not begun and not fresh:
+            if progress is not None and progress.changed:
+                progress.settle(now, ends)
             if not ends or ends[0][0] == inf:
                 return _columns(starts, finished, streams.ran)
             now = ends[0][0]
@@ -232,7 +267,10 @@ def _run(
         for task in begun:
             starts[task] = now
             if alone[task]:
-                heappush(ends, (now + durations[task], task))
+                if progress is None or not progress.begin(task, now, durations[task]):
+                    heappush(ends, (now + durations[task], task))
+            elif progress is not None:
+                progress.wait(task)
             if comes[task]:
                 still.arrive(task, now, ends)
 

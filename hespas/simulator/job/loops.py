@@ -26,6 +26,7 @@ from hespas.simulator.list_scheduler import (
     rest_of_loop,
     too_long,
 )
+from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Block, Program
 from hespas.simulator.trips import flatten, prepared, with_trips
 
@@ -44,13 +45,14 @@ def with_loops(
     diagnostics: Diagnostics,
     *,
     overlap_trips: bool,
+    pressures: Sequence[Pressure] | None = None,
 ) -> list[Actor] | None:
     """The actors with their programs, of at most about ``limit`` executions each; those given have none yet
-    (any stands in). ``vary`` gives a program the times of a rank, where they differ.
+    (any stands in); ``pressures`` are those of the rank classes. ``vary`` gives a program the times of a rank, where they differ.
 
     None where loops in which ranks meet have different trips and are too long to be run one by one.
     """
-    draft = _Draft(list(actors), together, vary or _as_it_is, diagnostics, vary is not None, {})
+    draft = _Draft(list(actors), together, vary or _as_it_is, diagnostics, vary is not None, pressures, {})
     alike: dict[int, OpGraph] = {}
     for actor in actors:
         reduced = alike.setdefault(id(actor.graph), prepared(actor.graph, overlap_trips=overlap_trips))
@@ -83,6 +85,7 @@ class _Draft:
     vary: _Vary
     diagnostics: Diagnostics
     varies: bool
+    pressures: Sequence[Pressure] | None
     flat: dict[int, Program]
     reduced: list[OpGraph] = field(default_factory=list[OpGraph])
     blocks: list[list[Block]] = field(default_factory=list[list[Block]])
@@ -98,8 +101,12 @@ class _Draft:
         """Actors that run the same graph share it."""
         graph = self.reduced[place]
         if id(graph) not in self.flat:
-            self.flat[id(graph)] = flatten(graph, tuple(self.blocks[place]))
+            self.flat[id(graph)] = flatten(graph, tuple(self.blocks[place]), self.pressure(place))
         return self.flat[id(graph)]
+
+    def pressure(self, place: int) -> Pressure | None:
+        """That of the nodes of an actor."""
+        return None if self.pressures is None else self.pressures[self.actors[place].rank_class]
 
     def linked(self) -> list[list[_Loop]] | None:
         """Loops that have to be run together, inner ones first; None where their trips differ."""
@@ -107,7 +114,7 @@ class _Draft:
         actors: list[Actor] = []
         for actor, graph in zip(self.actors, self.reduced, strict=True):
             single = once.setdefault(
-                id(graph), flatten(with_trips(graph, np.minimum(graph.regions.trips, 1.0)), ())
+                id(graph), flatten(with_trips(graph, np.minimum(graph.regions.trips, 1.0)), (), None)
             )
             actors.append(replace(actor, program=single))
         try:
@@ -174,7 +181,8 @@ class _Shared:
         for (place, region), graph in zip(self.loops, self.alone, strict=True):
             counts = graph.regions.trips.copy()
             counts[region] = trips
-            program = flatten(with_trips(graph, counts), tuple(draft.blocks[place]))
+            blocks = tuple(draft.blocks[place])
+            program = flatten(with_trips(graph, counts), blocks, draft.pressure(place))
             actor = draft.actors[place]
             actors.append(replace(actor, program=draft.vary(program, actor.rank)))
         joint = draft.together.run(actors, Diagnostics())
