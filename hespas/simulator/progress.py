@@ -101,7 +101,9 @@ class Progress:
     changed: set[int]
 
     @classmethod
-    def of(cls, pressure: Pressure, stream: IntArray | SmallIntArray, owner: IntArray, ended_by: IntArray) -> Progress:
+    def of(
+        cls, pressure: Pressure, stream: IntArray | SmallIntArray, owner: IntArray, ended_by: IntArray
+    ) -> Progress:
         """Nothing runs yet; what holds no stream is not paced."""
         held = stream >= 0
         slowed = (pressure.by_units > 0) | (pressure.by_memory > 0)
