@@ -1,10 +1,10 @@
-"""How much slower kernels run beside collectives: the factors of ``hespas/hardware/interference.py``, from traces.
+"""How much slower kernels run beside collectives, from traces: factors of :mod:`hespas.hardware.interference`.
 
 ``python -m benchmarks.interference FOLDER`` takes the traces of :data:`TRACES` that the folder has (archives
 unpacked by themselves). A kernel by name, grid and shapes of its operands runs alone (under 2 % of its time
 beside a collective) and beside one (over half): what it takes longer, over the median alone and the share of
 its time beside, is summed over kernels and divided by what the form of
-:mod:`hespas.simulator.interference` says with a factor of 1. Errors are the standard deviations of 400 draws of
+:mod:`hespas.simulator.interference` says with a factor of 1. Errors: standard deviations of 400 draws of
 kinds of kernels. Held out: the time beside collectives as the mean of the other traces predicts it, against
 what was measured, and against no interference. Collectives beside kernels: the slope of their time over the
 share beside kernels, which waits for other ranks hide.
@@ -147,14 +147,12 @@ def fitted(folder: Path) -> dict[str, dict[Bound, Fitted]]:
         ranks, device = [_kernels(each) for each in _profiles(folder / file)], load_device(name)
         result[name] = {bound: _fit(ranks, bound, form_of(device, bound)) for bound in _BOUNDS}
         slope, error, count = _of_collectives(ranks)
-        print(
-            f"{name}: collectives beside kernels all the time: {slope:+.2f} +- {error:.2f} of their time, n {count}"
-        )
+        print(f"{name}: collectives beside kernels: {slope:+.2f} +- {error:.2f} of their time, n {count}")
     return result
 
 
 def _of_collectives(ranks: Sequence[_Kernels]) -> tuple[float, float, int]:
-    """The slope of the time of collectives over their share beside kernels, each over the mean of its kind."""
+    """The slope of the time of collectives over the share beside kernels, over the mean of their kind."""
     times: list[FloatArray] = []
     shares: list[FloatArray] = []
     for rows in _by_key(ranks, talks=True).values():
@@ -190,12 +188,14 @@ def main() -> int:
             fit, form = each[bound], form_of(load_device(name), bound)
             others = [every[bound] for other, every in fits.items() if other != name]
             told_by = pooled(others)[0] if others else np.nan
-            told = f"{name} {bound}: factor {fit.value:.2f} +- {fit.std_error:.2f}, n {fit.n:,} of {fit.keys} kinds"
+            told = f"{name} {bound}: factor {fit.value:.2f} +- {fit.std_error:.2f}"
             measured = fit.alone_ns + fit.added_ns
             without = fit.alone_ns / measured - 1
             held_out = (1 + max(told_by, 0.0) * form) * fit.alone_ns / measured - 1
-            print(f"{told}; kernels beside take {measured / fit.alone_ns - 1:+.1%}; time beside collectives as the "
-                  f"other traces predict it {held_out:+.1%}, without interference {without:+.1%}")  # fmt: skip
+            print(
+                f"{told}, n {fit.n:,} of {fit.keys} kinds; {measured / fit.alone_ns - 1:+.1%} beside collectives; "
+                f"held out {held_out:+.1%}, without interference {without:+.1%}"
+            )
         value, error = pooled([each[bound] for each in fits.values()])
         print(f"* {bound}: factor {value:.2f} +- {error:.2f}")
     return 0

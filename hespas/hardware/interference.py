@@ -1,8 +1,8 @@
 """What kernels of communication take from kernels beside them on a device: units held, and fitted factors.
 
 Held units are the channels (workgroups) of NCCL and RCCL as recorded; TPUs and accelerators of their kind
-move with engines beside their cores, copy engines hold nothing. ``python -m benchmarks.interference`` fits the
-factors and tells how far each trace predicts the others.
+move with engines beside their cores, copy engines hold nothing. ``python -m benchmarks.interference`` fits
+the factors and tells how far each trace predicts the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceFactor:
-    """A kernel limited by ``bound`` takes ``1 + value x s / (1 - s)`` times as long beside communication, where
+    """A kernel limited by ``bound`` takes ``1 + value x s / (1 - s)`` times as long beside communication;
     ``s`` is the share of units that is held (``compute``) or of memory bandwidth that is taken (``memory``).
 
     ``device`` is whose fit it is (``*``: the mean of those, for all others). ``n`` counts kernels that ran
@@ -47,6 +47,21 @@ _V100 = "DLRM, 8 ranks, V100-SXM2-32GB (facebookresearch/param 1e115ff, dlrm_kin
 _MI350X = "one rank of a training job on MI350X (AMD-AGI/TraceLens 171dd747, rocprof/908_results)"
 _ALL = "mean with random effects over A100-SXM-40GB, V100-SXM2-32GB and MI350X; error of one more device"
 
+
+def _factor(
+    device: str, bound: Bound, fit: tuple[float, float], counts: tuple[int, int], source: str
+) -> InterferenceFactor:
+    return InterferenceFactor(
+        device=device,
+        bound=bound,
+        value=fit[0],
+        std_error=fit[1],
+        n=counts[0],
+        keys=counts[1],
+        source=source,
+    )
+
+
 FACTORS: tuple[InterferenceFactor, ...] = (
     InterferenceFactor(
         device="A100-SXM-40GB", bound="compute", value=0.87, std_error=0.28, n=409, keys=38, source=_A100
@@ -66,7 +81,7 @@ FACTORS: tuple[InterferenceFactor, ...] = (
     InterferenceFactor(
         device="MI350X", bound="memory", value=1.39, std_error=0.16, n=24156, keys=77, source=_MI350X
     ),
-    InterferenceFactor(device="*", bound="compute", value=0.25, std_error=0.36, n=5609, keys=61, source=_ALL),
+    _factor("*", "compute", (0.25, 0.36), (5609, 61), _ALL),
     InterferenceFactor(
         device="*", bound="memory", value=1.01, std_error=0.84, n=26210, keys=223, source=_ALL
     ),

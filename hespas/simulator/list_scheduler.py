@@ -70,8 +70,8 @@ def expanded(
     overlap_trips: bool,
     pressure: Pressure | None = None,
 ) -> Program:
-    """The program of a graph with at most about ``limit`` executions (its nodes, if they are more), which slow
-    each other down by the ``pressure`` of its nodes.
+    """The program of a graph with at most about ``limit`` executions (its nodes, if they are more), which
+    slow each other down by the ``pressure`` of its nodes.
 
     Its times and trip counts are known. O(executions), and O(nodes) per loop.
     """
@@ -429,8 +429,8 @@ class ListScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """The step of each rank; see the module. ``pressures`` are those of the rank classes. O(executions log
-        executions) per class.
+        """The step of each rank; see the module. ``pressures`` are those of the rank classes.
+        O(executions log executions) per class.
         """
         counts = workload.class_sizes
         used = [index for index, count in enumerate(counts) if count]

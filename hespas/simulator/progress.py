@@ -16,15 +16,15 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
-__all__ = ["Pressure", "Progress"]
+__all__ = ["Pressure", "Progress", "Steady"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pressure:
     """What slows what down, as factors without a unit, shape ``(nodes,)`` or ``(tasks,)``; 0: nothing.
 
-    Computation beside communication takes ``1 + by_units x (sum of holds) + by_memory x (sum of moves)`` times
-    as long: ``holds`` counts from the start of what communicates, while it waits for other ranks too,
+    Computation beside communication takes ``1 + by_units x (sum of holds) + by_memory x (sum of moves)``
+    times as long: ``holds`` counts from the start of what communicates, while it waits for other ranks too,
     ``moves`` while its bytes move. Communication that ``stretches`` takes ``1 + moves x (sum of by_memory, at
     most 1)`` times as long beside computation.
     """
@@ -72,8 +72,34 @@ class Pressure:
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
+_Ends = list[tuple[float, int]]
+"""Times and tasks, a heap."""
+
+
+class Steady:
+    """The pace of what nothing slows down."""
+
+    def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
+        """A task starts that waits for nobody."""
+        heappush(ends, (now + work_ns, task))
+
+    def wait(self, task: int) -> None:
+        """Communication starts, and may have to wait for others."""
+
+    def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
+        """The last that communication waits for has come: it is over at ``over_ns``."""
+        heappush(ends, (over_ns, task))
+
+    def end(self, task: int, now: float) -> bool:
+        """A task that ends; False where its end has been moved to another time."""
+        return True
+
+    def settle(self, now: float, ends: _Ends) -> None:
+        """Once nothing more happens at a moment: the new ends of all whose pace has changed."""
+
+
 @dataclass(slots=True)
-class Progress:
+class Progress(Steady):
     """The pace of what runs. ``owner`` is the rank of each task, ``meeting`` the one it ends with (-1: none).
 
     ``ended`` and ``moved`` are when tasks that were paced ended, and when their bytes began to move (NaN:
@@ -86,6 +112,7 @@ class Progress:
     moves: list[float]
     by_units: list[float]
     by_memory: list[float]
+    works: list[float]
     paced: list[bool]
     presses: list[bool]
     slow: list[float]
@@ -102,7 +129,12 @@ class Progress:
 
     @classmethod
     def of(
-        cls, pressure: Pressure, stream: IntArray | SmallIntArray, owner: IntArray, ended_by: IntArray
+        cls,
+        pressure: Pressure,
+        duration_ns: FloatArray,
+        stream: IntArray | SmallIntArray,
+        owner: IntArray,
+        ended_by: IntArray,
     ) -> Progress:
         """Nothing runs yet; what holds no stream is not paced."""
         held = stream >= 0
@@ -117,6 +149,7 @@ class Progress:
             moves=pressure.moves.tolist(),
             by_units=pressure.by_units.tolist(),
             by_memory=pressure.by_memory.tolist(),
+            works=duration_ns.tolist(),
             paced=paced.tolist(),
             presses=presses.tolist(),
             slow=[nan] * tasks,
@@ -132,17 +165,18 @@ class Progress:
             changed=set(),
         )
 
-    def begin(self, task: int, now: float, work_ns: float) -> bool:
-        """A task starts that waits for nobody; whether its end is told by :meth:`settle`."""
+    def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
+        """A task starts that waits for nobody."""
         if self.presses[task]:
             self.wait(task)
-            self.move(task, now, work_ns)
+            self.move(task, now, now + work_ns, ends)
         elif self.paced[task]:
             owner = self.owner[task]
             self.kernels[owner].add(task)
             self.changed.add(owner)
             self.left[task], self.since[task] = work_ns, now
-        return self.paced[task]
+        else:
+            heappush(ends, (now + work_ns, task))
 
     def wait(self, task: int) -> None:
         """Communication starts, and may have to wait for others."""
@@ -151,15 +185,17 @@ class Progress:
             self.talks[owner].add(task)
             self.changed.add(owner)
 
-    def move(self, task: int, now: float, work_ns: float) -> bool:
-        """The bytes of communication begin to move; whether its end is told by :meth:`settle`."""
+    def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
+        """The last that communication waits for has come: it is over at ``over_ns``, or takes longer."""
         if self.presses[task]:
             self.moved[task] = now
-            self.left[task], self.since[task] = work_ns, now
             self.changed.add(self.owner[task])
-            if self.paced[task] and self.meeting[task] >= 0:
-                self.together.setdefault(self.meeting[task], []).append(task)
-        return self.paced[task]
+        if not self.paced[task]:
+            heappush(ends, (over_ns, task))
+            return
+        self.left[task], self.since[task] = self.works[task], now
+        if self.meeting[task] >= 0:
+            self.together.setdefault(self.meeting[task], []).append(task)
 
     def end(self, task: int, now: float) -> bool:
         """A task that ends; False where its end has been moved to another time."""
@@ -176,27 +212,13 @@ class Progress:
         self.changed.add(owner)
         return True
 
-    def settle(self, now: float, ends: list[tuple[float, int]]) -> None:
+    def settle(self, now: float, ends: _Ends) -> None:
         """Once nothing more happens at a moment: the new ends of all whose pace has changed."""
+        if ends and ends[0][0] == now:
+            return
         meetings: set[int] = set()
         for owner in self.changed:
-            talks = sorted(self.talks[owner])
-            held = sum(self.holds[task] for task in talks)
-            moved = sum(self.moves[task] for task in talks if self.moved[task] == self.moved[task])
-            load = 0.0
-            for task in sorted(self.kernels[owner]):
-                load += self.by_memory[task]
-                self._stretch(
-                    task, 1.0 + self.by_units[task] * held + self.by_memory[task] * moved, now, ends
-                )
-            self.load[owner] = min(load, 1.0)
-            for task in talks:
-                if not self.paced[task] or self.moved[task] != self.moved[task]:
-                    continue
-                if self.meeting[task] >= 0:
-                    meetings.add(self.meeting[task])
-                else:
-                    self._stretch(task, self._pace(task), now, ends)
+            meetings |= self._settle(owner, now, ends)
         self.changed.clear()
         for meeting in meetings:
             members = self.together[meeting]
@@ -204,10 +226,27 @@ class Progress:
             for task in members:
                 self._stretch(task, slowest, now, ends)
 
+    def _settle(self, owner: int, now: float, ends: _Ends) -> set[int]:
+        """The new ends of what runs on a rank, but for meetings, which are returned."""
+        talks = sorted(self.talks[owner])
+        moving = [task for task in talks if self.moved[task] == self.moved[task]]
+        held, moved = sum(self.holds[task] for task in talks), sum(self.moves[task] for task in moving)
+        load = 0.0
+        for task in sorted(self.kernels[owner]):
+            load += self.by_memory[task]
+            slow = 1.0 + self.by_units[task] * held + self.by_memory[task] * moved
+            self._stretch(task, slow, now, ends)
+        self.load[owner] = min(load, 1.0)
+        mine = [task for task in moving if self.paced[task]]
+        for task in mine:
+            if self.meeting[task] < 0:
+                self._stretch(task, self._pace(task), now, ends)
+        return {self.meeting[task] for task in mine if self.meeting[task] >= 0}
+
     def _pace(self, task: int) -> float:
         return 1.0 + self.moves[task] * self.load[self.owner[task]]
 
-    def _stretch(self, task: int, slow: float, now: float, ends: list[tuple[float, int]]) -> None:
+    def _stretch(self, task: int, slow: float, now: float, ends: _Ends) -> None:
         if slow == self.slow[task]:
             return
         if now > self.since[task]:

@@ -27,7 +27,7 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.intervals import united
-from hespas.simulator.progress import Pressure, Progress
+from hespas.simulator.progress import Pressure, Progress, Steady
 from hespas.simulator.streams import (
     COMMUNICATION,
     COMPUTE,
@@ -190,19 +190,19 @@ def _start_times(tasks: Tasks, rank: IntArray | None) -> tuple[FloatArray, Float
         start_ns, ended_ns, ran = _start_times(ranked, None)
         return start_ns[rank], ended_ns[rank], order[ran]
     consumers = tasks.deps.transpose(len(tasks))
-    progress = None
+    pace = None
     if pressure is not None:
         alone = np.full(len(tasks), -1, np.int64)
-        progress = Progress.of(pressure, tasks.stream, np.zeros(len(tasks), np.int64), alone)
+        pace = Progress.of(pressure, tasks.duration_ns, tasks.stream, np.zeros(len(tasks), np.int64), alone)
     start_ns, ran = _simulate(
         tasks.duration_ns.tolist(),
         tasks.stream.tolist(),
         tasks.deps.lengths.tolist(),
         consumers.offsets.tolist(),
         consumers.values.tolist(),
-        progress,
+        pace=pace or Steady(),
     )
-    return start_ns, np.full(len(tasks), nan) if progress is None else progress.columns()[0], ran
+    return start_ns, np.full(len(tasks), nan) if pace is None else pace.columns()[0], ran
 
 
 def _simulate(
@@ -211,7 +211,8 @@ def _simulate(
     waiting: list[int],
     bounds: list[int],
     targets: list[int],
-    progress: Progress | None,
+    *,
+    pace: Steady,
 ) -> tuple[FloatArray, IntArray]:
     """The events in order of time. ``waiting`` counts dependencies still to end and is used up."""
     starts = [float("nan")] * len(streams)
@@ -240,22 +241,27 @@ def _simulate(
                 task = heappop(ready[stream])
                 idle[stream], starts[task] = False, now
                 ran.append(task)
-                if progress is None or not progress.begin(task, now, durations[task]):
-                    heappush(ends, (now + durations[task], task))
+                pace.begin(task, now, durations[task], ends)
         changed.clear()
-        if progress is not None and progress.changed and not (ends and ends[0][0] == now):
-            progress.settle(now, ends)
+        pace.settle(now, ends)
         if not ends or ends[0][0] == inf:
             return np.array(starts, np.float64), np.array(ran, np.int64)
         now = ends[0][0]
-        while ends and ends[0][0] == now:
-            task = heappop(ends)[1]
+        for task in _over(now, ends, pace):
             if streams[task] >= 0:
-                if progress is not None and not progress.end(task, now):
-                    continue
                 idle[streams[task]] = True
                 changed.add(streams[task])
             release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
+
+
+def _over(now: float, ends: list[tuple[float, int]], pace: Steady) -> list[int]:
+    """The tasks that end at a moment, taken from those that will."""
+    over: list[int] = []
+    while ends and ends[0][0] == now:
+        task = heappop(ends)[1]
+        if pace.end(task, now):
+            over.append(task)
+    return over
 
 
 def release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None:

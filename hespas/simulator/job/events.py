@@ -17,7 +17,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.meetings import Meetings
-from hespas.simulator.progress import Progress
+from hespas.simulator.progress import Progress, Steady
 from hespas.simulator.schedule import Schedule, Tasks, causes_of, release
 from hespas.simulator.streams import FREE
 
@@ -60,14 +60,13 @@ def joint_schedule(
     begin_ns = np.zeros(len(cast.deps)) if begin_ns is None else begin_ns[cast.owner]
     order = None if rank is None else np.argsort(rank)
     progress = _progress(cast, meetings, order)
+    pace = progress or Steady()
     if rank is None or order is None:
-        start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns, progress)
+        start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns, pace)
     else:
         deps = queued.take(order)
         deps = Csr(deps.offsets, rank[deps.values].astype(np.int32))
-        start_ns, end_ns, ran = _run(
-            deps, stream[order], _reordered(meetings, order), begin_ns[order], progress
-        )
+        start_ns, end_ns, ran = _run(deps, stream[order], _reordered(meetings, order), begin_ns[order], pace)
         start_ns, end_ns, ran = start_ns[rank], end_ns[rank], order[ran]
     if np.isnan(end_ns).any() and sum(meetings.duration_ns.tolist()) == inf:
         raise FormatError(
@@ -95,9 +94,14 @@ def _progress(cast: Cast, meetings: Meetings, order: IntArray | None) -> Progres
         return None
     met = np.where(meetings.is_message, -1, meetings.ended_by)
     if order is None:
-        return Progress.of(cast.pressure, cast.stream, cast.owner.astype(np.int64), met)
-    owner = cast.owner[order].astype(np.int64)
-    return Progress.of(cast.pressure.take(order), cast.stream[order], owner, met[order])
+        order = np.arange(len(cast.deps))
+    return Progress.of(
+        cast.pressure.take(order),
+        meetings.duration_ns[order],
+        cast.stream[order],
+        cast.owner[order].astype(np.int64),
+        met[order],
+    )
 
 
 def _apart(cast: Cast) -> IntArray:
@@ -144,11 +148,10 @@ class _Open:
     first: list[int]
     at: list[int]
     lags: list[float]
-    takes: list[float]
-    progress: Progress | None
+    pace: Steady
 
     @classmethod
-    def of(cls, meetings: Meetings, progress: Progress | None) -> _Open:
+    def of(cls, meetings: Meetings, pace: Steady) -> _Open:
         count = meetings.count
         waiting = np.flatnonzero(meetings.ended_by >= 0)
         return cls(
@@ -158,8 +161,7 @@ class _Open:
             meetings.arrivals.offsets.tolist(),
             meetings.arrivals.values.tolist(),
             meetings.lag_ns.tolist(),
-            meetings.duration_ns.tolist(),
-            progress,
+            pace,
         )
 
     def arrive(self, task: int, now: float, ends: list[tuple[float, int]]) -> None:
@@ -170,8 +172,7 @@ class _Open:
             self.left[meeting] -= 1
             if not self.left[meeting]:
                 for each in self.ends[meeting]:
-                    if self.progress is None or not self.progress.move(each, now, self.takes[each]):
-                        heappush(ends, (self.over_ns[meeting], each))
+                    self.pace.move(each, now, self.over_ns[meeting], ends)
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ def _run(
     stream: IntArray,
     meetings: Meetings,
     begin_ns: FloatArray,
-    progress: Progress | None,
+    pace: Steady,
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """Starts and ends of all tasks, and those with a stream in order of starts; what depends on nothing is
     ready at ``begin_ns``. At one moment all that ends then ends first, then idle streams take up work.
@@ -237,7 +238,7 @@ def _run(
     durations: list[float] = np.where(stream == FREE, 0.0, meetings.duration_ns).tolist()
     alone: list[bool] = (meetings.ended_by < 0).tolist()
     comes: list[bool] = (meetings.arrivals.lengths > 0).tolist()
-    still, streams = _Open.of(meetings, progress), _Streams.of(stream)
+    still, streams = _Open.of(meetings, pace), _Streams.of(stream)
     starts, finished = [nan] * len(deps), [nan] * len(deps)
     roots = np.flatnonzero(deps.lengths == 0)
     fresh: list[int] = roots[begin_ns[roots] == 0].tolist()
@@ -251,15 +252,14 @@ def _run(
             if task < 0:  # not an end: its rank begins
                 fresh.append(-1 - task)
                 continue
-            if progress is not None and not progress.end(task, now):
+            if not pace.end(task, now):
                 continue
             finished[task] = now
             streams.end(task)
             release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
         begun = streams.queue(fresh) if fresh else streams.starting()
         if not begun and not fresh:
-            if progress is not None and progress.changed:
-                progress.settle(now, ends)
+            pace.settle(now, ends)
             if not ends or ends[0][0] == inf:
                 return _columns(starts, finished, streams.ran)
             now = ends[0][0]
@@ -267,10 +267,9 @@ def _run(
         for task in begun:
             starts[task] = now
             if alone[task]:
-                if progress is None or not progress.begin(task, now, durations[task]):
-                    heappush(ends, (now + durations[task], task))
-            elif progress is not None:
-                progress.wait(task)
+                pace.begin(task, now, durations[task], ends)
+            else:
+                pace.wait(task)
             if comes[task]:
                 still.arrive(task, now, ends)
 

@@ -48,7 +48,8 @@ def with_loops(
     pressures: Sequence[Pressure] | None = None,
 ) -> list[Actor] | None:
     """The actors with their programs, of at most about ``limit`` executions each; those given have none yet
-    (any stands in); ``pressures`` are those of the rank classes. ``vary`` gives a program the times of a rank, where they differ.
+    (any stands in); ``pressures`` are those of the rank classes. ``vary`` gives a program the times of a
+    rank, where they differ.
 
     None where loops in which ranks meet have different trips and are too long to be run one by one.
     """

@@ -96,8 +96,8 @@ class JobScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """The step of each rank; see the module. ``pressures`` are those of the rank classes. O(executions log
-        executions) of the ranks simulated.
+        """The step of each rank; see the module. ``pressures`` are those of the rank classes.
+        O(executions log executions) of the ranks simulated.
         """
         pressures = pressures if self.interference else None
         if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
