@@ -1,4 +1,4 @@
-"""How much slower kernels run beside collectives, from traces: factors of :mod:`hespas.hardware.interference`.
+"""How much slower kernels run beside collectives: factors of :mod:`hespas.hardware.interference`.
 
 ``python -m benchmarks.interference FOLDER`` takes the traces of :data:`TRACES` that the folder has (archives
 unpacked by themselves). A kernel by name, grid and shapes of its operands runs alone (under 2 % of its time
@@ -193,8 +193,8 @@ def main() -> int:
             without = fit.alone_ns / measured - 1
             held_out = (1 + max(told_by, 0.0) * form) * fit.alone_ns / measured - 1
             print(
-                f"{told}, n {fit.n:,} of {fit.keys} kinds; {measured / fit.alone_ns - 1:+.1%} beside collectives; "
-                f"held out {held_out:+.1%}, without interference {without:+.1%}"
+                f"{told}, n {fit.n:,} of {fit.keys} kinds; {measured / fit.alone_ns - 1:+.1%} beside;"
+                f" held out {held_out:+.1%}, without interference {without:+.1%}"
             )
         value, error = pooled([each[bound] for each in fits.values()])
         print(f"* {bound}: factor {value:.2f} +- {error:.2f}")

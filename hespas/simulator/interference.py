@@ -1,8 +1,8 @@
 """How much communication and kernels beside each other slow each other down, from what is known of both.
 
 A collective holds units of a GPU (channels) from its start to its end, also while it waits for others: a
-kernel limited by arithmetic has the rest. While its bytes move, each is read from and written to memory: a kernel
-limited by memory has the rest of the bandwidth, and the collective loses as much beside it. Shares
+kernel limited by arithmetic has the rest. While its bytes move, each is read from and written to memory: a
+kernel limited by memory has the rest of the bandwidth, and the collective loses as much beside it. Shares
 become slow-downs by the factors of :mod:`hespas.hardware.interference`. Recorded times have all this in them.
 """
 
@@ -50,8 +50,8 @@ def pressures_of(
         "simulate.interference",
         device.name,
         f"beside a collective, which holds {held.units} of {device.units} {device.unit_name}s, kernels run "
-        f"slower by factors {compute.value:.2f} +- {compute.std_error:.2f} (arithmetic) and {memory.value:.2f} +- "
-        f"{memory.std_error:.2f} (memory) of the share it takes: {memory.source}",
+        f"slower by factors {compute.value:.2f} +- {compute.std_error:.2f} (arithmetic) and "
+        f"{memory.value:.2f} +- {memory.std_error:.2f} (memory) of the share it takes: {memory.source}",
         count=int(any(pressure.matters for pressure in found)),
     )
     return found
