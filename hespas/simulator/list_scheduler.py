@@ -75,16 +75,16 @@ def expanded(
 
     Its times and trip counts are known. O(executions), and O(nodes) per loop.
     """
-    reduced = prepared(graph, overlap_trips=overlap_trips)
+    reduced = prepared(graph)
     chosen = too_long(reduced, limit)
     if not chosen.any():
-        return flatten(reduced, (), pressure)
+        return flatten(reduced, (), overlap_trips=overlap_trips, pressure=pressure)
     blocks: list[Block] = []
     for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
         inside = nodes_inside(reduced, region)
         trips = int(reduced.regions.trips[region])
         alone = loop_alone(reduced, inside, region)
-        runs = _Trips(alone, region, tuple(blocks), priority, pressure)
+        runs = _Trips(alone, region, tuple(blocks), priority, overlap_trips, pressure)
         block = rest_of_loop(runs, alone, region, trips, diagnostics)
         blocks.append(block)
         reduced = collapsed(reduced, region, inside, block, len(blocks) - 1)
@@ -95,7 +95,7 @@ def expanded(
         f"loops run once and then by their steady state, {extrapolated:,} trips in all",
         count=len(blocks),
     )
-    return flatten(reduced, tuple(blocks), pressure)
+    return flatten(reduced, tuple(blocks), overlap_trips=overlap_trips, pressure=pressure)
 
 
 def too_long(graph: OpGraph, limit: int) -> BoolArray:
@@ -294,6 +294,7 @@ class _Trips:
     region: int
     blocks: tuple[Block, ...]
     priority: Priority
+    overlap_trips: bool
     pressure: Pressure | None
     runs: dict[int, TripsRun] = field(default_factory=dict[int, TripsRun])
 
@@ -306,7 +307,8 @@ class _Trips:
     def _made(self, trips: int) -> TripsRun:
         counts = self.loop.regions.trips.copy()
         counts[self.region] = trips
-        program = flatten(with_trips(self.loop, counts), self.blocks, self.pressure)
+        looped = with_trips(self.loop, counts)
+        program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips, pressure=self.pressure)
         schedule = list_schedule(program.tasks, self.priority)
         return TripsRun(
             time_ns=schedule.finish_ns,
