@@ -173,8 +173,11 @@ class Progress(Steady):
         elif self.paced[task]:
             owner = self.owner[task]
             self.kernels[owner].add(task)
-            self.changed.add(owner)
             self.left[task], self.since[task] = work_ns, now
+            if self.talks[owner]:
+                self.changed.add(owner)
+            else:  # for most kernels no more is to do
+                self._stretch(task, 1.0, now, ends)
         else:
             heappush(ends, (now + work_ns, task))
 
@@ -183,7 +186,8 @@ class Progress(Steady):
         if self.presses[task]:
             owner = self.owner[task]
             self.talks[owner].add(task)
-            self.changed.add(owner)
+            if self.kernels[owner]:
+                self.changed.add(owner)
 
     def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
         """The last that communication waits for has come: it is over at ``over_ns``, or takes longer."""
@@ -208,8 +212,14 @@ class Progress(Steady):
         elif not self.presses[task]:
             return True
         owner = self.owner[task]
-        (self.talks if self.presses[task] else self.kernels)[owner].discard(task)
-        self.changed.add(owner)
+        mine, others = self.kernels[owner], self.talks[owner]
+        if self.presses[task]:
+            mine, others = others, mine
+        mine.discard(task)
+        if others:
+            self.changed.add(owner)
+        if not self.kernels[owner]:
+            self.load[owner] = 0.0
         return True
 
     def settle(self, now: float, ends: _Ends) -> None:
