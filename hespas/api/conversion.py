@@ -39,6 +39,7 @@ from hespas.api.preparation import (
     Preparation,
     rank_totals,
 )
+from hespas.api.rescaling import Rescaling, as_rescaling
 from hespas.converters import (
     Format,
     ReadOptions,
@@ -226,6 +227,7 @@ def convert(
     num_replicas: int | None = None,
     dims: Mapping[str, int] | None = None,
     capture: str | Path | Sequence[str | Path] | None = None,
+    rescale: Rescaling | Mapping[str, int] | str | None = None,
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
@@ -238,22 +240,28 @@ def convert(
     With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
     (default: of an unoptimised program that gets times); ``missing`` is for unknown times and trip counts;
     ``dims`` are extents of symbolic dimensions; ``capture`` as in ``read``; ``recover`` keeps what is before
-    a cut. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
+    a cut; ``rescale`` (``dp=512``) makes axes of the job longer. A PyTorch profile that goes to ``.json`` is
+    copied clean. Raises what ``read`` and ``write`` do.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     name = source.name if isinstance(source, Workload | Profile) else str(source)
     reading = _reading(source_version, num_devices, num_replicas, dims, recover=recover, progress=progress)
     reading = with_capture(reading, capture)
-    if not capture and (copied := _copied(name, str(destination), source_format, target_format)):
+    larger = as_rescaling(rescale)
+    if (
+        not capture
+        and not larger
+        and (copied := _copied(name, str(destination), source_format, target_format))
+    ):
         return _clean_copy(copied, name, str(destination), reading, found, overwrite=overwrite)
     target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
     preparation = _preparation(granularity, missing, hardware, estimator, target)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     with ExitStack() as stack:
-        takes_profile = _format_of(str(destination), target_format, profile=True).profiles
+        takes_profile = not larger and _format_of(str(destination), target_format, profile=True).profiles
         origin, value = _opened(source, source_format, reading, found, stack, workload=not takes_profile)
         target = _format_of(str(destination), target_format, profile=isinstance(value, Profile))
-        value, conservation = _prepared(value, origin, preparation, ranks, found)
+        value, conservation = _prepared(value, origin, preparation, ranks, found, larger, reading)
         account = _Account(value, conservation, target, writing, found)
         size = account.put(destination, stack, overwrite=overwrite)
     return Conversion(
@@ -338,11 +346,23 @@ def _reading(
 
 
 def _prepared(
-    value: Value, origin: Format, preparation: Preparation, ranks: range | None, found: Diagnostics
+    value: Value,
+    origin: Format,
+    preparation: Preparation,
+    ranks: range | None,
+    found: Diagnostics,
+    larger: Rescaling | None,
+    reading: ReadOptions,
 ) -> tuple[Value, Conservation | None]:
-    """A workload made ready for its destination, with its account; a profile as it is."""
+    """A workload of the size asked for, made ready for its destination, with its account; a profile as it
+    is.
+    """
     if not isinstance(value, Workload):
         return value, None
+    if larger is not None:
+        done = larger.run(value, reading, found)
+        value, account = _prepared(done.workload, origin, preparation, ranks, found, None, reading)
+        return value, done.account(account)
     if is_flat(value.metadata, origin):
         preparation = replace(preparation, folds=False)
     return preparation.run(value, _chosen_ranks(value, ranks), found)

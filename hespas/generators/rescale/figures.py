@@ -114,7 +114,9 @@ class TypeRows:
         return TensorTypes(
             dtype=np.concatenate([base.dtype, base.dtype[of]]),
             dim_offsets=np.concatenate([base.dim_offsets, base.dim_offsets[-1] + np.cumsum(lengths)]),
-            dims=np.concatenate([base.dims, np.array([d for _, shape in self._new for d in shape], np.int64)]),
+            dims=np.concatenate(
+                [base.dims, np.array([d for _, shape in self._new for d in shape], np.int64)]
+            ),
             bytes=np.concatenate([base.bytes, np.array(self._bytes, np.float64)]),
             bounded=np.concatenate([base.bounded, base.bounded[of]]),
             encoding=np.concatenate([base.encoding, base.encoding[of]]),
@@ -166,5 +168,3 @@ def with_figures(graph: OpGraph, after: Figures) -> OpGraph:
     return replace(
         graph, **after.node, **tables, operands=after.operands, results=after.results, types=after.types
     )
-
-

@@ -134,7 +134,8 @@ def member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
         shape = digits_of(first - first[0]) if len(first) else ()
         starts = np.array([row[0] for row in rows if len(row)], np.int64)
         alike = shape is not None and all(
-            len(row) == len(first) and np.array_equal(np.array(row) - row[0], first - first[0]) for row in rows
+            len(row) == len(first) and np.array_equal(np.array(row) - row[0], first - first[0])
+            for row in rows
         )
         digits = (shape or ()) if alike else ()
         if not alike:

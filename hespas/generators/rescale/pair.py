@@ -58,13 +58,17 @@ def extended(graph: OpGraph, now: Figures, other: OpGraph, sizes: Sizes) -> Figu
     fit = _Fit(graph, rows, alike, now, sizes)
     operands, results = fit.types("operands"), fit.types("results")
     node = {name: fit.column(name) for name in NODE_FIGURES}
-    tables = {table: {name: fit.of_table(table, name) for name in TABLE_FIGURES[table]} for table in now.tables}
+    tables = {
+        table: {name: fit.of_table(table, name) for name in TABLE_FIGURES[table]} for table in now.tables
+    }
     return Figures(node, tables, operands, results, fit.rows_of_types.build())
 
 
 def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, sizes: Sizes) -> None:
     """Both must be one program: the same operations, in the same order, with as many operands."""
-    ops, others = ([g.op_name(node) for node in each] for g, each in ((graph, rows.tolist()), (other, range(len(other)))))
+    ops, others = (
+        [g.op_name(node) for node in each] for g, each in ((graph, rows.tolist()), (other, range(len(other))))
+    )
     first = next((place for place, (a, b) in enumerate(zip(ops, others, strict=False)) if a != b), None)
     if first is None and len(ops) != len(others):
         first = min(len(ops), len(others)) - 1
@@ -92,7 +96,12 @@ def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, si
             )
     kinds = np.flatnonzero(graph.collectives.kind != other.collectives.kind)
     if len(kinds):
-        raise _unfit(graph, int(graph.collectives.node[kinds[0]]), "it is another collective in the second trace", sizes)
+        raise _unfit(
+            graph,
+            int(graph.collectives.node[kinds[0]]),
+            "it is another collective in the second trace",
+            sizes,
+        )
     trips = np.flatnonzero(~same(graph.multiplicity[rows], other.multiplicity))
     if len(trips):
         raise _unfit(graph, int(rows[trips[0]]), "it runs another number of times in the second trace", sizes)
@@ -164,7 +173,11 @@ class _Fit:
         now = self._now.node[name]
         values = now.copy()
         values[self._rows] = self._fitted(
-            name, getattr(self._graph, name)[self._rows], getattr(self._other, name), now[self._rows], self._rows
+            name,
+            getattr(self._graph, name)[self._rows],
+            getattr(self._other, name),
+            now[self._rows],
+            self._rows,
         )
         return values
 

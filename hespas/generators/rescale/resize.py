@@ -55,7 +55,13 @@ def parse_sizes(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
-        if not name or not equals or not (size.isascii() and size.isdigit()) or not int(size) or name in sizes:
+        if (
+            not name
+            or not equals
+            or not (size.isascii() and size.isdigit())
+            or not int(size)
+            or name in sizes
+        ):
             raise UsageError(f"--rescale {text!r}: {part!r} is no AXIS=SIZE", hint="--rescale dp=512,tp=8")
         sizes[name] = int(size)
     return sizes
@@ -95,7 +101,9 @@ class Rescale:
         source.check_alike(diagnostics)
         seconds = {name: self._second(workload, mesh, name) for name in changed}
         steps = [_Step(mesh, target, name, rule_of(name, traffic[name]), seconds[name]) for name in changed]
-        classes = tuple(_resized(graph, row, source, steps, diagnostics) for row, graph in enumerate(workload.classes))
+        classes = tuple(
+            _resized(graph, row, source, steps, diagnostics) for row, graph in enumerate(workload.classes)
+        )
         diagnostics.info("rescale.mesh", workload.name, f"mesh {mesh} became {target}")
         return Workload(
             name=workload.name,
@@ -194,7 +202,7 @@ class _Step:
             raise UnsupportedError(
                 f"the name of axis {self.axis} does not say how work is shared over it",
                 position=f"axis {self.axis}",
-                hint="name it dp, fsdp or tp in --mesh, or give a second trace: --with OTHER",
+                hint="name it dp, fsdp or tp in --mesh, or give a second trace: --with OTHER_TRACE",
             )
         rows = axes_of_rows(graph, self.mesh)
         here = np.array([self.axis in axes for axes in rows], np.bool_)
@@ -214,7 +222,7 @@ def _check_sums(graph: OpGraph, here: BoolArray, axis: str) -> None:
             f"a {CollectiveKind(int(table.kind[row])).name.lower()} along data axis {axis} has buffers that "
             "depend on how many ranks take part",
             position=f"node {int(table.node[row])}",
-            hint="give a trace at another size of the axis: --with OTHER",
+            hint="give a trace at another size of the axis: --with OTHER_TRACE",
         )
 
 
@@ -231,7 +239,9 @@ class _Source:
         """Where the first rank of a class stands."""
         column = self.workload.rank_class
         rank = 0 if column.strides == (0,) else int(np.argmax(column == row))
-        return tuple(rank // stride % size for size, stride in zip(self.mesh.sizes, self.mesh.strides, strict=True))
+        return tuple(
+            rank // stride % size for size, stride in zip(self.mesh.sizes, self.mesh.strides, strict=True)
+        )
 
     def rank_class(self, diagnostics: Diagnostics) -> SmallIntArray:
         """The class of each rank of the new job: along an axis the traced ranks repeat; one that is not here
@@ -317,7 +327,9 @@ def _resized(
         now = step.apply(graph, now, coordinates)
     touched = changed_nodes(graph, now)
     resized = with_figures(graph, now)
-    widened = np.array([bool(axes & {*source.changed}) for axes in axes_of_rows(graph, source.mesh)], np.bool_)
+    widened = np.array(
+        [bool(axes & {*source.changed}) for axes in axes_of_rows(graph, source.mesh)], np.bool_
+    )
     nodes = graph.collectives.node[widened]
     durations = graph.duration_ns
     stale = touched.copy()
@@ -330,7 +342,8 @@ def _resized(
         resized,
         duration_ns=durations,
         group_sets=tuple(
-            source.target.groups(group_axes(groups, source.mesh), groups.communicator) for groups in graph.group_sets
+            source.target.groups(group_axes(groups, source.mesh), groups.communicator)
+            for groups in graph.group_sets
         ),
         permutations=tuple(_moved(each, source) for each in graph.permutations),
         attachments={},
@@ -353,7 +366,9 @@ def _tell(
         "recorded times of operations that changed are unknown now; give --hardware to estimate them",
         int((stale & timed).sum()),
     )
-    said.info("kept-time", "operations did not change and keep their recorded times", int((timed & ~stale).sum()))
+    said.info(
+        "kept-time", "operations did not change and keep their recorded times", int((timed & ~stale).sum())
+    )
     said.info("source-program", "documents of the small program left out", len(graph.attachments))
 
 
@@ -373,4 +388,6 @@ def _metadata(workload: Workload, num_ranks: int) -> dict[str, str]:
     """What is said of the job; counts of its ranks are the new ones, bytes of the small program go."""
     told = {key: value for key, value in workload.metadata.items() if key != PROGRAM_BYTES}
     old = str(workload.num_ranks)
-    return {key: str(num_ranks) if key in _RANK_COUNTS and value == old else value for key, value in told.items()}
+    return {
+        key: str(num_ranks) if key in _RANK_COUNTS and value == old else value for key, value in told.items()
+    }

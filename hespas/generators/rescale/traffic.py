@@ -16,7 +16,18 @@ from hespas.graph.columns import BoolArray, Csr
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import all_deps, topological_order
 
-__all__ = ["GROWS", "SUMS", "Rule", "Traffic", "axes_of_rows", "changed_axes", "named", "reached", "rule_of", "traffic_of"]
+__all__ = [
+    "GROWS",
+    "SUMS",
+    "Rule",
+    "Traffic",
+    "axes_of_rows",
+    "changed_axes",
+    "named",
+    "reached",
+    "rule_of",
+    "traffic_of",
+]
 
 Rule = Literal["data", "shard", "tensor", "pipeline"]
 
