@@ -1,5 +1,5 @@
-"""Workloads that nobody has traced: small ones made larger."""
-
-from __future__ import annotations
+"""Workloads that nobody recorded: symbolic models at any parallelism, benchmarks, random programs, and traces
+of a small run taken to another size.
+"""
 
 __all__: list[str] = []

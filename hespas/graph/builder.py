@@ -168,6 +168,10 @@ class GraphBuilder:
         for column, value in values.items():
             self._sparse[column].values[node] = value
 
+    def first_of_kind(self, kind: NodeKind, start: int) -> int:
+        """The first node of a kind from number ``start`` on, -1 where there is none."""
+        return next((node for node in range(start, len(self._kind)) if self._kind[node] == kind), -1)
+
     def set_id(self, node: int, value: int) -> None:
         """Keep a format's own node id (0 .. 2**64 - 1) where it is not the node number."""
         self._ids[node] = value

@@ -1,0 +1,237 @@
+"""Attention on one rank: grouped queries and latent attention, forward and backward.
+
+Context ranks gather keys and values of the whole sequence, or send them round a ring (arXiv 2310.01889), and
+send gradients back. Queries stay. With a causal mask each rank has an early and a late piece of the sequence,
+so that all have equal work.
+"""
+
+from __future__ import annotations
+
+from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
+from hespas.generators.llm.model import Attention, LatentAttention
+from hespas.generators.llm.rank import Linear, Rank
+from hespas.graph import CollectiveKind
+
+__all__ = [
+    "attended_pairs",
+    "attention_shape",
+    "backward_attention",
+    "core",
+    "forward_attention",
+    "queries_and_keys",
+]
+
+
+def _heads(r: Rank, block: Attention | LatentAttention) -> tuple[int, int]:
+    """Query and key heads of a rank: keys are repeated where there are fewer than ranks."""
+    kv = block.kv_heads if isinstance(block, Attention) else block.heads
+    return block.heads // r.layout.tp, max(1, kv // r.layout.tp)
+
+
+def attention_shape(r: Rank, block: Attention | LatentAttention) -> AttentionShape:
+    """Sizes of attention on a rank. Context ranks have two pieces of a sequence each, one early and one late,
+    so that each has the same part of a causal mask.
+    """
+    seq, cp = r.training.seq, r.layout.cp
+    heads, kv_heads = _heads(r, block)
+    value = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
+    window = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
+    return AttentionShape(
+        batch=r.training.micro_batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        queries=seq // cp,
+        keys=seq,
+        head_dim=block.head_dim,
+        value_dim=value,
+        pairs=attended_pairs(seq, *window, causal=r.training.causal) / cp,
+    )
+
+
+def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = True) -> float:
+    """Pairs of query and key of a sequence that no mask hides: s (s + 1) / 2 causal ones; of a window of w
+    keys (itself counted) w s - w (w - 1) / 2, of chunks that of each.
+    """
+    if chunk and chunk < seq:
+        whole, rest = divmod(seq, chunk)
+        return whole * attended_pairs(chunk, causal=causal) + attended_pairs(rest, causal=causal)
+    if not causal:
+        return float(seq) * (min(2 * window + 1, seq) if window else seq)
+    reach = min(window or seq, seq)
+    return reach * (reach + 1) / 2 + (seq - reach) * reach
+
+
+def _qkv_layer(r: Rank, block: Attention) -> Linear:
+    heads, kv_heads = _heads(r, block)
+    return Linear(name="qkv", inputs=r.hidden, outputs=block.head_dim * (heads + 2 * kv_heads), rows=r.tokens)
+
+
+def _latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
+    """Down-projections, whole on every tensor rank; up-projections of queries, of keys and values."""
+    heads = block.heads // r.layout.tp
+    down = Linear(
+        name="qkv_down", inputs=r.hidden, outputs=block.q_lora + block.kv_lora + block.rope_dim, rows=r.rows
+    )
+    q_up = Linear(name="q_up", inputs=block.q_lora or r.hidden, outputs=heads * block.head_dim, rows=r.tokens)
+    kv_up = Linear(
+        name="kv_up", inputs=block.kv_lora, outputs=heads * (block.nope_dim + block.v_dim), rows=r.tokens
+    )
+    return down, q_up, kv_up
+
+
+def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, norm: Value) -> Value:
+    """Queries, keys and values with positions: the port ``qkv``."""
+    heads, kv_heads = _heads(r, block)
+    if isinstance(block, Attention):
+        x = r.column_input(k, "qkv", norm, f"{key}.qkv_input")
+        out = r.linear(k, _qkv_layer(r, block), x)
+        turned = Tensor((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
+        if block.qk_norm:
+            out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
+    else:
+        down, q_up, kv_up = _latent_layers(r, block)
+        low = r.linear(k, down, norm)
+        lora = r.value(r.rows, down.outputs - block.rope_dim)
+        low = k.vector("latent_norm", "rms_norm", [lora], [lora], after=[low], port=f"{key}.latent")
+        low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
+        q = r.linear(k, q_up, low if block.q_lora else r.gather(k, "q.all_gather", norm))
+        kv = r.linear(k, kv_up, low)
+        turned = Tensor((r.tokens, (heads + 1) * block.rope_dim), r.precision.compute)
+        out = k.vector(
+            "kv_join",
+            "copy",
+            [r.value(r.tokens, kv_up.outputs)],
+            [r.value(r.tokens, heads * block.head_dim)],
+            after=[kv, q],
+        )
+    if r.model.positions != "rope":
+        k.name_port(f"{key}.qkv", out)
+        return out
+    return k.vector("rope", "rope", [turned], [turned], after=[out], port=f"{key}.qkv")
+
+
+def _keys_of_all(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value) -> Value:
+    """Keys and values of the whole sequence: gathered over context ranks, or sent round their ring."""
+    shape = attention_shape(r, block)
+    width = shape.kv_heads * (shape.head_dim + shape.value_dim)
+    whole = r.value(r.tokens * r.layout.cp, width)
+    if r.layout.cp == 1:
+        k.name_port(f"{key}.kv", qkv)
+        return qkv
+    if not r.layout.ring_attention:
+        return k.collective(
+            "kv.all_gather", CollectiveKind.ALL_GATHER, r.groups.context, whole, after=[qkv], port=f"{key}.kv"
+        )
+    piece, sent = r.value(r.tokens, width), qkv
+    for step in range(1, r.layout.cp):
+        sent = k.permute(f"kv.ring.{step}", r.groups.ring(), piece, after=[sent])
+    k.name_port(f"{key}.kv", sent)
+    return sent
+
+
+def core(
+    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, *, qkv: Value, kv: Value
+) -> Value:
+    """Fused attention: the port ``core``."""
+    shape = attention_shape(r, block)
+    return k.attention("core", shape, r.precision.attention, after=[qkv, kv], port=f"{key}.core")
+
+
+def _projection(r: Rank, block: Attention | LatentAttention) -> Linear:
+    shape = attention_shape(r, block)
+    return Linear(name="proj", inputs=shape.heads * shape.value_dim, outputs=r.hidden, rows=r.tokens)
+
+
+def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
+    """A block, from the residual stream to the residual stream."""
+    normed = r.norm(k, "norm", x, f"{key}.norm")
+    qkv = queries_and_keys(r, k, block, key, normed)
+    kv = _keys_of_all(r, k, block, key, qkv)
+    out = core(r, k, block, key, qkv=qkv, kv=kv)
+    y = r.linear(k, _projection(r, block), out)
+    return r.added(k, key, x, r.scatter(k, f"proj.{r.scatter_name}", y))
+
+
+def backward_attention(
+    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value
+) -> Value:
+    """The gradient of what entered a block."""
+    inner = r.added_backward(k, key, grad)
+    inner = r.gather(k, "proj.grad.all_gather", inner)
+    inner = r.linear_backward(k, _projection(r, block), inner, f"{key}.core")
+    shape = attention_shape(r, block)
+    reads: list[Value] = [inner, f"{key}.qkv", f"{key}.core"]
+    kv: Value = f"{key}.kv"
+    if r.layout.cp > 1 and not r.layout.ring_attention:
+        width = shape.kv_heads * (shape.head_dim + shape.value_dim)
+        whole = r.value(r.tokens * r.layout.cp, width)
+        kv = k.collective(
+            "kv.regather",
+            CollectiveKind.ALL_GATHER,
+            r.groups.context,
+            whole,
+            after=[f"{key}.qkv"],
+            control=[inner] if not isinstance(inner, str) else [],
+        )
+    scores = k.attention("core.backward", shape, r.precision.attention, backward=True, after=[*reads, kv])
+    back = _keys_backward(r, k, shape, scores)
+    return _queries_backward(r, k, block, key, back, skip=grad)
+
+
+def _keys_backward(r: Rank, k: Kernels, shape: AttentionShape, grad: Value) -> Value:
+    """Gradients of keys and values go back to the context ranks that have them."""
+    if r.layout.cp == 1:
+        return grad
+    width = shape.kv_heads * (shape.head_dim + shape.value_dim)
+    if not r.layout.ring_attention:
+        whole = r.value(r.tokens * r.layout.cp, width)
+        return k.collective(
+            "kv.grad.reduce_scatter", CollectiveKind.REDUCE_SCATTER, r.groups.context, whole, after=[grad]
+        )
+    for step in range(1, r.layout.cp):  # keys once more, and their gradients
+        piece = r.value(r.tokens, 2 * width)
+        grad = k.permute(f"kv.grad.ring.{step}", r.groups.ring(), piece, after=[grad])
+    return grad
+
+
+def _queries_backward(
+    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value, *, skip: Value
+) -> Value:
+    heads, kv_heads = _heads(r, block)
+    if r.model.positions == "rope":
+        width = (
+            (heads + kv_heads) * block.head_dim
+            if isinstance(block, Attention)
+            else (heads + 1) * block.rope_dim
+        )
+        turned = r.value(r.tokens, width)
+        grad = k.vector("rope.backward", "rope", [turned], [turned], after=[grad])
+        if isinstance(block, Attention) and block.qk_norm:
+            grad = k.vector(
+                "qk_norm.backward",
+                "rms_norm_backward",
+                [turned, turned],
+                [turned],
+                after=[grad, f"{key}.qk_normed"],
+            )
+    if isinstance(block, Attention):
+        again = r.regathered(k, "qkv", f"{key}.qkv_input", grad)
+        back = r.linear_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input", again)
+        back = r.gather_backward(k, "qkv", back)
+    else:
+        back = _latent_backward(r, k, block, key, grad)
+    return r.norm_backward(k, "norm.backward", back, f"{key}.input", skip)
+
+
+def _latent_backward(r: Rank, k: Kernels, block: LatentAttention, key: str, grad: Value) -> Value:
+    down, q_up, kv_up = _latent_layers(r, block)
+    latent: Value = f"{key}.latent"
+    again = r.regathered(k, "latent", latent, grad)
+    q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
+    kv = r.linear_backward(k, kv_up, grad, latent, again)
+    width = r.value(r.tokens, down.outputs)
+    both: Value = k.vector("latent.add", "add", [width, width], [width], after=[q, kv])
+    both = r.scatter_columns(k, "latent.grad", both, down.outputs)
+    lora = r.value(r.rows, down.outputs)
+    both = k.vector("latent_norm.backward", "rms_norm_backward", [lora, lora], [lora], after=[both, latent])
+    return r.linear_backward(k, down, both, f"{key}.norm")

@@ -1,0 +1,377 @@
+"""How a job is laid out on its ranks: degrees of parallelism, rank numbers, groups, and the rules they keep.
+
+Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``rank = tp + TP * (cp + CP *
+(dp + DP * pp))``. Experts see the same ranks of a stage as another mesh: ``etp + ETP * (ep + EP * edp)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp, Model
+from hespas.generators.llm.settings import Training
+from hespas.graph import Permutation, StridedGroups
+from hespas.graph.errors import UsageError
+
+__all__ = [
+    "BrokenRule",
+    "Groups",
+    "Layout",
+    "broken_rules",
+    "check_layout",
+    "layers_of_stages",
+    "micro_batches",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees: data, tensor, pipeline, virtual stages per rank, context, expert, and tensor parallelism
+    inside experts. ``zero``: 0 replicates, 1 shards the optimizer over data and context ranks, 2 gradients
+    too, 3 weights too (FSDP). ``shard``: data ranks that share one copy (0: all; fewer is hybrid sharding).
+    ``sequence_parallel``: activations outside tensor-parallel regions are sharded over tensor ranks.
+    ``layers_first``, ``layers_last``: layers of the first and last stage where stages are uneven (-1: even).
+    ``ring_attention``: keys travel in a ring of context ranks, else they are gathered.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    zero: int = 1
+    shard: int = 0
+    sequence_parallel: bool = True
+    layers_first: int = -1
+    layers_last: int = -1
+    ring_attention: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of a weight among the ranks of a stage: data times context ranks."""
+        return self.dp * self.cp
+
+    @property
+    def sharded(self) -> int:
+        """Ranks over which the state of one copy is sharded."""
+        return (self.shard or self.dp) * self.cp
+
+    @property
+    def has_sequence_parallel(self) -> bool:
+        """Whether activations between tensor-parallel regions are sharded."""
+        return self.sequence_parallel and self.tp > 1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups and messages of a layout, symbolic: each set splits all ranks of the job."""
+
+    layout: Layout
+
+    def _along(self, *axes: str) -> StridedGroups:
+        layout = self.layout
+        shard = layout.shard or layout.dp
+        sizes = {"pp": layout.pp, "replicate": layout.dp // shard, "dp": shard, "cp": layout.cp,
+                 "tp": layout.tp}  # fmt: skip
+        names = list(sizes)
+        return StridedGroups.from_mesh(list(sizes.values()), [names.index(each) for each in axes])
+
+    def _of_experts(self, *axes: str) -> StridedGroups:
+        layout = self.layout
+        sizes = {"pp": layout.pp, "edp": layout.edp, "ep": layout.ep, "etp": layout.etp}
+        names = list(sizes)
+        return StridedGroups.from_mesh(list(sizes.values()), [names.index(each) for each in axes])
+
+    @cached_property
+    def tensor(self) -> StridedGroups:
+        """Ranks that share each layer's matrices."""
+        return self._along("tp")
+
+    @cached_property
+    def context(self) -> StridedGroups:
+        """Ranks that share each sequence."""
+        return self._along("cp")
+
+    @cached_property
+    def data(self) -> StridedGroups:
+        """Ranks that hold the same weights: all data and context ranks."""
+        return self._along("replicate", "dp", "cp")
+
+    @cached_property
+    def shards(self) -> StridedGroups:
+        """Ranks among which one copy of the state is sharded."""
+        return self._along("dp", "cp")
+
+    @cached_property
+    def copies(self) -> StridedGroups:
+        """Ranks that hold the same shard."""
+        return self._along("replicate")
+
+    @cached_property
+    def experts(self) -> StridedGroups:
+        """Ranks among which experts are spread."""
+        return self._of_experts("ep")
+
+    @cached_property
+    def expert_tensor(self) -> StridedGroups:
+        """Ranks that share each expert's matrices."""
+        return self._of_experts("etp")
+
+    @cached_property
+    def expert_data(self) -> StridedGroups:
+        """Ranks that hold the same experts."""
+        return self._of_experts("edp")
+
+    @cached_property
+    def model(self) -> StridedGroups:
+        """Ranks that share one copy of the model: tensor and pipeline ranks."""
+        return self._along("pp", "tp")
+
+    @cached_property
+    def everyone(self) -> StridedGroups:
+        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of its
+        world before which ranks have issued unlike numbers of others.
+        """
+        everyone = StridedGroups.all_ranks(self.layout.ranks)
+        return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
+
+    @cached_property
+    def stage(self) -> StridedGroups:
+        """The ranks of each stage."""
+        return self._along("replicate", "dp", "cp", "tp")
+
+    @cached_property
+    def ends(self) -> Permutation:
+        """From the first stage to the last."""
+        return self.to_stage(self.layout.pp - 1)
+
+    def to_stage(self, shift: int, *, wraps: bool = False) -> Permutation:
+        """From each stage to the one ``shift`` further on."""
+        layout = self.layout
+        inner = layout.dp * layout.cp * layout.tp
+        return Permutation(layout.ranks, (layout.pp, inner), shift, wraps)
+
+    def ring(self, shift: int = 1) -> Permutation:
+        """From each context rank to the next one of its ring."""
+        return Permutation(self.layout.ranks, (self.layout.cp, self.layout.tp), shift, wraps=True)
+
+
+def micro_batches(layout: Layout, training: Training) -> int:
+    """Micro-batches a data-parallel rank works through in a step."""
+    return training.global_batch // (layout.dp * training.micro_batch)
+
+
+def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """For each stage its chunks, for each chunk the numbers of its layers. Chunk ``c`` of stage ``s`` is the
+    ``c * pp + s``-th of all (Megatron-Core's interleaving). Further predictions stand with the last layer.
+    """
+    count, chunks = len(model.layers), layout.pp * layout.vp
+    sizes = [count // chunks + (1 if place < count % chunks else 0) for place in range(chunks)]
+    if layout.layers_first >= 0 or layout.layers_last >= 0:
+        sizes = _uneven(count, layout)
+    starts = [sum(sizes[:place]) for place in range(chunks)]
+    spans = [tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    spans[-1] += tuple(range(count, count + model.mtp_layers))
+    return tuple(
+        tuple(spans[chunk * layout.pp + stage] for chunk in range(layout.vp)) for stage in range(layout.pp)
+    )
+
+
+def _uneven(count: int, layout: Layout) -> list[int]:
+    """Layers per chunk where the first and the last stage have their own number."""
+    first, last = layout.layers_first, layout.layers_last
+    inside = layout.pp - (first >= 0) - (last >= 0)
+    left = count - max(first, 0) - max(last, 0)
+    if inside < 0 or left < 0 or (left and not inside) or (inside and left % (inside * layout.vp)):
+        raise UsageError(
+            f"{left} layers do not spread over {inside} stages of {layout.vp} chunks beside a first stage of "
+            f"{first} and a last of {last}",
+            code="pp-divides-layers",
+            hint="choose other sizes of the first and last stage",
+        )
+    each = left // (inside * layout.vp) if inside else 0
+    sizes = [each] * (layout.pp * layout.vp)
+    for stage, own in ((0, first), (layout.pp - 1, last)):
+        if own < 0:
+            continue
+        if own % layout.vp:
+            raise UsageError(
+                f"{own} layers of a stage do not spread over its {layout.vp} chunks", code="vp-divides-layers"
+            )
+        sizes[stage :: layout.pp] = [own // layout.vp] * layout.vp
+    return sizes
+
+
+class BrokenRule(NamedTuple):
+    """A rule that a layout breaks: its name, and what is wrong in a sentence."""
+
+    rule: str
+    text: str
+    hint: str
+
+
+def check_layout(model: Model, layout: Layout, training: Training) -> None:
+    """Raise ``UsageError`` that names the first rule which is broken, and how many more are."""
+    found = list(broken_rules(model, layout, training))
+    if not found:
+        return
+    first, *others = found
+    more = f" ({len(others)} more: {', '.join(each.rule for each in others)})" if others else ""
+    raise UsageError(f"{first.text}{more}", code=first.rule, hint=first.hint)
+
+
+def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Every rule that a layout breaks."""
+    yield from _counts(layout, training)
+    if any(getattr(layout, name) < 1 for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")):
+        return
+    yield from _divisions_of_model(model, layout, training)
+    yield from _batches(layout, training)
+    yield from _pipeline(model, layout, training)
+    yield from _expert_rules(model, layout)
+    if layout.zero not in range(4):
+        yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "--zero 1")
+    if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
+        yield BrokenRule(
+            "shard-divides-dp",
+            f"{layout.dp} data-parallel ranks do not part into shard groups of {layout.shard}",
+            "a shard size that divides dp",
+        )
+
+
+def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    counts = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")}
+    counts |= {
+        "seq": training.seq,
+        "global-batch": training.global_batch,
+        "micro-batch": training.micro_batch,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            yield BrokenRule(f"{name}-positive", f"{name} is {value}, and must be 1 or more", f"--{name} 1")
+
+
+def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    tp, cp = layout.tp, layout.cp
+    blocks = list(dict.fromkeys(model.blocks()))
+    for block in blocks:
+        name, size = _shared_by_tensor_ranks(block)
+        if size % tp:
+            yield BrokenRule(
+                f"tp-divides-{name}",
+                f"{name} {size:,} does not part into {tp} tensor ranks",
+                "a tp that divides it",
+            )
+        if isinstance(block, Attention) and block.kv_heads % tp and tp % block.kv_heads:
+            yield BrokenRule(
+                "tp-kv-heads",
+                f"{block.kv_heads} key heads neither spread over {tp} tensor ranks nor repeat on them",
+                "a tp that divides kv_heads, or a multiple of it",
+            )
+    parts = cp * (tp if layout.has_sequence_parallel else 1)
+    if training.seq % (2 * cp if cp > 1 else 1) or training.seq % parts:
+        why = (
+            "twice the context ranks (a causal mask is balanced in two halves)"
+            if cp > 1
+            else f"{parts} ranks"
+        )
+        yield BrokenRule(
+            "cp-divides-seq",
+            f"a sequence of {training.seq:,} tokens does not part into {why}",
+            "another --seq or --cp",
+        )
+
+
+def _shared_by_tensor_ranks(block: Block) -> tuple[str, int]:
+    """What of a block tensor ranks share, and how much of it there is."""
+    match block:
+        case Attention() | LatentAttention() | Mamba():
+            return "heads", block.heads
+        case Mlp():
+            return "ffn", block.ffn
+        case Experts():
+            return "shared-ffn", block.shared_ffn
+
+
+def _batches(layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    each = layout.dp * training.micro_batch
+    if training.global_batch % each:
+        yield BrokenRule(
+            "batch-divides",
+            f"a global batch of {training.global_batch:,} is no multiple of dp x micro-batch = {each:,}",
+            "another --global-batch, --micro-batch or --dp",
+        )
+
+
+def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    chunks = layout.pp * layout.vp
+    if chunks > len(model.layers):
+        yield BrokenRule(
+            "pp-divides-layers",
+            f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",
+            "a smaller --pp or --vp",
+        )
+    if layout.vp > 1 and layout.pp == 1:
+        yield BrokenRule(
+            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "--vp 1, or --pp 2 and more"
+        )
+    count = micro_batches(layout, training)
+    if layout.vp > 1 and layout.pp > 1 and count % layout.pp:
+        yield BrokenRule(
+            "vp-micro-batches",
+            f"interleaving needs micro-batches in multiples of {layout.pp} stages, and there are {count}",
+            "another --global-batch, or --vp 1",
+        )
+    if layout.vp > 1 and training.schedule in {"gpipe", "zero-bubble"}:
+        yield BrokenRule(
+            "vp-schedule",
+            f"schedule {training.schedule} has no virtual stages",
+            "--schedule interleaved, or --vp 1",
+        )
+
+
+def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
+    mixtures = [block for block in dict.fromkeys(model.blocks()) if isinstance(block, Experts)]
+    if not mixtures and (layout.ep > 1 or layout.etp > 1):
+        yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to spread", "--ep 1 --etp 1")
+    if mixtures and layout.tp > 1 and not layout.sequence_parallel:
+        yield BrokenRule(
+            "moe-needs-sequence-parallel",
+            f"experts on {layout.tp} tensor ranks need sequence parallelism: each rank routes its own tokens",
+            "--sequence-parallel, or --tp 1",
+        )
+    stage = layout.dp * layout.cp * layout.tp
+    if stage % (layout.ep * layout.etp):
+        yield BrokenRule(
+            "ep-divides-stage",
+            f"the {stage:,} ranks of a stage do not part into ep x etp = {layout.ep * layout.etp:,}",
+            "an --ep x --etp that divides dp x cp x tp",
+        )
+    for block in mixtures:
+        if block.experts % layout.ep:
+            yield BrokenRule(
+                "ep-divides-experts",
+                f"{block.experts} experts do not spread over {layout.ep} expert ranks",
+                "an --ep that divides them",
+            )
+        if block.ffn % layout.etp:
+            yield BrokenRule(
+                "etp-divides-ffn",
+                f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
+                "an --etp that divides it",
+            )

@@ -1,0 +1,228 @@
+"""What a language model is: its layers, block by block, and the parameters each has.
+
+A layer is a sequence of blocks. Each block reads the residual stream through a norm and adds to it:
+``x + block(norm(x))``. A transformer layer is an attention and a feed-forward block; layers of a hybrid
+model may be a single block. Sizes are of the whole model, before any parallel layout.
+
+Parameter counts follow published formulas: arXiv 1706.03762 (attention, feed-forward), 2305.13245 (keys
+that heads share), 2405.04434 section 2.1 (multi-head latent attention), 2401.06066 (experts, shared experts),
+2405.21060 (Mamba-2), 2412.19437 section 2.2 (multi-token prediction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "Attention",
+    "Block",
+    "Experts",
+    "LatentAttention",
+    "Layer",
+    "Mamba",
+    "Mlp",
+    "Model",
+    "NormKind",
+    "Positions",
+    "expert_parameters",
+    "layer_parameters",
+    "mamba_projected",
+    "matrix_parameters",
+    "model_parameters",
+    "norm_parameters",
+    "parameters",
+]
+
+NormKind = Literal["rms", "layer"]
+Positions = Literal["rope", "learned", "none"]
+Activation = Literal["silu", "gelu", "relu2"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Multi-head attention with ``kv_heads`` key heads; ``window`` is the longest distance to a key (0: any),
+    ``chunk`` the length of blocks that attend to themselves only (0: none); either limits the keys a query
+    sees. ``qk_norm``: heads of queries and keys are normalised.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    chunk: int = 0
+    qk_norm: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: queries and keys pass through ``q_lora`` (0: queries do not) and
+    ``kv_lora`` dimensions; each head has ``nope_dim`` dimensions without and ``rope_dim`` with rotation, and
+    ``v_dim`` of values. The rotated key is one for all heads.
+    """
+
+    heads: int
+    q_lora: int
+    kv_lora: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a query head."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A feed-forward block of width ``ffn``; ``gated`` ones have three matrices, plain ones two."""
+
+    ffn: int
+    gated: bool = True
+    activation: Activation = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of ``experts`` feed-forward blocks of width ``ffn``, of which a token uses ``topk``, beside
+    ``shared_ffn`` dimensions that every token uses (0: none). ``latent``: experts work on so many dimensions
+    between two projections (0: on the hidden ones).
+    """
+
+    experts: int
+    topk: int
+    ffn: int
+    gated: bool = True
+    activation: Activation = "silu"
+    shared_ffn: int = 0
+    latent: int = 0
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """A Mamba-2 block: ``heads`` of ``head_dim`` with a state of ``state`` dimensions, whose input and output
+    maps are shared by the heads of each of ``groups``; ``conv`` taps, scanned in chunks of ``chunk`` tokens.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+    chunk: int = 128
+
+    @property
+    def inner(self) -> int:
+        """Width of the scanned values."""
+        return self.heads * self.head_dim
+
+
+Block = Attention | LatentAttention | Mlp | Experts | Mamba
+Layer = tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A decoder. ``tied``: the output head is the embedding; ``post_norms``: what a block adds is normalised
+    too; ``max_positions`` counts learned positions. ``mtp_layers`` predict further tokens: each is one more
+    layer (the last kind) behind a projection of two hidden vectors, with the same embedding and head.
+    """
+
+    name: str
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    tied: bool = False
+    norm: NormKind = "rms"
+    positions: Positions = "rope"
+    max_positions: int = 0
+    post_norms: bool = False
+    mtp_layers: int = 0
+    source: str = ""
+
+    @property
+    def all_layers(self) -> tuple[Layer, ...]:
+        """The layers, then those that predict further tokens."""
+        return self.layers + self.layers[-1:] * self.mtp_layers
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block of every layer."""
+        return (block for layer in self.all_layers for block in layer)
+
+
+def matrix_parameters(block: Block, hidden: int, *, active: bool = False) -> int:
+    """Elements of the matrices of a block that tokens are multiplied by, without biases, norms and
+    convolutions; ``active``: only of the experts that a token uses.
+    """
+    match block:
+        case Attention(heads=heads, kv_heads=kv_heads, head_dim=head):
+            return hidden * head * (2 * heads + 2 * kv_heads)
+        case LatentAttention(heads=heads):
+            q_in = block.q_lora or hidden
+            down = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
+            up = q_in * heads * block.head_dim + block.kv_lora * heads * (block.nope_dim + block.v_dim)
+            return down + up + heads * block.v_dim * hidden
+        case Mlp(ffn=ffn, gated=gated):
+            return (3 if gated else 2) * hidden * ffn
+        case Experts():
+            matrices = 3 if block.gated else 2
+            count = block.topk if active else block.experts
+            shared = matrices * hidden * block.shared_ffn
+            latent = 2 * hidden * block.latent
+            return hidden * block.experts + latent + shared + count * expert_parameters(block, hidden)
+        case Mamba():
+            return hidden * (mamba_projected(block) + block.inner)
+
+
+def expert_parameters(block: Experts, hidden: int) -> int:
+    """Elements of the matrices of one routed expert."""
+    return (3 if block.gated else 2) * (block.latent or hidden) * block.ffn
+
+
+def mamba_projected(block: Mamba) -> int:
+    """Width of the input projection: gate, values, input and output maps, time steps."""
+    return 2 * block.inner + 2 * block.groups * block.state + block.heads
+
+
+def parameters(block: Block, hidden: int) -> int:
+    """All parameters of a block, without the norm in front of it."""
+    matrices = matrix_parameters(block, hidden)
+    match block:
+        case Attention(heads=heads, kv_heads=kv_heads, head_dim=head):
+            bias = head * (heads + 2 * kv_heads) + hidden if block.bias else 0
+            return matrices + bias + (2 * head if block.qk_norm else 0)
+        case LatentAttention():
+            return matrices + block.q_lora + block.kv_lora
+        case Mlp(ffn=ffn, gated=gated):
+            return matrices + ((2 if gated else 1) * ffn + hidden if block.bias else 0)
+        case Experts(experts=experts, ffn=ffn):
+            width = block.latent or hidden
+            bias = experts * ((2 if block.gated else 1) * ffn + width) + experts if block.bias else 0
+            return matrices + bias
+        case Mamba():
+            channels = block.inner + 2 * block.groups * block.state
+            return matrices + channels * (block.conv + 1) + 3 * block.heads + block.inner
+
+
+def norm_parameters(model: Model) -> int:
+    """Parameters of one norm over the hidden dimensions."""
+    return model.hidden * (2 if model.norm == "layer" else 1)
+
+
+def layer_parameters(model: Model, layer: Layer) -> int:
+    """Parameters of a layer with its norms."""
+    norms = len(layer) * (2 if model.post_norms else 1) * norm_parameters(model)
+    return norms + sum(parameters(block, model.hidden) for block in layer)
+
+
+def model_parameters(model: Model) -> int:
+    """Parameters of the whole model; those of further predictions too."""
+    layers = sum(layer_parameters(model, layer) for layer in model.all_layers)
+    embedding = model.vocab * model.hidden * (1 if model.tied else 2) + model.max_positions * model.hidden
+    further = model.mtp_layers * (2 * model.hidden * model.hidden + 3 * norm_parameters(model))
+    return layers + embedding + norm_parameters(model) + further

@@ -1,0 +1,301 @@
+"""What one rank works on, and the steps that blocks share: norms, parallel linear layers, their collectives.
+
+Sizes on a rank (arXiv 2205.05198): ``tokens`` of a micro-batch inside tensor-parallel regions, ``rows`` of
+them outside: with sequence parallelism one part in ``tp``. A column-parallel product is preceded by an
+all-gather of its input, a row-parallel one followed by a reduce-scatter of its output; without sequence
+parallelism the first is nothing and the second an all-reduce. The backward pass mirrors this, and gathers the
+input once more for the gradient of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hespas.generators.llm.kernels import Kernels, Tensor, Value
+from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.model import Model
+from hespas.generators.llm.settings import Precision, Training
+from hespas.graph import CollectiveKind, StridedGroups
+
+__all__ = ["Linear", "Rank"]
+
+Deferred = Callable[[Kernels], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A matrix ``inputs`` x ``outputs`` of a rank, by which ``rows`` are multiplied; ``count`` of them beside
+    each other (experts). ``format`` is that of its operands (empty: that of the run).
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    rows: int
+    count: int = 1
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
+    their own (zero bubble); None: they are made where they can be.
+    """
+
+    model: Model
+    layout: Layout
+    training: Training
+    deferred: list[Deferred] | None = None
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Who talks to whom."""
+        return Groups(self.layout)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on this context rank."""
+        return self.training.micro_batch * self.training.seq // self.layout.cp
+
+    @cached_property
+    def rows(self) -> int:
+        """Tokens outside tensor-parallel regions."""
+        return self.tokens // (self.layout.tp if self.layout.has_sequence_parallel else 1)
+
+    @cached_property
+    def expert_rows(self) -> int:
+        """Tokens that a rank routes to experts: those that no other tensor rank routes."""
+        return self.tokens // self.layout.tp
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return self.model.hidden
+
+    @property
+    def precision(self) -> Precision:
+        """Number formats."""
+        return self.training.precision
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the matrices themselves are trained, not adapters beside them."""
+        return self.training.lora_rank == 0
+
+    @cached_property
+    def stream(self) -> Tensor:
+        """The residual stream on this rank."""
+        return Tensor((self.rows, self.hidden), self.precision.compute)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The same inside tensor-parallel regions."""
+        return Tensor((self.tokens, self.hidden), self.precision.compute)
+
+    def value(self, rows: int, columns: int) -> Tensor:
+        """A matrix in the format of activations."""
+        return Tensor((rows, columns), self.precision.compute)
+
+    # --- norms and residuals
+
+    def norm(self, k: Kernels, name: str, x: Value, port: str) -> Value:
+        """A norm over the residual stream."""
+        return k.vector(name, f"{self.model.norm}_norm", [self.stream], [self.stream], after=[x], port=port)
+
+    def norm_backward(self, k: Kernels, name: str, grad: Value, x: Value, skip: Value) -> Value:
+        """The gradient of a norm's input, to which that of the residual connection is added."""
+        reads = [self.stream, self.stream, self.stream]
+        what = f"{self.model.norm}_norm_backward"
+        return k.vector(name, what, reads, [self.stream], after=[grad, x, skip])
+
+    def residual(self, k: Kernels, x: Value, y: Value, name: str = "residual") -> Value:
+        """The sum of the stream and what a block adds."""
+        return k.vector(name, "add", [self.stream, self.stream], [self.stream], after=[x, y])
+
+    def added(self, k: Kernels, key: str, x: Value, y: Value) -> Value:
+        """The stream with what a block adds, which some models normalise first."""
+        if self.model.post_norms:
+            k.name_port(f"{key}.post_input", y)
+            y = self.norm(k, "post_norm", y, "")
+        return self.residual(k, x, y)
+
+    def added_backward(self, k: Kernels, key: str, grad: Value) -> Value:
+        """The gradient of what a block adds."""
+        if self.model.post_norms:
+            return self.norm_backward(k, "post_norm.backward", grad, f"{key}.post_input", -1)
+        return grad
+
+    # --- collectives of tensor parallelism
+
+    @property
+    def scatter_name(self) -> str:
+        """How the sum over tensor ranks is made."""
+        return "reduce_scatter" if self.layout.has_sequence_parallel else "all_reduce"
+
+    def gather(self, k: Kernels, name: str, x: Value, port: str = "", control: Sequence[Value] = ()) -> Value:
+        """The whole rows from the parts that tensor ranks hold; as it is where each has all."""
+        if not self.layout.has_sequence_parallel:
+            k.name_port(port, x)
+            return x
+        extra = [each for each in control if not isinstance(each, str)]
+        return k.collective(
+            name,
+            CollectiveKind.ALL_GATHER,
+            self.groups.tensor,
+            self.whole,
+            after=[x],
+            control=extra,
+            port=port,
+        )
+
+    def scatter(self, k: Kernels, name: str, y: Value) -> Value:
+        """The sum over tensor ranks, of which each keeps its part, or all."""
+        if self.layout.tp == 1:
+            return y
+        kind = (
+            CollectiveKind.REDUCE_SCATTER if self.layout.has_sequence_parallel else CollectiveKind.ALL_REDUCE
+        )
+        return k.collective(name, kind, self.groups.tensor, self.whole, after=[y])
+
+    def gather_columns(self, k: Kernels, name: str, x: Value, columns: int) -> Value:
+        """Whole rows of another width from parts."""
+        if not self.layout.has_sequence_parallel:
+            return x
+        whole = self.value(self.tokens, columns)
+        return k.collective(name, CollectiveKind.ALL_GATHER, self.groups.tensor, whole, after=[x])
+
+    def scatter_columns(self, k: Kernels, name: str, y: Value, columns: int) -> Value:
+        """The sum over tensor ranks of rows of another width."""
+        if self.layout.tp == 1:
+            return y
+        sp = self.layout.has_sequence_parallel
+        kind = CollectiveKind.REDUCE_SCATTER if sp else CollectiveKind.ALL_REDUCE
+        whole = self.value(self.tokens, columns)
+        return k.collective(f"{name}.{self.scatter_name}", kind, self.groups.tensor, whole, after=[y])
+
+    # --- linear layers
+
+    def quantized(self, k: Kernels, name: str, tensor: Tensor, x: Value, element: str) -> Value:
+        """The operand of a product in its format, once more transposed for the backward pass."""
+        if element == self.precision.compute:
+            return x
+        narrow = Tensor(tensor.shape, element)
+        return k.vector(f"{name}.quantize", "quantize", [tensor], [narrow, narrow], after=[x])
+
+    def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
+        """``x`` times the matrix, and through adapters where only those are trained."""
+        element = layer.format or self.precision.matmul
+        narrow = self.quantized(k, layer.name, self._of(layer, layer.inputs), x, element)
+        y = k.product(
+            layer.name,
+            (layer.rows, layer.outputs, layer.inputs),
+            left=element,
+            result=self.precision.compute,
+            batch=layer.count,
+            after=[narrow],
+            port=port,
+        )
+        return y if self.trains_weights else self._adapted(k, layer, x, y, port)
+
+    def _of(self, layer: Linear, columns: int) -> Tensor:
+        lead = (layer.count,) if layer.count > 1 else ()
+        return Tensor((*lead, layer.rows, columns), self.precision.compute)
+
+    def _adapted(self, k: Kernels, layer: Linear, x: Value, y: Value, port: str) -> Value:
+        rank, name = self.training.lora_rank, f"{layer.name}.lora"
+        down = self._small(k, layer, f"{name}_a", (layer.rows, rank, layer.inputs), [x])
+        up = self._small(k, layer, f"{name}_b", (layer.rows, layer.outputs, rank), [down])
+        out = self._of(layer, layer.outputs)
+        return k.vector(f"{name}_add", "add", [out, out], [out], after=[y, up], port=port)
+
+    def _small(
+        self, k: Kernels, layer: Linear, name: str, sizes: tuple[int, int, int], after: Sequence[Value]
+    ) -> Value:
+        compute = self.precision.compute
+        return k.product(name, sizes, left=compute, result=compute, batch=layer.count, after=after)
+
+    def linear_backward(
+        self, k: Kernels, layer: Linear, grad: Value, x: Value, gathered: Value | None = None
+    ) -> Value:
+        """The gradient of the input; that of the weights is made beside or later. ``x`` is the input of the
+        product, ``gathered`` where it had to be gathered again.
+        """
+        element, compute = layer.format or self.precision.matmul, self.precision.compute
+        narrow = self.quantized(k, f"{layer.name}.grad", self._of(layer, layer.outputs), grad, element)
+        back = k.product(
+            f"{layer.name}.dgrad", (layer.rows, layer.inputs, layer.outputs),
+            left=element, result=compute, batch=layer.count, after=[narrow],
+        )  # fmt: skip
+        if self.trains_weights:
+            self._weights(k, layer, narrow, x if gathered is None else gathered, element)
+            return back
+        return self._adapters_backward(k, layer, grad, x, back)
+
+    def _weights(self, k: Kernels, layer: Linear, grad: Value, x: Value, element: str) -> None:
+        """Accumulate the gradient of a matrix, now or in a pass of its own."""
+        port = f"{k.module}.{layer.name}.grad"
+        k.name_port(port, grad)
+        source = k.named(x, f"{k.module}.{layer.name}.input")
+        accumulates = self.training.style == "megatron" and not self.training.pure_16bit
+
+        def make(later: Kernels) -> object:
+            return later.product(
+                f"{layer.name}.wgrad",
+                (layer.inputs, layer.outputs, layer.rows),
+                left=element,
+                result=self.precision.gradient if accumulates else self.precision.compute,
+                batch=layer.count,
+                accumulate=accumulates,
+                after=[f"backward:{port}", source],
+                port=f"{port}.weights",
+            )
+
+        self.later(k, make)
+
+    def later(self, k: Kernels, make: Deferred) -> None:
+        """Run what makes gradients of weights now, or leave it to a pass of its own."""
+        if self.deferred is None:
+            make(k)
+            return
+        module = k.module
+
+        def there(kernels: Kernels) -> object:
+            kernels.module = module
+            return make(kernels)
+
+        self.deferred.append(there)
+
+    def _adapters_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value, back: Value) -> Value:
+        """Gradients of both adapters, and of the input through them."""
+        rank, rows, name = self.training.lora_rank, layer.rows, f"{layer.name}.lora"
+        self._small(k, layer, f"{name}_b.wgrad", (rank, layer.outputs, rows), [grad, x])
+        inner = self._small(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
+        self._small(k, layer, f"{name}_a.wgrad", (layer.inputs, rank, rows), [inner, x])
+        through = self._small(k, layer, f"{name}_a.dgrad", (rows, layer.inputs, rank), [inner])
+        out = self._of(layer, layer.inputs)
+        return k.vector(f"{name}_add.backward", "add", [out, out], [out], after=[back, through])
+
+    # --- what only some layers do
+
+    def column_input(self, k: Kernels, name: str, x: Value, port: str) -> Value:
+        """The input of a column-parallel layer, gathered; under ``port`` the part that is kept."""
+        k.name_port(port, x)
+        return self.gather(k, f"{name}.all_gather", x)
+
+    def regathered(self, k: Kernels, name: str, kept: Value, grad: Value) -> Value | None:
+        """The input gathered once more, for gradients of weights; None where each rank kept all."""
+        if not (self.layout.has_sequence_parallel and self.trains_weights):
+            return None
+        return self.gather(k, f"{name}.regather", kept, control=[grad])
+
+    def gather_backward(self, k: Kernels, name: str, grad: Value) -> Value:
+        """The gradient of a column-parallel layer's input, summed over tensor ranks."""
+        return self.scatter(k, f"{name}.dgrad.{self.scatter_name}", grad)
+
+    def collective(
+        self, k: Kernels, name: str, kind: CollectiveKind, groups: StridedGroups, *, of: Tensor, x: Value
+    ) -> Value:
+        """A collective of a tensor where there is more than one rank, else its input."""
+        return x if groups.group_size == 1 else k.collective(name, kind, groups, of, after=[x])

@@ -1,0 +1,191 @@
+"""How a model is trained: sequences, batches, number formats, what is computed twice, what overlaps.
+
+Names are those of the frameworks: Megatron-Core's where it has one. Sizes are counts of sequences, tokens and
+micro-batches; degrees of parallelism are in :mod:`hespas.generators.llm.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hespas.graph.errors import UsageError
+
+__all__ = [
+    "MODULES",
+    "PRECISIONS",
+    "SCHEDULES",
+    "STYLES",
+    "Overlap",
+    "Precision",
+    "Recompute",
+    "ScheduleName",
+    "Style",
+    "Training",
+    "precision_of",
+    "recompute_of",
+]
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+Style = Literal["megatron", "torchtitan", "maxtext"]
+"""Whose kernels a step launches: Megatron-Core with Transformer Engine, PyTorch FSDP2 under torch.compile, or
+MaxText under XLA. They differ in what is fused, what is kept for the backward pass, and in which number
+format gradients add up.
+"""
+STYLES: tuple[Style, ...] = ("megatron", "torchtitan", "maxtext")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Number formats: ``matmul`` of the operands of matrix products in linear layers, ``attention`` of those
+    inside attention, ``compute`` of activations between operations and of weights as they are used,
+    ``gradient`` of accumulated gradients, ``head`` of the output projection.
+
+    ``quantizes``: operands of products are converted from ``compute`` first. ``transposed``: fp8 weights and
+    activations are kept a second time for the products of the backward pass. ``scale_block`` is the number
+    of elements that share one scale (0: a whole tensor).
+    """
+
+    name: str
+    matmul: str
+    compute: str = "bf16"
+    attention: str = "bf16"
+    gradient: str = "f32"
+    head: str = "bf16"
+    master: str = "f32"
+    scale_block: int = 0
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether operands of products are converted first."""
+        return self.matmul != self.compute
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    each.name: each
+    for each in (
+        Precision(name="bf16", matmul="bf16"),
+        Precision(name="fp16", matmul="f16", compute="f16", attention="f16", head="f16"),
+        Precision(name="f32", matmul="f32", compute="f32", attention="f32", head="f32"),
+        Precision(name="fp8-delayed", matmul="f8E4M3FN"),
+        Precision(name="fp8-current", matmul="f8E4M3FN"),
+        Precision(name="fp8-block", matmul="f8E4M3FN", scale_block=128),
+        Precision(name="fp8-rowwise", matmul="f8E4M3FN", scale_block=-1),
+        Precision(name="fp8-attention", matmul="f8E4M3FN", attention="f8E4M3FN"),
+        Precision(name="mxfp8", matmul="mxfp8", scale_block=32),
+        Precision(name="nvfp4", matmul="nvfp4", scale_block=16),
+        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN", scale_block=16),
+        Precision(name="int8", matmul="i8", scale_block=-1),
+    )
+}
+"""By name, as ``--precision`` takes them. Those that end in ``-attention`` compute attention in fp8."""
+
+MODULES = ("core_attn", "layernorm", "mlp_act", "moe_act", "mla_up_proj", "mlp", "moe", "qkv", "block")
+"""What may be computed again in the backward pass, by Megatron-Core's names where it has one: the product of
+scores and values, norms, activations of feed-forward blocks and of experts, up-projections of latent
+attention, whole feed-forward blocks, whole mixtures, projections of queries, keys and values, whole layers.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What is computed again in the backward pass: ``modules`` of :data:`MODULES`, in the first ``layers`` of
+    each stage (-1: in all). ``every``: only in each so-manieth layer. ``offloaded``: what is moved to the
+    host meanwhile instead, by module.
+    """
+
+    modules: frozenset[str] = frozenset()
+    layers: int = -1
+    every: int = 1
+    offloaded: frozenset[str] = frozenset()
+
+    def covers(self, module: str, place: int) -> bool:
+        """Whether a module of the ``place``-th layer of a stage is computed again."""
+        if self.layers >= 0 and place >= self.layers:
+            return False
+        return place % self.every == 0 and (module in self.modules or "block" in self.modules)
+
+    def whole(self, place: int) -> bool:
+        """Whether all of the ``place``-th layer is computed again."""
+        return self.covers("block", place) and "block" in self.modules
+
+
+def recompute_of(text: str) -> Recompute:
+    """``none``, ``selective`` (the product of scores and values, arXiv 2205.05198), ``full``, ``full:21``
+    (so many layers of each stage) or names of modules with commas. Raises ``UsageError``.
+    """
+    name, _, count = text.partition(":")
+    if name == "none" and not count:
+        return Recompute()
+    names = {"selective": ["core_attn"], "full": ["block"]}.get(name, name.split(","))
+    unknown = [each for each in names if each not in MODULES]
+    if unknown or (count and not count.isdecimal()):
+        raise UsageError(
+            f"recompute '{text}': {unknown[0] if unknown else count} is nothing that can be computed again",
+            hint=f"none, selective, full, full:LAYERS, or some of {', '.join(MODULES)} with commas",
+        )
+    return Recompute(modules=frozenset(names), layers=int(count) if count else -1)
+
+
+def precision_of(name: str) -> Precision:
+    """The number formats of that name. Raises ``UsageError``."""
+    aliases = {"fp32": "f32", "fp8": "fp8-current", "fp8-tensorwise": "fp8-current", "f16": "fp16"}
+    found = PRECISIONS.get(aliases.get(name, name))
+    if found is None:
+        raise UsageError(f"no precision '{name}'", hint=f"one of {', '.join(PRECISIONS)}")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What runs beside computation, each switchable.
+
+    ``gradients``: reductions of gradients start when the last of their bucket is there; ``parameters``: the
+    gathers of sharded weights run ahead of their layer (distributed optimizer, FSDP); ``tensor``: collectives
+    of tensor parallelism are split in as many parts as there are ranks and pipelined with the products beside
+    them; ``experts``: tokens travel to experts beside the shared expert; ``pipeline``: messages between
+    stages leave while the stage computes on.
+    """
+
+    gradients: bool = True
+    parameters: bool = True
+    tensor: bool = False
+    experts: bool = False
+    pipeline: bool = True
+
+    @classmethod
+    def none(cls) -> Overlap:
+        """Nothing overlaps."""
+        return cls(gradients=False, parameters=False, pipeline=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One optimizer step. ``global_batch`` and ``micro_batch`` count sequences of ``seq`` tokens.
+
+    ``lora_rank``: only adapters of that rank beside linear layers are trained (0: all weights). ``capacity``
+    is the capacity factor of experts (0: dropless), ``imbalance`` the load of the busiest rank's experts over
+    the mean. ``bucket_bytes``: gradients are reduced in buckets of so many bytes (0: those of a layer).
+    ``causal``: attention is masked. ``grad_norm``: gradients are clipped by their global norm.
+    """
+
+    seq: int
+    global_batch: int
+    micro_batch: int = 1
+    precision: Precision = field(default_factory=lambda: PRECISIONS["bf16"])
+    recompute: Recompute = field(default_factory=Recompute)
+    schedule: ScheduleName = "1f1b"
+    style: Style = "megatron"
+    overlap: Overlap = field(default_factory=Overlap)
+    lora_rank: int = 0
+    capacity: float = 0.0
+    imbalance: float = 1.0
+    bucket_bytes: int = 0
+    causal: bool = True
+    grad_norm: bool = True
+    optimizer_offload: bool = False
+    pure_16bit: bool = False
+    """Master weights, gradients and moments are 16-bit too."""

@@ -1,0 +1,330 @@
+"""One pipeline stage: its passes of a micro-batch, what begins and ends a step, and all in order.
+
+Weights and gradients travel as frameworks have them travel. With a sharded optimizer (ZeRO-1) gradients are
+reduce-scattered once a step and updated weights gathered, layer by layer, beside computation where that is
+asked for. FSDP (ZeRO-2, -3) gathers the weights of a layer before its forward pass, and before its backward
+pass where they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch. Experts'
+weights are reduced over the ranks that hold the same experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from hespas.generators.llm.assemble import Instance, Part, assembled
+from hespas.generators.llm.ends import Ends
+from hespas.generators.llm.kernels import Kernels, Tensor, Value
+from hespas.generators.llm.layers import backward_layer, forward_layer
+from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
+from hespas.generators.llm.model import Layer, Model
+from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.schedule import Action, order_of
+from hespas.generators.llm.settings import Training
+from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
+from hespas.graph import CollectiveKind, OpGraph, StridedGroups
+from hespas.graph.builder import GraphBuilder
+
+__all__ = ["stage_graph"]
+
+
+def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
+    """What the ranks of a stage do in a step. O(nodes)."""
+    return _Stage(model, layout, training, stage, name).graph()
+
+
+@dataclass
+class _Stage:
+    model: Model
+    layout: Layout
+    training: Training
+    stage: int
+    name: str
+    parts: list[Part] = field(default_factory=list[Part])
+
+    @cached_property
+    def builder(self) -> GraphBuilder:
+        builder = GraphBuilder(self.name)
+        builder.strings.add("micro-batches")
+        return builder
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of layers of each chunk."""
+        return layers_of_stages(self.model, self.layout)[self.stage]
+
+    @cached_property
+    def order(self) -> list[Action]:
+        return order_of(
+            self.training.schedule, self.layout, self.stage, micro_batches(self.layout, self.training)
+        )
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of weights have a pass of their own."""
+        return self.training.schedule == "zero-bubble" and self.layout.pp > 1
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether the first forward and the last backward pass of a step do more than the others."""
+        overlap = self.training.overlap
+        return self.layout.zero < 2 and (overlap.gradients or (self.layout.zero == 1 and overlap.parameters))
+
+    @cached_property
+    def rank(self) -> Rank:
+        return Rank(self.model, self.layout, self.training, [] if self.splits else None)
+
+    @cached_property
+    def ends(self) -> Ends:
+        return Ends(self.rank)
+
+    def layer(self, number: int) -> Layer:
+        return self.model.all_layers[number]
+
+    # --- the step
+
+    def graph(self) -> OpGraph:
+        last = micro_batches(self.layout, self.training) - 1
+        variants: dict[tuple[str, int, bool], int] = {}
+        for chunk in range(len(self.chunks)):
+            for special in (True, False) if last and self.has_variants else (True,):
+                # gradients of weights that a backward pass leaves are for the pass behind it
+                for kind in ("forward", "backward", *(("weights",) if self.splits else ())):
+                    variants[kind, chunk, special] = self._part(kind, chunk, special)
+        end = self._end()
+        sequence: list[Instance] = []
+        for action in self.order:
+            special = action.micro_batch == (0 if action.kind == "forward" else last)
+            part = variants[action.kind, action.chunk, special or not self.has_variants]
+            sequence.append(Instance(part, action.kind, action.micro_batch))
+        trips = 1
+        if self.layout.pp == 1 and last > 2:
+            trips = last - 1
+            body = [each._replace(loop=True) for each in sequence[2:4]]
+            sequence = sequence[:2] + body + sequence[-2:]
+        sequence.append(Instance(end, "end", -1))
+        return assembled(
+            self.builder.build(), self.parts, sequence, trips=trips, tag_period=2 * self.layout.vp
+        )
+
+    def _begin(self, kind: str, chunk: int) -> Kernels:
+        part = Part(kind, chunk, len(self.builder))
+        self.parts.append(part)
+        return Kernels(self.builder, part)
+
+    def _part(self, kind: str, chunk: int, special: bool) -> int:
+        k = self._begin(kind, chunk)
+        {"forward": self._forward, "backward": self._backward, "weights": self._weights}[kind](k, special)
+        k.part.end = len(self.builder)
+        return len(self.parts) - 1
+
+    # --- weights on their way
+
+    def _gathered(self, k: Kernels, number: int, ahead: int) -> list[int]:
+        """Gather a layer's weights; behind the node ``ahead``, so that not all are gathered at once."""
+        k.module = f"layers.{number}"
+        weights = weights_of_layer(self.model, self.layout, self.training, self.layer(number))
+        return self._gather(k, weights, ahead)
+
+    def _gather(self, k: Kernels, weights: Weights, ahead: int) -> list[int]:
+        nodes: list[int] = []
+        for name, elements, groups in self._shares(weights):
+            tensor = Tensor((elements,), self.training.precision.compute)
+            nodes.append(
+                k.collective(
+                    f"weights{name}.all_gather", CollectiveKind.ALL_GATHER, groups, tensor, control=[ahead]
+                )
+            )
+        return nodes
+
+    def _shares(self, weights: Weights) -> Iterator[tuple[str, int, StridedGroups]]:
+        """Dense weights and those of experts, with the ranks that share them, where there are several."""
+        groups = self.rank.groups
+        for name, elements, over in (
+            ("", weights.dense, groups.shards), (".experts", weights.experts, groups.expert_data),
+        ):  # fmt: skip
+            if elements and over.group_size > 1:
+                yield name, elements, over
+
+    def _reduced(self, k: Kernels, weights: Weights, after: Sequence[Value]) -> list[int]:
+        """Sum gradients over the ranks that hold the same weights, sharded where the optimizer is."""
+        element = (
+            self.training.precision.compute if self.training.pure_16bit else self.training.precision.gradient
+        )
+        nodes: list[int] = []
+        kind = CollectiveKind.REDUCE_SCATTER if self.layout.zero else CollectiveKind.ALL_REDUCE
+        for name, elements, groups in self._shares(weights):
+            tensor = Tensor((elements,), element)
+            node = k.collective(f"gradients{name}.{kind.name.lower()}", kind, groups, tensor, after=after)
+            copies = self.rank.groups.copies
+            if not name and copies.group_size > 1:
+                shard = Tensor((max(1, elements // groups.group_size),), element)
+                node = k.collective(
+                    "gradients.copies.all_reduce", CollectiveKind.ALL_REDUCE, copies, shard, after=[node]
+                )
+            nodes.append(node)
+        return nodes
+
+    def _weights_of(self, number: int) -> Weights:
+        return weights_of_layer(self.model, self.layout, self.training, self.layer(number))
+
+    @cached_property
+    def rest(self) -> Weights:
+        """Weights outside of layers: embedding, head, last norm."""
+        return weights_of_rest(
+            self.model,
+            self.layout,
+            self.training,
+            first=self.stage == 0,
+            last=self.stage == self.layout.pp - 1,
+        )
+
+    # --- passes
+
+    def _is_first(self, chunk: int) -> bool:
+        return self.stage == 0 and chunk == 0
+
+    def _is_last(self, chunk: int) -> bool:
+        return self.stage == self.layout.pp - 1 and chunk == self.layout.vp - 1
+
+    def _receive(self, k: Kernels, backward: bool) -> int:
+        way = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
+        tag = 2 * k.part.chunk + backward
+        return k.message("pipeline.recv", way, self.rank.stream, tag, sends=False)
+
+    def _send(self, k: Kernels, x: Value, backward: bool) -> None:
+        """To the next chunk, whose number a message bears: the same, or the next one from the last stage."""
+        way = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
+        chunk = k.part.chunk
+        chunk += (self.stage == self.layout.pp - 1) if not backward else -(self.stage == 0)
+        k.module = ""
+        node = k.message("pipeline.send", way, self.rank.stream, 2 * chunk + backward, sends=True, after=[x])
+        if not self.training.overlap.pipeline:
+            k.part.tail = node
+
+    def _forward(self, k: Kernels, first: bool) -> None:
+        chunk = k.part.chunk
+        numbers = self.chunks[chunk]
+        gathers = self.layout.zero >= 2 or (
+            self.layout.zero == 1 and first and self.training.overlap.parameters
+        )
+        x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
+        ahead = -1
+        pending = self._gathered(k, numbers[0], -1) if gathers and numbers else []
+        for place, number in enumerate(numbers):
+            k.follow = pending
+            pending = []
+            before = len(self.builder)
+            if gathers and place + 1 < len(numbers):
+                pending = self._gathered(k, numbers[place + 1], ahead)
+            x = self._layer(k, number, x)
+            ahead = k.first_compute(before)
+        k.module = ""
+        if self._is_last(chunk):
+            self.ends.loss(k, x)
+        else:
+            k.name_port("out", x)
+            self._send(k, x, backward=False)
+
+    def _layer(self, k: Kernels, number: int, x: Value) -> Value:
+        if number < len(self.model.layers):
+            return forward_layer(self.rank, k, self.layer(number), number, x)
+        self.ends.loss(k, x)  # of the prediction before this one
+        x = self.ends.next_token(k, number, x)
+        return forward_layer(self.rank, k, self.layer(number), number, x)
+
+    def _backward(self, k: Kernels, last: bool) -> None:
+        chunk = k.part.chunk
+        numbers = self.chunks[chunk]
+        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
+        gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
+        if gathers and numbers:
+            pending = self._gathered(k, numbers[-1], -1)
+        for place in reversed(range(len(numbers))):
+            number = numbers[place]
+            k.follow, pending, before = pending, [], len(self.builder)
+            if gathers and place:
+                pending = self._gathered(k, numbers[place - 1], ahead)
+            grad = self._layer_backward(k, number, grad, place)
+            ahead = k.first_compute(before)
+            k.module = f"layers.{number}"
+            k.name_port(f"done.{number}", k.part.tail)
+            if not self.splits:
+                self._reduce_here(k, number, k.part.tail, last)
+        k.module = ""
+        if self._is_first(chunk):
+            self.ends.embed_backward(k, grad)
+        else:
+            self._send(k, grad, backward=True)
+        k.name_port("done", k.part.tail)
+
+    def _layer_backward(self, k: Kernels, number: int, grad: Value, place: int) -> Value:
+        grad = backward_layer(self.rank, k, self.layer(number), number, grad, place=place)
+        if number < len(self.model.layers):
+            return grad
+        grad = self.ends.next_token_backward(k, number, grad)
+        return self.ends.loss_backward(k, grad)
+
+    def _reduce_here(self, k: Kernels, number: int, done: Value, last: bool) -> None:
+        """Reduce a layer's gradients after its pass: each micro-batch with FSDP, else after the last."""
+        if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
+            for place, node in enumerate(self._reduced(k, self._weights_of(number), [done])):
+                k.name_port(f"reduced.{number}.{place}", node)
+
+    def _weights(self, k: Kernels, last: bool) -> None:
+        made = self.rank.deferred or []
+        for make in made:
+            make(k)
+        k.module = ""
+        k.name_port("done", k.part.tail)
+        if last and self.training.overlap.gradients:
+            for number in reversed(self.chunks[k.part.chunk]):
+                k.module = f"layers.{number}"
+                self._reduce_here(k, number, k.part.tail, last)
+        if self.rank.deferred is not None:
+            self.rank.deferred.clear()
+
+    # --- the end of a step
+
+    def _end(self) -> int:
+        k = self._begin("end", 0)
+        kind = "weights" if self.splits else "backward"
+        reduced: list[Value] = []
+        early = self.layout.zero >= 2 or self.training.overlap.gradients
+        for chunk, numbers in enumerate(self.chunks):
+            for number in numbers:
+                k.module = f"layers.{number}"
+                done = f"{kind}@{chunk}:done"
+                weights = self._weights_of(number)
+                if early:
+                    places = range(len(list(self._shares(weights))))
+                    reduced += [f"{kind}@{chunk}:reduced.{number}.{place}" for place in places]
+                else:
+                    reduced += self._reduced(k, weights, [done])
+            reduced.append(f"{kind}@{chunk}:done")
+        k.module = ""
+        total = sum((self._weights_of(number) for numbers in self.chunks for number in numbers), self.rest)
+        self.ends.finish(k, total, self._reduce_rest(k, reduced), self._regather)
+        k.part.end = len(self.builder)
+        return len(self.parts) - 1
+
+    def _reduce_rest(self, k: Kernels, reduced: list[Value]) -> list[Value]:
+        """Gradients of what stands outside of layers, and of norms under sequence parallelism."""
+        done = [each for each in reduced if isinstance(each, str) and each.endswith(":done")]
+        k.module = "ends"
+        nodes: list[Value] = [*reduced, *self._reduced(k, self.rest, done)]
+        nodes += self.ends.shared_gradients(k, self.stage, done, sum(map(len, self.chunks)))
+        k.module = ""
+        return nodes
+
+    def _regather(self, k: Kernels, updated: Value) -> None:
+        """Updated weights, where they are not gathered ahead of their use."""
+        if self.layout.zero not in {1} or isinstance(updated, str):
+            return
+        if not self.training.overlap.parameters:
+            for numbers in self.chunks:
+                for number in numbers:
+                    self._gathered(k, number, updated)
+        k.module = "ends"
+        self._gather(k, self.rest, updated)

@@ -1,0 +1,285 @@
+"""Steps of language models: work that no layout changes, the traffic of each scheme, and what STAGE gets
+wrong (numbers of its defects in the comments).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import hespas
+from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.model import Model
+from hespas.generators.llm.settings import Overlap, precision_of, recompute_of
+from hespas.generators.llm.step import training_workload
+from hespas.graph import CollectiveKind, NodeKind, OpClass, Workload
+from hespas.graph.errors import UsageError
+from hespas.graph.passes import is_topological
+from hespas.graph.workload import workloads_equal
+from tests.generators.llm.small_models import (
+    DENSE,
+    HYBRID,
+    MIXTURE,
+    MODELS,
+    PLAIN,
+    calls,
+    product_flops,
+    step,
+    training,
+)
+
+LAYOUTS = (
+    Layout(tp=4),
+    Layout(tp=2, sequence_parallel=False),
+    Layout(dp=4),
+    Layout(dp=2, zero=0),
+    Layout(dp=4, zero=2),
+    Layout(dp=4, zero=3),
+    Layout(dp=4, zero=3, shard=2),
+    Layout(cp=4, dp=2),
+    Layout(cp=2, ring_attention=True),
+    Layout(pp=4),
+    Layout(pp=2, vp=2),
+    Layout(dp=2, tp=2, pp=2, cp=2),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
+def test_no_layout_changes_the_work(model: Model, layout: Layout) -> None:
+    if model is MIXTURE and layout.tp > 1 and not layout.sequence_parallel:
+        with pytest.raises(UsageError, match="sequence parallelism"):
+            step(model, layout)
+        return
+    alone, spread = step(model, Layout()), step(model, layout)
+    assert product_flops(spread) == pytest.approx(product_flops(alone), rel=0.002)
+    assert spread.num_ranks == layout.ranks
+    assert all(is_topological(graph) for graph in spread.classes)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_no_schedule_changes_the_work(schedule: str) -> None:
+    assert product_flops(step(DENSE, Layout(pp=4), schedule=schedule)) == product_flops(step(DENSE, Layout()))
+
+
+def test_work_of_a_dense_step_is_six_times_parameters_and_attention() -> None:
+    seq, batch, hidden, layers = 256, 8, 512, 8
+    matrices = layers * (hidden * 64 * (8 + 8 + 4 + 4) + 3 * hidden * 1536) + hidden * 1024
+    pairs = seq * (seq + 1) / 2
+    attention = layers * batch * 8 * 64 * 4 * pairs * 3.5  # defect 3: quadratic in the sequence
+    assert product_flops(step(DENSE, Layout())) == pytest.approx(
+        6 * matrices * seq * batch + attention
+    )  # defect 2
+
+
+def test_full_recomputation_adds_a_forward_pass_of_the_layers() -> None:
+    plain, again = (
+        product_flops(step(DENSE, Layout(), recompute=recompute_of(each))) for each in ("none", "full")
+    )
+    head = 6 * 512 * 1024 * 256 * 8
+    pairs = 8 * 8 * 8 * 64 * 4 * 256 * 257 / 2
+    forward = (plain - head - 3.5 * pairs) / 3 + pairs
+    assert again - plain == pytest.approx(forward)
+    layers = product_flops(step(DENSE, Layout(), recompute=recompute_of("full:3")))
+    assert layers - plain == pytest.approx(forward * 3 / 8)
+
+
+@pytest.mark.parametrize(
+    "modules", ["selective", "layernorm", "mlp_act", "mlp", "qkv", "layernorm,mlp_act,core_attn"]
+)
+def test_parts_are_computed_again_where_they_are_asked_for(modules: str) -> None:
+    plain, again = step(DENSE, Layout(tp=2)), step(DENSE, Layout(tp=2), recompute=recompute_of(modules))
+    assert len(again.classes[0]) > len(plain.classes[0])
+    assert hespas.check(again).valid
+
+
+A = 256 * 512 * 2  # bytes of a micro-batch of activations: tokens x hidden x 16 bit
+SYNC = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+
+
+def test_traffic_of_tensor_parallelism() -> None:
+    layout, layers, micro = Layout(tp=4), 8, 8
+    graph, groups = step(DENSE, layout).classes[0], Groups(layout).tensor
+    reduce, gather, scatter = (calls(graph, kind, groups) for kind in SYNC)
+    # forward 2 and 2 a layer, backward as many and 2 to gather inputs again; embedding and head
+    assert gather.count(A / 4) == micro * (layers * (2 + 2 + 2) + 1 + 1 + 1)
+    assert scatter.count(A) == micro * (layers * 4 + 1 + 1)
+    assert len(reduce) == micro * 3 + 2  # the loss; gradients of norms and their norm once
+    assert reduce.count(256 * 4) == micro * 3
+
+
+def test_traffic_of_tensor_parallelism_without_sequence_parallelism() -> None:
+    layout = Layout(tp=4, sequence_parallel=False)
+    graph, groups = step(DENSE, layout).classes[0], Groups(layout).tensor
+    reduce, gather, scatter = (calls(graph, kind, groups) for kind in SYNC)
+    assert reduce.count(A) == 8 * (8 * 4 + 1 + 1)
+    assert not gather
+    assert not scatter
+
+
+def gradients(model_bytes: int, each: list[float]) -> bool:
+    return sum(each) == model_bytes
+
+
+def parameters_of_dense() -> int:
+    return 8 * (512 * 64 * 24 + 3 * 512 * 1536 + 2 * 512) + 2 * 1024 * 512 + 512
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_gradients_are_reduced_once_a_step(micro: int) -> None:  # defects 1 and 4
+    layout = Layout(dp=4, zero=0)
+    graph = step(DENSE, layout, global_batch=4 * micro).classes[0]
+    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, Groups(layout).data) if each > 4]
+    assert sum(reduce) == 4 * parameters_of_dense()
+
+
+def test_a_sharded_optimizer_scatters_gradients_and_gathers_weights() -> None:
+    layout = Layout(dp=4, zero=1)
+    graph, shards = step(DENSE, layout, global_batch=16).classes[0], Groups(layout).shards
+    assert sum(calls(graph, CollectiveKind.REDUCE_SCATTER, shards)) == 4 * parameters_of_dense()
+    assert sum(calls(graph, CollectiveKind.ALL_GATHER, shards)) == 2 * parameters_of_dense() / 4
+
+
+def test_fsdp_gathers_twice_and_scatters_once_a_micro_batch() -> None:
+    layout, micro = Layout(dp=4, zero=3), 2
+    graph, shards = step(DENSE, layout, global_batch=8).classes[0], Groups(layout).shards
+    layers = parameters_of_dense() - 2 * 1024 * 512 - 512
+    gather = sum(calls(graph, CollectiveKind.ALL_GATHER, shards))
+    assert gather >= 2 * micro * 2 * layers / 4
+    assert gather <= 2 * micro * 2 * parameters_of_dense() / 4
+    assert sum(calls(graph, CollectiveKind.REDUCE_SCATTER, shards)) >= 4 * micro * layers
+
+
+def test_experts_travel_by_all_to_all() -> None:
+    layout = Layout(dp=4, ep=4)
+    graph = step(MIXTURE, layout, global_batch=4).classes[0]
+    sent = calls(graph, CollectiveKind.ALL_TO_ALL, Groups(layout).experts)
+    assert sent == [256 * 2 * 512 * 2] * (
+        4 * 5
+    )  # 4 mixtures and that of the further prediction, both ways twice
+    held = calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).expert_data)
+    assert not held  # each expert is on one rank
+
+
+def test_capacity_pads_what_travels() -> None:
+    layout = Layout(dp=4, ep=4)
+    graph = step(MIXTURE, layout, global_batch=4, capacity=1.25).classes[0]
+    assert set(calls(graph, CollectiveKind.ALL_TO_ALL, Groups(layout).experts)) == {256 * 2 * 512 * 2 * 1.25}
+
+
+def test_keys_travel_between_context_ranks() -> None:
+    layout = Layout(cp=4)
+    graph, groups = step(DENSE, layout, global_batch=1).classes[0], Groups(layout).context
+    piece = 2 * 64 * 4 * 64 * 2  # keys and values of 64 tokens, 4 heads of 64, 16 bit
+    assert calls(graph, CollectiveKind.ALL_GATHER, groups).count(piece) == 2 * 8
+    assert calls(graph, CollectiveKind.REDUCE_SCATTER, groups).count(4 * piece) == 8
+    ring = step(DENSE, Layout(cp=4, ring_attention=True), global_batch=1).classes[0]
+    permutes = ring.p2p.comm_bytes[ring.kind[ring.p2p.node] == NodeKind.PERMUTE]
+    assert sorted(set(permutes.tolist())) == [piece, 2 * piece]
+    assert len(permutes) == 8 * 2 * 3
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=4, dp=2, tp=2)])
+def test_messages_between_stages_have_tags_of_their_own(layout: Layout) -> None:  # defect 7
+    workload = step(DENSE, layout)
+    sends, receives = set[tuple[int, int, int]](), set[tuple[int, int, int]]()
+    for stage, graph in enumerate(workload.classes):
+        rank = int(workload.ranks_of(stage)[0])
+        for row, node in enumerate(graph.p2p.node.tolist()):
+            way = graph.permutations[int(graph.p2p.permutation[row])]
+            tag = int(graph.p2p.tag[row])
+            if graph.kind[node] == NodeKind.SEND:
+                key = (rank, way.target_of(rank), tag)
+                assert key not in sends
+                sends.add(key)
+            else:
+                receives.add((way.source_of(rank), rank, tag))
+            assert float(graph.p2p.comm_bytes[row]) == A / layout.tp
+    first = {(a, b, tag) for a, b, tag in sends if min(a, b) >= 0}
+    assert first == receives
+    assert max(tag for *_, tag in sends) < 500_000_000
+
+
+def test_bytes_of_a_product_are_those_of_operands_and_result() -> None:  # defect 5
+    graph = step(DENSE, Layout()).classes[0]
+    node = next(each for each in range(len(graph)) if graph.node_name(each) == "layers.0.mlp.fc1")
+    m, n, k = 256, 2 * 1536, 512
+    assert graph.bytes_moved[node] == 2 * (m * k + k * n + m * n)
+
+
+def test_looking_up_embeddings_is_no_product() -> None:  # defect 6
+    graph = step(DENSE, Layout(tp=2)).classes[0]
+    found = [each for each in range(len(graph)) if graph.node_name(each) == "embedding.lookup"]
+    assert {int(graph.op_class[each]) for each in found} == {OpClass.GATHER}
+    assert {float(graph.flops[each]) for each in found} == {0.0}
+
+
+def test_equal_settings_give_equal_workloads() -> None:  # defect 7
+    for model, layout in ((MIXTURE, Layout(dp=2, tp=2, pp=2)), (HYBRID, Layout(dp=2, tp=2))):
+        assert not workloads_equal(step(model, layout), step(model, layout))
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings", "rule"),
+    [
+        (Layout(tp=3), {}, "tp-divides-heads"),  # defect 8
+        (Layout(tp=16), {}, "tp-divides-heads"),
+        (Layout(tp=8, dp=0), {}, "dp-positive"),
+        (Layout(pp=9), {}, "pp-divides-layers"),
+        (Layout(vp=2), {}, "vp-needs-pp"),
+        (Layout(pp=4, vp=2), {"global_batch": 6}, "vp-micro-batches"),
+        (Layout(ep=2, dp=2), {}, "ep-needs-experts"),
+        (Layout(cp=3), {}, "cp-divides-seq"),
+        (Layout(dp=3), {}, "batch-divides"),
+        (Layout(dp=4, shard=3), {}, "shard-divides-dp"),
+        (Layout(zero=4), {}, "zero-level"),
+        (Layout(pp=2, vp=2), {"schedule": "zero-bubble"}, "vp-schedule"),
+        (Layout(pp=2, vp=2), {"schedule": "gpipe"}, "vp-schedule"),
+    ],
+)
+def test_layouts_that_cannot_be_name_their_rule(layout: Layout, settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        step(DENSE, layout, **settings)
+    assert caught.value.code == rule
+    assert caught.value.hint
+
+
+def test_experts_that_do_not_spread_are_refused() -> None:
+    with pytest.raises(UsageError, match="16 experts do not spread over 3"):
+        training_workload(MIXTURE, Layout(dp=3, ep=3), training(global_batch=9))
+
+
+SETTINGS: tuple[tuple[Model, Layout, dict[str, Any]], ...] = (
+    (DENSE, Layout(dp=2, tp=2, pp=4), {}),
+    (DENSE, Layout(pp=4, vp=2, dp=2), {"schedule": "interleaved"}),
+    (DENSE, Layout(pp=4), {"schedule": "gpipe"}),
+    (DENSE, Layout(pp=4, dp=2), {"schedule": "zero-bubble"}),
+    (DENSE, Layout(dp=2, tp=2), {"precision": precision_of("mxfp8")}),
+    (DENSE, Layout(dp=2, tp=2), {"lora_rank": 8}),
+    (DENSE, Layout(pp=2, dp=2), {"overlap": Overlap.none()}),
+    (PLAIN, Layout(pp=2, dp=2, tp=2), {}),
+    (MIXTURE, Layout(dp=2, tp=2, pp=2, ep=4), {}),
+    (MIXTURE, Layout(dp=4, ep=2, etp=2), {"overlap": Overlap(experts=True)}),
+    (MIXTURE, Layout(dp=2, tp=2, ep=2), {"recompute": recompute_of("moe_act,mla_up_proj,layernorm")}),
+    (HYBRID, Layout(dp=2, tp=2, pp=2), {"recompute": recompute_of("full")}),
+    (DENSE, Layout(dp=4, zero=3, shard=2), {"style": "torchtitan"}),
+)
+
+
+@pytest.mark.parametrize(("model", "layout", "settings"), SETTINGS)
+def test_steps_are_valid_and_run(model: Model, layout: Layout, settings: dict[str, Any]) -> None:
+    workload = step(model, layout, **settings)
+    report = hespas.check(workload, profile="astra-sim")
+    assert report.valid
+    assert {each.code for each in report.result.violations} <= {"ET023", "ET021"}
+    done = hespas.simulate(workload, "H100-SXM", system="dgx-h100")
+    assert done.step_ns > 0
+    assert sum(each.unknown for each in done.classes) == 0
+
+
+def test_settings_are_not_spent_on_generating() -> None:
+    layout = Layout(dp=4096, tp=8, pp=2)
+    workload: Workload = step(DENSE, layout, global_batch=4096 * 4)
+    assert workload.num_ranks == 65_536
+    assert sum(map(len, workload.classes)) < 10_000
