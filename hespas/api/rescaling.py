@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hespas.api.io import as_workload, read
 from hespas.api.preparation import Conservation, Dropped, rank_totals
-from hespas.converters import ReadOptions
+from hespas.converters import ReadOptions, Value
 from hespas.generators.rescale import Rescale, parse_sizes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.passes import Totals
 
-__all__ = ["Rescaled", "Rescaling", "as_rescaling"]
+__all__ = ["Rescaled", "Rescaling", "rescaled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaling:
-    """``sizes`` of axes to be (``dp=512`` or a mapping); ``mesh`` names the axes of the trace, outermost first;
+    """``sizes`` of axes to be (``dp=512`` or a mapping); ``mesh`` names the trace's own, outermost first;
     ``others`` are traces of the same program, each at another size of one axis.
     """
 
@@ -59,9 +59,14 @@ class Rescaled:
         return replace(conservation, before=self.before, dropped=(*self.dropped, *conservation.dropped))
 
 
-def as_rescaling(stated: Rescaling | Mapping[str, int] | str | None) -> Rescaling | None:
-    """What a caller says, in full."""
-    return stated if stated is None or isinstance(stated, Rescaling) else Rescaling(sizes=stated)
+def rescaled(
+    value: Value, stated: Rescaling | Mapping[str, int] | str | None, reading: ReadOptions, found: Diagnostics
+) -> tuple[Value, Callable[[Conservation | None], Conservation | None]]:
+    """The value in another size where somebody asks for one, and what that adds to its account."""
+    if not stated or not isinstance(value, Workload):
+        return value, lambda account: account
+    done = (stated if isinstance(stated, Rescaling) else Rescaling(sizes=stated)).run(value, reading, found)
+    return done.workload, done.account
 
 
 def _dropped(before: Totals, ranks: int, done: Workload, changed: int) -> tuple[Dropped, ...]:

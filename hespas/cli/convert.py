@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hespas.api import Conversion
-    from hespas.api.conversion import EventConservation
+    from hespas.api.event_account import EventConservation
     from hespas.api.rescaling import Rescaling
 
 __all__ = ["app", "convert", "main"]

@@ -1,5 +1,3 @@
 """Workloads that nobody recorded: symbolic models at any parallelism, benchmarks, random programs, and traces
 of a small run taken to another size.
 """
-
-__all__: list[str] = []

@@ -9,7 +9,7 @@ from math import nan, prod
 import numpy as np
 
 from hespas.graph import DTYPES, DYNAMIC, Csr, OpGraph, TensorTypes
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 
 __all__ = [
@@ -130,8 +130,8 @@ def _bytes_in(types: TensorTypes, row: int, shape: tuple[int, ...]) -> float:
         return nan
     if before != element.storage_bytes(types.elements(row)):
         raise UnsupportedError(
-            f"{shape_text(types, row)} takes {before:,.0f} bytes, more than its elements: no rule says how many "
-            f"as {list(shape)}",
+            f"{shape_text(types, row)} takes {before:,.0f} bytes, more than its elements: no rule says how "
+            f"many as {list(shape)}",
             position="tensor types",
             hint="rescale along another axis, or trace the larger run",
         )
@@ -155,16 +155,32 @@ def changed_nodes(graph: OpGraph, after: Figures) -> BoolArray:
 
 def with_figures(graph: OpGraph, after: Figures) -> OpGraph:
     """The graph with other figures; everything else stays."""
-    tables = {
-        table: replace(
-            getattr(graph, table),
-            **{
-                name: column.astype(getattr(getattr(graph, table), name).dtype)
-                for name, column in columns.items()
-            },
-        )
-        for table, columns in after.tables.items()
-    }
+    node, calls, products = after.node, after.tables["collectives"], after.tables["contractions"]
+    batch, m, n, k = (products[name].astype(np.int64) for name in ("batch", "m", "n", "k"))
     return replace(
-        graph, **after.node, **tables, operands=after.operands, results=after.results, types=after.types
+        graph,
+        flops=node["flops"],
+        useful_flops=node["useful_flops"],
+        transcendentals=node["transcendentals"],
+        bytes_read=node["bytes_read"],
+        bytes_written=node["bytes_written"],
+        collectives=replace(
+            graph.collectives,
+            comm_bytes=calls["comm_bytes"],
+            operand_bytes=calls["operand_bytes"],
+            result_bytes=calls["result_bytes"],
+        ),
+        p2p=replace(graph.p2p, comm_bytes=after.tables["p2p"]["comm_bytes"]),
+        contractions=replace(
+            graph.contractions,
+            batch=batch,
+            m=m,
+            n=n,
+            k=k,
+            flops=products["flops"],
+            useful_flops=products["useful_flops"],
+        ),
+        operands=after.operands,
+        results=after.results,
+        types=after.types,
     )

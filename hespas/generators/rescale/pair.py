@@ -66,45 +66,42 @@ def extended(graph: OpGraph, now: Figures, other: OpGraph, sizes: Sizes) -> Figu
 
 def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, sizes: Sizes) -> None:
     """Both must be one program: the same operations, in the same order, with as many operands."""
-    ops, others = (
-        [g.op_name(node) for node in each] for g, each in ((graph, rows.tolist()), (other, range(len(other))))
-    )
-    first = next((place for place, (a, b) in enumerate(zip(ops, others, strict=False)) if a != b), None)
-    if first is None and len(ops) != len(others):
-        first = min(len(ops), len(others)) - 1
-    if first is not None:
-        raise UnsupportedError(
-            f"the traces at {sizes.axis}={sizes.first} and {sizes.axis}={sizes.second} are not the same program: "
-            f"{len(ops)} operations against {len(others)}, the first that differs is {ops[first]} against "
-            f"{others[first]}",
-            position=node_text(graph, int(rows[first])),
-            hint="trace both before a compiler chooses by size (StableHLO), or at sizes where it chooses alike",
-        )
+    _check_operations(graph, rows, other, sizes)
     for name in ("operands", "results"):
         unlike = np.flatnonzero(getattr(graph, name).lengths[rows] != getattr(other, name).lengths)
         if len(unlike):
             raise _unfit(graph, int(rows[unlike[0]]), f"it has other {name} in the second trace", sizes)
     places = np.cumsum(~is_recorded_wait(graph)) - 1
-    for table in ("collectives", "p2p", "contractions"):
+    for table in TABLE_FIGURES:
         one, two = getattr(graph, table), getattr(other, table)
         if len(one) != len(two) or (places[one.node] != two.node).any():
-            raise UnsupportedError(
-                f"the traces at {sizes.axis}={sizes.first} and {sizes.axis}={sizes.second} do not have the same "
-                f"{table}: {len(one)} against {len(two)}",
-                position=graph.name,
-                hint="trace the same program at both sizes",
-            )
+            why = f"the second trace does not have the same {table}: {len(two)} against {len(one)}"
+            raise _unfit(graph, int(one.node[0]) if len(one) else 0, why, sizes)
     kinds = np.flatnonzero(graph.collectives.kind != other.collectives.kind)
     if len(kinds):
-        raise _unfit(
-            graph,
-            int(graph.collectives.node[kinds[0]]),
-            "it is another collective in the second trace",
-            sizes,
-        )
+        node = int(graph.collectives.node[kinds[0]])
+        raise _unfit(graph, node, "it is another collective in the second trace", sizes)
     trips = np.flatnonzero(~same(graph.multiplicity[rows], other.multiplicity))
     if len(trips):
         raise _unfit(graph, int(rows[trips[0]]), "it runs another number of times in the second trace", sizes)
+
+
+def _check_operations(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, sizes: Sizes) -> None:
+    ops = [graph.op_name(node) for node in rows.tolist()]
+    others = [other.op_name(node) for node in range(len(other))]
+    pairs = enumerate(zip(ops, others, strict=False))
+    first = next((place for place, (one, two) in pairs if one != two), None)
+    if first is None and len(ops) != len(others):
+        first = min(len(ops), len(others)) - 1
+    if first is None:
+        return
+    raise UnsupportedError(
+        f"the traces at {sizes.axis}={sizes.first} and {sizes.axis}={sizes.second} are not the same program: "
+        f"{len(ops)} operations against {len(others)}, the first that differs is {ops[first]} against "
+        f"{others[first]}",
+        position=node_text(graph, int(rows[first])),
+        hint="trace before a compiler chooses by size (StableHLO), or at sizes where it chooses alike",
+    )
 
 
 def _unfit(graph: OpGraph, node: int, why: str, sizes: Sizes) -> UnsupportedError:
@@ -159,12 +156,11 @@ class _Fit:
         codes: set[int] = set()
         for before, behind, extent in zip(one, two, self._now.types.shape(current), strict=True):
             code = _code_of(before, behind, sizes)
-            numerator = extent * (sizes.first if code == _INVERSE else sizes.wanted)
-            denominator = sizes.wanted if code == _INVERSE else sizes.first
-            if code == _MIXED or (code != _CONSTANT and numerator % denominator):
-                why = f"{shape_text(types, a)} against {shape_text(others, b)}, extent {before} against {behind}"
-                raise _unfit(self._graph, node, why, sizes)
-            new.append(extent if code == _CONSTANT else numerator // denominator)
+            grown = _grown(extent, code, sizes)
+            if grown < 0:
+                shapes = f"{shape_text(types, a)} against {shape_text(others, b)}"
+                raise _unfit(self._graph, node, f"{shapes}, extent {before} against {behind}", sizes)
+            new.append(grown)
             codes.add(code)
         return self.rows_of_types.with_shape(current, tuple(new)), (_INVERSE in codes, _LINEAR in codes)
 
@@ -188,7 +184,12 @@ class _Fit:
         return self._fitted(name, before, behind, self._now.tables[table][name], one.node)
 
     def _fitted(
-        self, name: str, one: FloatArray, two: FloatArray, now: FloatArray, nodes: NDArray[np.integer]
+        self,
+        name: str,
+        one: FloatArray,
+        two: FloatArray,
+        now: FloatArray,
+        nodes: NDArray[np.integer],
     ) -> FloatArray:
         """Each figure by the rule that fits it."""
         first, second, wanted = self._sizes.first, self._sizes.second, self._sizes.wanted
@@ -219,3 +220,11 @@ def _code_of(one: int, two: int, sizes: Sizes) -> int:
     if one * sizes.first == two * sizes.second:
         return _INVERSE
     return _LINEAR if one * sizes.second == two * sizes.first else _MIXED
+
+
+def _grown(extent: int, code: int, sizes: Sizes) -> int:
+    """An extent at the wanted size, -1 where no whole number is one."""
+    if code == _CONSTANT:
+        return extent
+    times, parts = (sizes.first, sizes.wanted) if code == _INVERSE else (sizes.wanted, sizes.first)
+    return -1 if code == _MIXED or extent * times % parts else extent * times // parts

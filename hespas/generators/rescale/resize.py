@@ -33,10 +33,17 @@ from hespas.generators.rescale.traffic import (
 )
 from hespas.graph import (
     ABSENT,
+    ACCUMULATOR_BITS,
+    DONATED_TO,
+    IN_PLACE,
+    MAC_NOISE_SIGMA,
     PROGRAM_BYTES,
+    RETURNED,
+    SOURCE_DTYPE,
     WHOLE_JOB,
     CollectiveKind,
     Diagnostics,
+    ExtraTable,
     OpGraph,
     Permutation,
     Workload,
@@ -121,7 +128,7 @@ class Rescale:
         if unknown:
             raise UsageError(
                 f"the mesh {mesh or 'of one rank'} has no axis {unknown[0]!r}",
-                hint=f"--rescale one of {', '.join(mesh.names) or 'the axes'}, or name them: --mesh dp=2,tp=4",
+                hint=f"one of {', '.join(mesh.names) or 'no axes'}, or name them: --mesh dp=2,tp=4",
             )
         return mesh
 
@@ -131,15 +138,15 @@ class Rescale:
             row = traffic[name]
             if not row.kinds and not row.messages:
                 raise UnsupportedError(
-                    f"nothing in the trace is sent along axis {name} of {mesh}: what a larger one would send is "
-                    "not known",
+                    f"nothing in the trace is sent along axis {name} of {mesh}: what a larger one would "
+                    "send is not known",
                     position=f"axis {name}",
                     hint=f"trace a run with {name} of 2 or more",
                 )
             if row.messages or rule_of(name, row) == "pipeline":
                 raise UnsupportedError(
-                    f"axis {name} is a pipeline or a ring: another number of stages moves layers and microbatches "
-                    "between ranks, which changes their programs",
+                    f"axis {name} is a pipeline or a ring: another number of stages moves layers and "
+                    "microbatches between ranks, which changes their programs",
                     position=f"axis {name}",
                     hint="trace a run with as many stages, and rescale its other axes",
                 )
@@ -268,7 +275,8 @@ class _Source:
         return grid.reshape(-1)
 
     def check_alike(self, diagnostics: Diagnostics) -> None:
-        """Ranks along an axis that changes must call the same collectives; other work may differ, and is told.
+        """Ranks along an axis that changes must call the same collectives; other work may differ, and is
+        told.
 
         O(nodes of all classes).
         """
@@ -326,50 +334,65 @@ def _resized(
     for step in steps:
         now = step.apply(graph, now, coordinates)
     touched = changed_nodes(graph, now)
-    resized = with_figures(graph, now)
-    widened = np.array(
-        [bool(axes & {*source.changed}) for axes in axes_of_rows(graph, source.mesh)], np.bool_
-    )
-    nodes = graph.collectives.node[widened]
-    durations = graph.duration_ns
+    widened = [bool(axes & {*source.changed}) for axes in axes_of_rows(graph, source.mesh)]
     stale = touched.copy()
-    stale[nodes] = True
-    timed = ~np.isnan(durations)
-    _tell(graph, touched, nodes, timed, stale, diagnostics)
-    if (stale & timed).any():
-        durations = np.where(stale, np.nan, durations)
+    stale[graph.collectives.node[np.array(widened, np.bool_)]] = True
+    timed = ~np.isnan(graph.duration_ns)
+    extra = _kept_attributes(graph, stale)
+    said = diagnostics.about(graph.name, "rescale")
+    said.info("work", "operations have other shapes, FLOPs or bytes", int(touched.sum()))
+    said.info("groups", "collectives are of other groups", sum(widened))
+    said.warning("unknown-time", _UNKNOWN_TIME, int((stale & timed).sum()))
+    said.info("kept-time", "operations do as before and keep their times", int((timed & ~stale).sum()))
+    said.info("attributes", "attributes that speak of the small job left out", len(graph.extra) - len(extra))
+    said.info("source-program", "documents of the small program left out", len(graph.attachments))
     return replace(
-        resized,
-        duration_ns=durations,
+        with_figures(graph, now),
+        duration_ns=np.where(stale, np.nan, graph.duration_ns)
+        if (stale & timed).any()
+        else graph.duration_ns,
         group_sets=tuple(
             source.target.groups(group_axes(groups, source.mesh), groups.communicator)
             for groups in graph.group_sets
         ),
         permutations=tuple(_moved(each, source) for each in graph.permutations),
+        extra=extra,
         attachments={},
     )
 
 
-def _tell(
-    graph: OpGraph,
-    touched: BoolArray,
-    nodes: SmallIntArray,
-    timed: BoolArray,
-    stale: BoolArray,
-    diagnostics: Diagnostics,
-) -> None:
-    said = diagnostics.about(graph.name, "rescale")
-    said.info("work", "operations have other shapes, FLOPs or bytes", int(touched.sum()))
-    said.info("groups", "collectives are of other groups", len(nodes))
-    said.warning(
-        "unknown-time",
-        "recorded times of operations that changed are unknown now; give --hardware to estimate them",
-        int((stale & timed).sum()),
+_UNKNOWN_TIME = (
+    "recorded times of operations that changed are unknown now; give --hardware to have them estimated"
+)
+
+_SIZE_FREE = frozenset(
+    {
+        *(ACCUMULATOR_BITS, DONATED_TO, IN_PLACE, MAC_NOISE_SIGMA, RETURNED, SOURCE_DTYPE),
+        *("channel_id", "use_global_device_ids", "to_apply", "calls", "kind", "index", "dimensions"),
+        *("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims", "is_scheduled"),
+    }
+)
+"""Attributes that say nothing of sizes, groups or ranks."""
+
+_OF_RANKS = frozenset({"sharding", "num_partitions", "replica_count", "entry_computation_layout"})
+"""Attributes that do wherever they stand."""
+
+
+def _kept_attributes(graph: OpGraph, stale: BoolArray) -> ExtraTable:
+    """Attributes of what stays as it is, and of the rest those that say nothing of sizes."""
+    table = graph.extra
+    if not len(table):
+        return table
+    free, of_ranks = (
+        np.array([text in names for text in graph.strings], np.bool_)[table.key]
+        for names in (_SIZE_FREE, _OF_RANKS)
     )
-    said.info(
-        "kept-time", "operations did not change and keep their recorded times", int((timed & ~stale).sum())
-    )
-    said.info("source-program", "documents of the small program left out", len(graph.attachments))
+    of_changed = np.append(stale, False)[table.node]
+    kept = np.flatnonzero(free | ~(of_changed | of_ranks)).tolist()
+    rows = [
+        (int(table.node[row]), int(table.key[row]), int(table.tag[row]), table.value(row)) for row in kept
+    ]
+    return table if len(rows) == len(table) else ExtraTable.from_rows(rows)
 
 
 def _moved(permutation: Permutation, source: _Source) -> Permutation:

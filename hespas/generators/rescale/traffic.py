@@ -138,7 +138,7 @@ def named(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) -> Mesh:
     if "" in names or len(set(names)) < len(names):
         told = "; ".join(_told(row, size) for row, size in zip(traffic.values(), mesh.sizes, strict=True))
         raise UnsupportedError(
-            f"the traffic does not say what the axes of the mesh {'x'.join(map(str, mesh.sizes))} are: {told}",
+            f"the traffic does not say what the axes of the {'x'.join(map(str, mesh.sizes))} mesh are: {told}",
             position="process groups",
             hint="name them, outermost first: --mesh dp=2,tp=4",
         )
