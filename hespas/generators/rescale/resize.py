@@ -20,7 +20,7 @@ from hespas.generators.rescale.mesh import (
     stated_mesh,
 )
 from hespas.generators.rescale.pair import Sizes, extended
-from hespas.generators.rescale.shards import sharded
+from hespas.generators.rescale.shards import Change, sharded
 from hespas.generators.rescale.traffic import (
     SUMS,
     Rule,
@@ -216,7 +216,7 @@ class _Step:
         if self.rule == "data":
             _check_sums(graph, here, self.axis)
             return now
-        return sharded(graph, now, here, self.axis, before, after, by_products=self.rule == "tensor")
+        return sharded(graph, now, Change(self.axis, before, after, here, self.rule == "tensor"))
 
 
 def _check_sums(graph: OpGraph, here: BoolArray, axis: str) -> None:
@@ -341,6 +341,8 @@ def _resized(
     extra = _kept_attributes(graph, stale)
     said = diagnostics.about(graph.name, "rescale")
     said.info("work", "operations have other shapes, FLOPs or bytes", int(touched.sum()))
+    if source.workload.metadata.get("is_scheduled") == "true":
+        said.warning("compiled", _COMPILED, int(touched.any()))
     said.info("groups", "collectives are of other groups", sum(widened))
     said.warning("unknown-time", _UNKNOWN_TIME, int((stale & timed).sum()))
     said.info("kept-time", "operations do as before and keep their times", int((timed & ~stale).sum()))
@@ -364,6 +366,8 @@ def _resized(
 _UNKNOWN_TIME = (
     "recorded times of operations that changed are unknown now; give --hardware to have them estimated"
 )
+
+_COMPILED = "a compiler may fuse otherwise at the new size; these are the operations of the traced one"
 
 _SIZE_FREE = frozenset(
     {
