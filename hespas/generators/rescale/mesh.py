@@ -21,7 +21,7 @@ from hespas.graph.membership import member_rows
 
 __all__ = ["Mesh", "find_mesh", "group_axes", "permutation_axes", "stated_mesh"]
 
-_NAME_THEM = "name the axes, outermost first: --mesh dp=2,tp=4"
+_NAME_THEM = "name the axes, outermost first: `mesh=dp=2,tp=4`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ def stated_mesh(text: str, num_ranks: int) -> Mesh:
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
         if not name or not equals or not (size.isascii() and size.isdigit()) or not int(size):
-            raise UsageError(f"--mesh {text!r}: {part!r} is no NAME=SIZE", hint=_NAME_THEM)
+            raise UsageError(f"`mesh={text}`: {part!r} is no NAME=SIZE", hint=_NAME_THEM)
         axes.append((name, int(size)))
     mesh = Mesh(tuple(axes))
     if len(set(mesh.names)) < len(axes):
-        raise UsageError(f"--mesh {text!r} names an axis twice", hint=_NAME_THEM)
+        raise UsageError(f"`mesh={text}` names an axis twice", hint=_NAME_THEM)
     if mesh.num_ranks != num_ranks:
         raise UsageError(
-            f"--mesh {text!r} has {mesh.num_ranks:,} ranks, the job {num_ranks:,}",
+            f"`mesh={text}` has {mesh.num_ranks:,} ranks, the job {num_ranks:,}",
             hint="give the mesh of the trace itself, not that of the job to be",
         )
     return mesh

@@ -1,4 +1,4 @@
-"""What operations cost whose tensors became larger or smaller: only where the old cost is told by the types."""
+"""What operations cost whose tensors became larger or smaller, where types tell what they did cost."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def recounted(
         for dim in dims:
             if shape[dim] * before % after:
                 raise UnsupportedError(
-                    f"extent {shape[dim]} of {shape_text(now.types, int(column[at]))} is one of {before} parts: "
-                    f"the whole does not divide by {after}",
+                    f"extent {shape[dim]} of {shape_text(now.types, int(column[at]))} is one of {before} "
+                    f"parts: the whole does not divide by {after}",
                     position=node_text(graph, node),
                     hint="choose a size that divides it",
                 )
@@ -85,7 +85,7 @@ class _Count:
         return UnsupportedError(
             f"its {what} do not follow from the types of its tensors",
             position=node_text(self._graph, node),
-            hint="give a trace at another size of the axis: --with OTHER_TRACE",
+            hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
         )
 
     def _moved(self, node: int, name: str) -> float:

@@ -69,7 +69,7 @@ def parse_sizes(text: str) -> dict[str, int]:
             or not int(size)
             or name in sizes
         ):
-            raise UsageError(f"--rescale {text!r}: {part!r} is no AXIS=SIZE", hint="--rescale dp=512,tp=8")
+            raise UsageError(f"`rescale={text}`: {part!r} is no AXIS=SIZE", hint="`rescale=dp=512,tp=8`")
         sizes[name] = int(size)
     return sizes
 
@@ -107,6 +107,16 @@ class Rescale:
         source = _Source(workload, mesh, target, changed)
         source.check_alike(diagnostics)
         seconds = {name: self._second(workload, mesh, name) for name in changed}
+        used = [found.workload for found in seconds.values() if found is not None]
+        idle = next((other for other in self.others if not any(other is each for each in used)), None)
+        if idle is not None:
+            raise UnsupportedError(
+                f"the second trace ({idle.name}, {idle.num_ranks:,} ranks) is not the same program as this one "
+                f"({mesh}) at another size of one axis that changes ({', '.join(changed)}): its groups differ, or "
+                "another second trace is of that axis",
+                position=idle.name,
+                hint="give one trace for each axis, in which that axis alone has another size",
+            )
         steps = [_Step(mesh, target, name, rule_of(name, traffic[name]), seconds[name]) for name in changed]
         classes = tuple(
             _resized(graph, row, source, steps, diagnostics) for row, graph in enumerate(workload.classes)
@@ -128,7 +138,7 @@ class Rescale:
         if unknown:
             raise UsageError(
                 f"the mesh {mesh or 'of one rank'} has no axis {unknown[0]!r}",
-                hint=f"one of {', '.join(mesh.names) or 'no axes'}, or name them: --mesh dp=2,tp=4",
+                hint=f"one of {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
             )
         return mesh
 
@@ -209,7 +219,7 @@ class _Step:
             raise UnsupportedError(
                 f"the name of axis {self.axis} does not say how work is shared over it",
                 position=f"axis {self.axis}",
-                hint="name it dp, fsdp or tp in --mesh, or give a second trace: --with OTHER_TRACE",
+                hint="name it dp, fsdp or tp in `mesh`, or give a second trace: `others=OTHER_TRACE`",
             )
         rows = axes_of_rows(graph, self.mesh)
         here = np.array([self.axis in axes for axes in rows], np.bool_)
@@ -229,7 +239,7 @@ def _check_sums(graph: OpGraph, here: BoolArray, axis: str) -> None:
             f"a {CollectiveKind(int(table.kind[row])).name.lower()} along data axis {axis} has buffers that "
             "depend on how many ranks take part",
             position=f"node {int(table.node[row])}",
-            hint="give a trace at another size of the axis: --with OTHER_TRACE",
+            hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
         )
 
 
@@ -292,7 +302,7 @@ class _Source:
                 raise UnsupportedError(
                     f"ranks along axis {name} do not call the same collectives",
                     position=f"axis {name}",
-                    hint="name the axes of the mesh as they are, outermost first: --mesh pp=2,dp=4",
+                    hint="name the axes of the mesh as they are, outermost first: `mesh=pp=2,dp=4`",
                 )
             if _differs(column.reshape(mesh.sizes), work, place):
                 diagnostics.warning(
@@ -364,7 +374,7 @@ def _resized(
 
 
 _UNKNOWN_TIME = (
-    "recorded times of operations that changed are unknown now; give --hardware to have them estimated"
+    "recorded times of operations that changed are unknown now; give `hardware` to have them estimated"
 )
 
 _COMPILED = "a compiler may fuse otherwise at the new size; these are the operations of the traced one"

@@ -91,7 +91,7 @@ class _Flow:
         return UnsupportedError(
             f"axis {self._change.axis} splits a tensor of {', '.join(types)}, and {why}",
             position=node_text(self._graph, node),
-            hint="give a trace at another size of the axis: --with OTHER_TRACE",
+            hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
         )
 
     # --- where parts begin
@@ -183,7 +183,7 @@ class _Flow:
                     self._mark(consumer, place, dims)
 
     def _source(self, node: int, slot: int) -> _Slot | None:
-        """The node that made an operand, None for a parameter: dependencies stand in the order of operands."""
+        """The node that made an operand, None for a parameter. Dependencies are in the order of operands."""
         row = self._operands[node][slot]
         places = [place for place, other in enumerate(self._operands[node]) if other == row]
         makers = [

@@ -136,11 +136,12 @@ def named(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) -> Mesh:
     is_program = workload.metadata.get("format", "") in {"stablehlo", "hlo"}
     names = [_name(traffic[name], is_program=is_program) for name in mesh.names]
     if "" in names or len(set(names)) < len(names):
+        shape = "x".join(map(str, mesh.sizes))
         told = "; ".join(_told(row, size) for row, size in zip(traffic.values(), mesh.sizes, strict=True))
         raise UnsupportedError(
-            f"the traffic does not say what the axes of the {'x'.join(map(str, mesh.sizes))} mesh are: {told}",
+            f"the traffic does not say what the axes of the {shape} mesh are: {told}",
             position="process groups",
-            hint="name them, outermost first: --mesh dp=2,tp=4",
+            hint="name them, outermost first: `mesh=dp=2,tp=4`",
         )
     return Mesh(tuple(zip(names, mesh.sizes, strict=True)))
 
