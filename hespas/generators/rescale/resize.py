@@ -107,16 +107,7 @@ class Rescale:
         source = _Source(workload, mesh, target, changed)
         source.check_alike(diagnostics)
         seconds = {name: self._second(workload, mesh, name) for name in changed}
-        used = [found.workload for found in seconds.values() if found is not None]
-        idle = next((other for other in self.others if not any(other is each for each in used)), None)
-        if idle is not None:
-            raise UnsupportedError(
-                f"the second trace ({idle.name}, {idle.num_ranks:,} ranks) is not the same program as this one "
-                f"({mesh}) at another size of one axis that changes ({', '.join(changed)}): its groups differ, or "
-                "another second trace is of that axis",
-                position=idle.name,
-                hint="give one trace for each axis, in which that axis alone has another size",
-            )
+        self._check_used(mesh, seconds)
         steps = [_Step(mesh, target, name, rule_of(name, traffic[name]), seconds[name]) for name in changed]
         classes = tuple(
             _resized(graph, row, source, steps, diagnostics) for row, graph in enumerate(workload.classes)
@@ -160,6 +151,19 @@ class Rescale:
                     position=f"axis {name}",
                     hint="trace a run with as many stages, and rescale its other axes",
                 )
+
+    def _check_used(self, mesh: Mesh, seconds: Mapping[str, _Second | None]) -> None:
+        """Refuse a second trace that proves nothing."""
+        used = [found.workload for found in seconds.values() if found is not None]
+        idle = next((other for other in self.others if not any(other is each for each in used)), None)
+        if idle is not None:
+            raise UnsupportedError(
+                f"the second trace ({idle.name}, {idle.num_ranks:,} ranks) is not the same program as this "
+                f"one ({mesh}) at another size of one axis that changes ({', '.join(seconds)}): its groups "
+                "differ, or another second trace is of that axis",
+                position=idle.name,
+                hint="give one trace for each axis, in which that axis alone has another size",
+            )
 
     def _second(self, workload: Workload, mesh: Mesh, name: str) -> _Second | None:
         """The other trace that differs in this axis alone."""

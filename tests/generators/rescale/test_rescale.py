@@ -18,6 +18,7 @@ from hespas.graph import (
     Diagnostics,
     ExplicitGroups,
     OpGraph,
+    Severity,
     StridedGroups,
     Workload,
 )
@@ -62,9 +63,9 @@ def operations(graph: OpGraph) -> Counter[tuple[object, ...]]:
 def calls(graph: OpGraph) -> list[tuple[object, ...]]:
     """The collectives: kind, bytes, and the members of every group."""
     table = graph.collectives
-    groups = [[row.tolist() for row in graph.group_sets[each]] for each in table.group_set.tolist()]
-    columns = (table.kind, table.comm_bytes, table.operand_bytes, table.result_bytes)
-    return list(zip(*(column.tolist() for column in columns), groups, strict=True))
+    groups = [[tuple(map(int, row)) for row in graph.group_sets[int(each)]] for each in table.group_set]
+    rows = zip(table.kind, table.comm_bytes, table.operand_bytes, table.result_bytes, strict=True)
+    return [(*map(float, row), each) for row, each in zip(rows, groups, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -280,4 +281,4 @@ def test_options_without_rescale_are_wrong_usage(tmp_path: Path) -> None:
 def test_traces_of_a_rescaled_recording_are_valid(tmp_path: Path) -> None:
     hespas.convert(RUNS / "gloo2", tmp_path / "large", target_format="chakra", rescale={"dp": 8})
     assert len(list((tmp_path / "large").glob("*.et"))) == 8
-    assert not [row for row in hespas.check(tmp_path / "large").violations if row.severity == "error"]
+    assert not [row for row in hespas.check(tmp_path / "large").violations if row.severity is Severity.ERROR]
