@@ -176,11 +176,21 @@ class _Flow:
             source = self._source(node, slot)
             if source is not None:
                 self._mark(*source, dims)
+            elif dims and any(not self._takes(node, dep) for dep in self._deps[node]):
+                raise self._refuse(node, "no result of what it waits for is of the type of that operand")
             return
         for consumer in self._consumers[node]:
+            if canonical_name(self._graph.op_name(consumer)) == "return":
+                continue  # of the program around the part of one device: its types are those of the whole
+            if dims and not self._takes(consumer, node):
+                raise self._refuse(consumer, f"it takes no tensor as {node_text(self._graph, node)} gives it")
             for place in range(len(self._operands[consumer])):
                 if self._source(consumer, place) == (node, slot):
                     self._mark(consumer, place, dims)
+
+    def _takes(self, node: int, dep: int) -> bool:
+        """Whether an operand is of the type of some result of a node that it waits for."""
+        return not set(self._operands[node]).isdisjoint(self._results[dep])
 
     def _source(self, node: int, slot: int) -> _Slot | None:
         """The node that made an operand, None for a parameter. Dependencies are in the order of operands."""

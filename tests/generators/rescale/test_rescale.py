@@ -271,6 +271,25 @@ def test_the_command_writes_the_large_job(tmp_path: Path) -> None:
     assert differences(again.classes[0], read("fsdp8.mlir.gz").classes[0]) == []
 
 
+def test_traces_without_views_want_a_second_one(tmp_path: Path) -> None:
+    for name in ("dp2", "dp8", "fsdp2", "fsdp4", "fsdp8"):
+        hespas.convert(RUNS / f"{name}.mlir.gz", tmp_path / name, target_format="chakra")
+    small, second, large, few, many = (
+        hespas.read(tmp_path / name) for name in ("fsdp2", "fsdp4", "fsdp8", "dp2", "dp8")
+    )
+    assert isinstance(small, Workload)
+    assert isinstance(second, Workload)
+    assert isinstance(large, Workload)
+    assert isinstance(few, Workload)
+    assert isinstance(many, Workload)
+    made = Rescale(sizes={"dp": 8})(few, Diagnostics())
+    assert differences(made.classes[0], many.classes[0]) == ["name"]
+    with pytest.raises(UnsupportedError, match="it takes no tensor as"):
+        Rescale(sizes={"fsdp": 8})(small, Diagnostics())
+    made = Rescale(sizes={"fsdp": 8}, others=(second,))(small, Diagnostics())
+    assert differences(made.classes[0], large.classes[0]) == ["name"]
+
+
 def test_options_without_rescale_are_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         hespas.convert(RUNS / "dp2.mlir.gz", tmp_path / "x.json", rescale="dp")
