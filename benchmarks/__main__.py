@@ -22,6 +22,7 @@ BENCHMARKS = {
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
+    "published_memory": "peak memory of published training runs against the predicted, and which fit",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",

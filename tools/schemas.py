@@ -16,6 +16,7 @@ import msgspec
 from hespas.api.analysis import AnalysisDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
+from hespas.api.generation import GenerationDocument
 from hespas.api.grid import GridDocument
 from hespas.api.run_difference import RunDifferenceDocument
 from hespas.api.simulation import SimulationDocument
@@ -44,6 +45,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "estimate": EstimateDocument,
     "estimate_table": TableDocument,
     "estimators": EstimatorsDocument,
+    "generate": GenerationDocument,
     "grid": GridDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,

@@ -19,6 +19,7 @@ __all__ = [
     "Conversion",
     "Dropped",
     "EstimatorShare",
+    "GenerationResult",
     "Granularity",
     "GridResult",
     "KindTotals",
@@ -49,6 +50,7 @@ __all__ = [
     "estimate_document",
     "estimate_table",
     "estimators_document",
+    "generate",
     "graph_estimator",
     "read",
     "read_profiles",
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
         total_duration_ns,
         write_estimates_csv,
     )
+    from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
     from hespas.api.preparation import (
@@ -99,11 +102,9 @@ if TYPE_CHECKING:
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
-        check_timeline,
         simulate,
         simulation_document,
         write_simulation_json,
-        write_timeline,
     )
     from hespas.api.summary import (
         Summary,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
         table_estimate_document,
         write_table_estimates,
     )
+    from hespas.api.timeline_file import check_timeline, write_timeline
     from hespas.api.validation import (
         AccuracyReport,
         CalibrationReport,
@@ -150,6 +152,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "total_duration_ns",
         "write_estimates_csv",
     ),
+    "hespas.api.generation": ("GenerationResult", "generate"),
     "hespas.api.grid": ("GridResult", "simulate_grid"),
     "hespas.api.io": ("Result", "read", "read_profiles", "write", "write_json"),
     "hespas.api.preparation": (
@@ -163,11 +166,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.simulation": (
         "SimulationResult",
-        "check_timeline",
         "simulate",
         "simulation_document",
         "write_simulation_json",
-        "write_timeline",
     ),
     "hespas.api.summary": (
         "Summary",
@@ -185,6 +186,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "table_estimate_document",
         "write_table_estimates",
     ),
+    "hespas.api.timeline_file": ("check_timeline", "write_timeline"),
     "hespas.api.validation": (
         "AccuracyReport",
         "CalibrationReport",

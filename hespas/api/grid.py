@@ -66,6 +66,11 @@ class GridResult(Result):
         named = ", ".join(f"{key} {value}" for key, value in best.settings.items())
         return f"{told}; shortest step {best.step_ns / 1e6:,.3f} ms{f': {named}' if named else ''}"
 
+    @property
+    def exit_code(self) -> int:
+        """0 where a row has a time; else that of the rows, of different ones the highest."""
+        return 0 if any(not row.fault for row in self.rows) else max(row.exit_code for row in self.rows)
+
     def document(self) -> GridDocument:
         """All figures: ``hespas.grid/1``."""
         return GridDocument(

@@ -22,7 +22,7 @@ from hespas.files.documents import Count, Figure
 from hespas.files.output import placed_at_once
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import find_dtype
-from hespas.graph.errors import HespasError, UsageError
+from hespas.graph.errors import HespasError, UsageError, exit_code
 from hespas.graph.passes import InPrecision
 from hespas.hardware import Device, System, load_device, load_system, write_device
 from hespas.simulator.astra import read_network_config
@@ -38,7 +38,8 @@ _PASSED = (
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     """``settings`` are the values of the axes. Times are of the rank that is done last, ``critical_ns`` those
-    of operation classes on its critical path; ``fault`` says why there are none.
+    of operation classes on its critical path; ``fault`` says why there are none, and ``exit_code`` what
+    ``hespas simulate`` of this row alone would end with.
     """
 
     settings: dict[str, Value]
@@ -52,6 +53,7 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Count = 0
     is_lower_bound: bool = False
     fault: str = ""
+    exit_code: Count = 0
 
 
 def grid_row(settings: Mapping[str, Value], shown: Mapping[str, Value]) -> GridRow:
@@ -62,7 +64,8 @@ def grid_row(settings: Mapping[str, Value], shown: Mapping[str, Value]) -> GridR
         except HespasError as error:
             own = not error.path or error.path.startswith(folder)
             where = "" if own else f"{error.path}: "
-            return GridRow(settings=dict(shown), fault=f"{where}{error.message}")
+            fault = f"{where}{error.message}"
+            return GridRow(settings=dict(shown), fault=fault, exit_code=exit_code(error))
     timeline = done.timeline
     here = np.flatnonzero(timeline.shown_by >= 0)
     last = int(here[np.argmax(timeline.finish_ns[here])])

@@ -177,7 +177,7 @@ class Preparation:
         if self.target.flat:
             trips = {"error": None, "warn": 1, "zero": 0}[self.missing]
             unroll = UnrollLoops(unknown_trips=trips)
-            more = "stand in loops whose trips nobody knows, taken as one"
+            more = "stand in loops whose trips nobody knows, taken as one, or end a trip of a loop"
             after.append(_Step("pass.unrolled", "stand in loops that never run", unroll, more))
         if self.target.flat and self.folds:
             after.append(

@@ -37,12 +37,20 @@ __all__ = ["analyze"]
 _Profiles = Annotated[
     list[Path], typer.Argument(metavar="PROFILE...", help="Profiles, one per rank, or a folder of them.")
 ]
-_Top = Annotated[int, typer.Option(min=1, metavar="N", help="Rows of each table; --json has all.")]
+_Top = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Rows of each table; --json has all.", rich_help_panel=options.OUTPUT
+    ),
+]
 
 _Report = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", parser=report_folder, help="Write index.html, a CSV file per table and analysis.json."
+        metavar="DIR",
+        parser=report_folder,
+        help="Write index.html, a CSV file per table and analysis.json.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 
@@ -57,7 +65,11 @@ def analyze(
     profiles: _Profiles,
     against: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PROFILE", help="An earlier recording: what changed; one per rank."),
+        typer.Option(
+            metavar="PROFILE",
+            help="An earlier recording: what changed; one per rank.",
+            rich_help_panel=options.INPUT,
+        ),
     ] = None,
     hardware: Annotated[
         str, options.hardware_option("The device whose peaks are the roof (default: the one measured on).")

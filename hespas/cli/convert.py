@@ -50,14 +50,28 @@ _Destination = Annotated[str, typer.Argument(metavar="DST", help="A file, a dire
 _To = Annotated[
     str,
     typer.Option(
-        "--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=options.format_names
+        "--to",
+        metavar="FORMAT",
+        help="Write DST in this format.",
+        autocompletion=options.format_names,
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 _FromVersion = Annotated[
-    str, typer.Option(metavar="VERSION", help="The version of SRC's format, where SRC itself cannot tell.")
+    str,
+    typer.Option(
+        metavar="VERSION",
+        help="The version of SRC's format, where SRC itself cannot tell.",
+        rich_help_panel=options.INPUT,
+    ),
 ]
 _ToVersion = Annotated[
-    str, typer.Option(metavar="VERSION", help="Which version of DST's format to write: see --list-formats.")
+    str,
+    typer.Option(
+        metavar="VERSION",
+        help="Which version of DST's format to write: see --list-formats.",
+        rich_help_panel=options.OUTPUT,
+    ),
 ]
 _Hardware = Annotated[
     str,
@@ -66,12 +80,18 @@ _Hardware = Annotated[
 _Rescale = Annotated[
     str,
     typer.Option(
-        metavar="AXIS=N,...", help="Write the job with these sizes of its mesh axes, where that is provable."
+        metavar="AXIS=N,...",
+        help="Write the job with these sizes of its mesh axes, where that is provable.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 _Mesh = Annotated[
     str,
-    typer.Option(metavar="AXIS=N,...", help="With --rescale: the axes of SRC's own mesh, outermost first."),
+    typer.Option(
+        metavar="AXIS=N,...",
+        help="With --rescale: the axes of SRC's own mesh, outermost first.",
+        rich_help_panel=options.OUTPUT,
+    ),
 ]
 _With = Annotated[
     list[Path] | None,
@@ -79,15 +99,29 @@ _With = Annotated[
         "--with",
         metavar="TRACE",
         help="With --rescale: the same program at another size of one axis, as proof.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
-_Ranks = Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.")]
-_Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace DST, and the file of --log-json, where it exists.")
+_Ranks = Annotated[
+    str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.", rich_help_panel=options.OUTPUT)
 ]
-_Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.")]
+_Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace DST, and the file of --log-json, where it exists.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+_Jobs = Annotated[
+    int,
+    typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=options.OUTPUT),
+]
 _LogJson = Annotated[
-    Path | None, typer.Option("--log-json", metavar="FILE|-", help="Write what was done, as JSON.")
+    Path | None,
+    typer.Option(
+        "--log-json", metavar="FILE|-", help="Write what was done, as JSON.", rich_help_panel=options.OUTPUT
+    ),
 ]
 _ListFormats = Annotated[bool, typer.Option("--list-formats", help="List the formats and leave.")]
 _AsJson = Annotated[

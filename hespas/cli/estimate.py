@@ -51,21 +51,38 @@ def estimate(
     ],
     table: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A table of operations (CSV or Parquet) instead of SRC."),
+        typer.Option(
+            metavar="FILE",
+            help="A table of operations (CSV or Parquet) instead of SRC.",
+            rich_help_panel=options.INPUT,
+        ),
     ] = None,
     estimator: options.Estimators = None,
     granularity: options.Granularity = None,
     array: Annotated[
-        str, typer.Option(metavar="RxC", help="Shape of a systolic array, instead of the device's.")
+        str,
+        typer.Option(
+            metavar="RxC",
+            help="Shape of a systolic array, instead of the device's.",
+            rich_help_panel=options.DEVICE,
+        ),
     ] = "",
     dataflow: Annotated[
-        str, typer.Option(metavar="os|ws|is", help="What stays in the array, instead of the device's.")
+        str,
+        typer.Option(
+            metavar="os|ws|is",
+            help="What stays in the array, instead of the device's.",
+            rich_help_panel=options.DEVICE,
+        ),
     ] = "",
     source_format: options.SourceFormat = "",
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv|-", help="Write one row per operation.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|-", help="Write one row per operation.", rich_help_panel=options.OUTPUT
+        ),
     ] = None,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,

@@ -10,6 +10,7 @@ import typer
 from hespas.cli import options
 from hespas.cli.analyze import analyze
 from hespas.cli.estimate import estimate
+from hespas.cli.generate import app as generate_app
 from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
@@ -45,6 +46,7 @@ hardware_app = typer.Typer(
     no_args_is_help=True, help="List, show and measure devices; show systems, write them for ASTRA-sim."
 )
 app.add_typer(hardware_app, name="hardware")
+app.add_typer(generate_app, name="generate")
 app.command()(estimate)
 
 

@@ -18,6 +18,9 @@ from hespas.converters import format as formats
 from hespas.files.streams import VARIABLE
 
 __all__ = [
+    "DEVICE",
+    "INPUT",
+    "OUTPUT",
     "AsJson",
     "Capture",
     "CommGroups",
@@ -50,6 +53,12 @@ __all__ = [
 ]
 
 _MAX_EXTENT_DIGITS = 18
+
+# Under which of these headings --help lists an option; those without stand first.
+
+INPUT = "Input"
+DEVICE = "Device and estimate"
+OUTPUT = "Output"
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> Sequence[str]:
@@ -130,7 +139,7 @@ def _assume_dims(context: typer.Context, stated: list[str] | None) -> None:
 
 def hardware_option(what: str) -> Any:
     """The option of a device; ``what`` it is for."""
-    return typer.Option(metavar="NAME|FILE", help=what, autocompletion=device_names)
+    return typer.Option(metavar="NAME|FILE", help=what, autocompletion=device_names, rich_help_panel=DEVICE)
 
 
 # What is read, and as what
@@ -138,16 +147,26 @@ def hardware_option(what: str) -> Any:
 SourceFormat = Annotated[
     str,
     typer.Option(
-        "--from", metavar="FORMAT", help="Read the input as this format.", autocompletion=format_names
+        "--from",
+        metavar="FORMAT",
+        help="Read the input as this format.",
+        autocompletion=format_names,
+        rich_help_panel=INPUT,
     ),
 ]
 NumDevices = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Number of ranks where the input does not say.")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Number of ranks where the input does not say.", rich_help_panel=INPUT
+    ),
 ]
 NumReplicas = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="How many of --num-devices are replicas, where the input does not say."
+        min=1,
+        metavar="N",
+        help="How many of --num-devices are replicas, where the input does not say.",
+        rich_help_panel=INPUT,
     ),
 ]
 Dim = Annotated[
@@ -159,6 +178,7 @@ Dim = Annotated[
         expose_value=False,
         help="Extent of a symbolic dimension of a StableHLO program, by name or place (arg0.1=128); "
         "repeatable.",
+        rich_help_panel=INPUT,
     ),
 ]
 DefaultDtype = Annotated[
@@ -169,6 +189,7 @@ DefaultDtype = Annotated[
         callback=_assume_dtype,
         expose_value=False,
         help="Element type of operations that state none, as in other tools' traces: bf16, f32, ...",
+        rich_help_panel=INPUT,
     ),
 ]
 CommGroups = Annotated[
@@ -179,6 +200,7 @@ CommGroups = Annotated[
         callback=_assume_groups,
         expose_value=False,
         help="The process groups of a trace (default: comm_group.json beside it).",
+        rich_help_panel=INPUT,
     ),
 ]
 Capture = Annotated[
@@ -188,6 +210,7 @@ Capture = Annotated[
         metavar="CAPTURE",
         help="The trace in which graphs were captured that a trace of PyTorch replays, or a folder of such; "
         "repeatable.",
+        rich_help_panel=INPUT,
     ),
 ]
 RunTimeUnit = Annotated[
@@ -198,6 +221,7 @@ RunTimeUnit = Annotated[
         callback=_assume_unit,
         expose_value=False,
         help="Unit of run times in traces of old schemas, which name none (default: us).",
+        rich_help_panel=INPUT,
     ),
 ]
 MaxInputBytes = Annotated[
@@ -210,15 +234,23 @@ MaxInputBytes = Annotated[
         callback=_trust,
         expose_value=False,
         help="Trust inputs of N bytes: raises the limits on size, memory and time (docs/formats.md).",
+        rich_help_panel=INPUT,
     ),
 ]
 Tables = Annotated[
     list[Path] | None,
-    typer.Option("--table", metavar="T", help="A table of measured operations (CSV, Parquet); repeatable."),
+    typer.Option(
+        "--table",
+        metavar="T",
+        help="A table of measured operations (CSV, Parquet); repeatable.",
+        rich_help_panel=INPUT,
+    ),
 ]
 Workload = Annotated[
     Path | None,
-    typer.Option(metavar="W", help="The program that ran; without it, what the profile holds."),
+    typer.Option(
+        metavar="W", help="The program that ran; without it, what the profile holds.", rich_help_panel=INPUT
+    ),
 ]
 
 # How it is estimated
@@ -229,6 +261,7 @@ Estimator = Annotated[
         metavar="NAME",
         help="Which estimator says how long: see 'hespas estimators'.",
         autocompletion=estimator_names,
+        rich_help_panel=DEVICE,
     ),
 ]
 Estimators = Annotated[
@@ -239,6 +272,7 @@ Estimators = Annotated[
         help="Which estimator says how long: see 'hespas estimators'; repeated: a column each.",
         autocompletion=estimator_names,
         show_default=preparation.DEFAULT_ESTIMATOR,
+        rich_help_panel=DEVICE,
     ),
 ]
 Granularity = Annotated[
@@ -247,17 +281,24 @@ Granularity = Annotated[
         help="One node per operation, per elementwise chain, or per region between collectives (default: "
         "fused where no compiler has fused the program yet and it gets times).",
         show_default=False,
+        rich_help_panel=DEVICE,
     ),
 ]
 Missing = Annotated[
-    preparation.Missing, typer.Option(help="What to do where a time or a trip count is not known.")
+    preparation.Missing,
+    typer.Option(help="What to do where a time or a trip count is not known.", rich_help_panel=DEVICE),
 ]
 
 # What is written and told
 
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE|-", help="Write all figures as JSON; - is standard output."),
+    typer.Option(
+        "--json",
+        metavar="FILE|-",
+        help="Write all figures as JSON; - is standard output.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 ListFile = Annotated[
     Path | None,
@@ -266,14 +307,23 @@ ListFile = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that the options name.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace files that the options name.", rich_help_panel=OUTPUT)
+]
 Recover = Annotated[
-    bool, typer.Option("--recover", help="Keep what is whole of an input that was cut off or is damaged.")
+    bool,
+    typer.Option(
+        "--recover",
+        help="Keep what is whole of an input that was cut off or is damaged.",
+        rich_help_panel=INPUT,
+    ),
 ]
 Progress = Annotated[
     bool | None,
     typer.Option(
-        "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."
+        "--progress/--no-progress",
+        help="Show a progress bar on long work (default: when the terminal can).",
+        rich_help_panel=OUTPUT,
     ),
 ]
 Loudness = Annotated[
@@ -285,9 +335,12 @@ Loudness = Annotated[
         expose_value=False,
         show_default=False,
         help="Also tell what hardly anybody misses; or only results and errors.",
+        rich_help_panel=OUTPUT,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=OUTPUT)
+]
 Version = Annotated[
     bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
 ]

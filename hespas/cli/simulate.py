@@ -45,8 +45,19 @@ _MOST_SEGMENTS = 8
 _MOST_CLASSES = 8
 """Rank classes told in full; the JSON document has all."""
 
+# Headings of --help, in the order in which options of theirs come first.
+_NETWORK = "System and network"
+_RANKS = "Ranks and order"
+_ASTRA = "ASTRA-sim"
+_WHAT_IF = "What if"
+
 _Timeline = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write what ran when: FILE.json, .pftrace or .csv.",
+        rich_help_panel=options.OUTPUT,
+    ),
 ]
 _Report = Annotated[
     Path | None,
@@ -54,11 +65,15 @@ _Report = Annotated[
         metavar="DIR",
         parser=report_folder,
         help="Write index.html, a CSV file per table and simulation.json.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 _Mode = Annotated[
     Mode,
-    typer.Option(help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond."),
+    typer.Option(
+        help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond.",
+        rich_help_panel=_ASTRA,
+    ),
 ]
 _System = Annotated[
     str,
@@ -66,35 +81,58 @@ _System = Annotated[
         metavar="NAME|FILE",
         help="Communication as on this system, whose device is --hardware unless that is given.",
         autocompletion=options.system_names,
+        rich_help_panel=_NETWORK,
     ),
 ]
 _SystemConfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).")
+    Path | None,
+    typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).", rich_help_panel=_ASTRA),
 ]
 _NetworkConfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's network.yml (mode astra).")
+    Path | None,
+    typer.Option(metavar="FILE", help="ASTRA-sim's network.yml (mode astra).", rich_help_panel=_ASTRA),
 ]
 _MemoryConfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file (mode astra).")
+    Path | None,
+    typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file (mode astra).", rich_help_panel=_ASTRA),
 ]
-_Backend = Annotated[Backend, typer.Option(help="The network without congestion, or with it (mode astra).")]
+_Backend = Annotated[
+    Backend,
+    typer.Option(help="The network without congestion, or with it (mode astra).", rich_help_panel=_ASTRA),
+]
 _Queues = Annotated[
-    int, typer.Option(metavar="N", min=1, max=1024, help="Queues of each network dimension (mode astra).")
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=1024,
+        help="Queues of each network dimension (mode astra).",
+        rich_help_panel=_ASTRA,
+    ),
 ]
 _Jitter = Annotated[
     float,
     typer.Option(
         metavar="SIGMA", min=0, max=10,
         help="Computations and copies vary by so much: standard deviation over mean, each rank by itself.",
-    ),
+        rich_help_panel=_RANKS),
 ]  # fmt: skip
-_Seed = Annotated[int, typer.Option(metavar="N", min=0, help="What --jitter draws with.")]
+_Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, help="What --jitter draws with.", rich_help_panel=_RANKS)
+]
 _Straggler = Annotated[
     list[str] | None,
-    typer.Option(metavar="RANK=FACTOR", help="A rank that takes so many times as long; repeatable."),
+    typer.Option(
+        metavar="RANK=FACTOR",
+        help="A rank that takes so many times as long; repeatable.",
+        rich_help_panel=_RANKS,
+    ),
 ]
 _Messages = Annotated[
-    Protocol, typer.Option(help="Who sends is done when it is sent, or waits for the receiver too.")
+    Protocol,
+    typer.Option(
+        help="Who sends is done when it is sent, or waits for the receiver too.", rich_help_panel=_NETWORK
+    ),
 ]
 _OverlapTrips = Annotated[
     bool,
@@ -102,35 +140,60 @@ _OverlapTrips = Annotated[
         "--overlap-trips",
         help="Trips of a loop begin when their values are there, as where a compiler pipelines loops; "
         "else when the trip before has ended.",
+        rich_help_panel=_RANKS,
     ),
 ]
-_Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.")]
+_Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.", rich_help_panel=_RANKS)]
 _Simulator = Annotated[
     Literal["hespas", "astra-sim"],
-    typer.Option(help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too."),
+    typer.Option(
+        help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too.", rich_help_panel=_ASTRA
+    ),
 ]
 _AstraBin = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="The analytical binary of ASTRA-sim, for --simulator astra-sim."),
+    typer.Option(
+        metavar="PATH",
+        help="The analytical binary of ASTRA-sim, for --simulator astra-sim.",
+        rich_help_panel=_ASTRA,
+    ),
 ]
 _AstraTimeout = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", help="How long your ASTRA-sim may take (default: an hour).", show_default=False
+        metavar="SECONDS",
+        help="How long your ASTRA-sim may take (default: an hour).",
+        show_default=False,
+        rich_help_panel=_ASTRA,
     ),
 ]
 _Grid = Annotated[
     Path | None,
-    typer.Option(metavar="GRID.toml", help="A row per combination of the file's axes (docs/simulation.md)."),
+    typer.Option(
+        metavar="GRID.toml",
+        help="A row per combination of the file's axes (docs/simulation.md).",
+        rich_help_panel=_WHAT_IF,
+    ),
 ]
-_Jobs = Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Rows of a grid at a time.")]
+_Jobs = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=1024, help="Rows of a grid at a time.", rich_help_panel=_WHAT_IF),
+]
 _Compare = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="A.json B.json", help="What differs between two documents of --json."),
+    typer.Option(
+        metavar="A.json B.json",
+        help="What differs between two documents of --json.",
+        rich_help_panel=_WHAT_IF,
+    ),
 ]
 _Beside = Annotated[
     Path | None,
-    typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
+    typer.Option(
+        metavar="PROFILE",
+        help="Show it, or a folder of ranks, in the same timeline.",
+        rich_help_panel=options.OUTPUT,
+    ),
 ]
 
 
@@ -145,26 +208,14 @@ def simulate(
     ] = None,
     estimator: options.Estimators = None,
     granularity: options.Granularity = None,
-    source_format: options.SourceFormat = "",
-    num_devices: options.NumDevices = None,
-    num_replicas: options.NumReplicas = None,
     missing: options.Missing = "warn",
-    mode: _Mode = "hespas",
     system: _System = "",
-    system_config: _SystemConfig = None,
-    network_config: _NetworkConfig = None,
-    memory_config: _MemoryConfig = None,
-    backend: _Backend = "unaware",
-    queues_per_dim: _Queues = 1,
+    messages: _Messages = "eager",
     jitter: _Jitter = 0.0,
     seed: _Seed = 0,
     straggler: _Straggler = None,
-    messages: _Messages = "eager",
     alone: _Alone = False,
     overlap_trips: _OverlapTrips = False,
-    simulator: _Simulator = "hespas",
-    astra_bin: _AstraBin = None,
-    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
     grid: _Grid = None,
     jobs: _Jobs = 1,
     compare: _Compare = None,
@@ -174,13 +225,25 @@ def simulate(
     beside: _Beside = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+    source_format: options.SourceFormat = "",
+    num_devices: options.NumDevices = None,
+    num_replicas: options.NumReplicas = None,
     default_dtype: options.DefaultDtype = "",
     dim: options.Dim = None,
     comm_groups: options.CommGroups = None,
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    debug: options.Debug = False,
+    mode: _Mode = "hespas",
+    system_config: _SystemConfig = None,
+    network_config: _NetworkConfig = None,
+    memory_config: _MemoryConfig = None,
+    backend: _Backend = "unaware",
+    queues_per_dim: _Queues = 1,
+    simulator: _Simulator = "hespas",
+    astra_bin: _AstraBin = None,
+    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """How long one step takes: compute, communication and copies side by side, and the critical path.
 

@@ -108,6 +108,7 @@ class WhatIf:
         if self.json_file:
             api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
         _show_columns(done)
+        _end(done)
 
     def _grid(self, path: Path, source: Path | None, diagnostics: Diagnostics) -> None:
         from hespas import api
@@ -128,6 +129,7 @@ class WhatIf:
         _show_grid(done)
         if self.report:
             emit(f"report: {self.report / 'index.html'}")
+        _end(done)
 
     def _compare(self, paths: tuple[Path, Path], source: Path | None, diagnostics: Diagnostics) -> None:
         from hespas import api
@@ -138,6 +140,12 @@ class WhatIf:
         if self.json_file:
             api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
         _show_comparison(done)
+
+
+def _end(done: GridResult) -> None:
+    """Leave where no row has a time."""
+    if done.exit_code:
+        raise typer.Exit(done.exit_code)
 
 
 def _is_shared(context: typer.Context, name: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError, convert
@@ -133,6 +133,7 @@ _KINDS: Mapping[object, tuple[str, str, str]] = {
     dict: ("a table", "write it as [table] with a key per line, or as { key = value, ... }", "{ ... }"),
     tuple: ("a list", "write it in brackets: [ ..., ... ]", "[ ... ]"),
     Literal: ("a string", "", '"..."'),
+    UnionType: ("a whole number or an expression", 'write it as 4096, or as "4 * hidden"', "4096"),
 }
 """What is expected under a key of each type, how that is written, and an example."""
 

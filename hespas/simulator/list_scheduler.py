@@ -65,16 +65,16 @@ def expanded(
 
     Its times and trip counts are known. O(executions), and O(nodes) per loop.
     """
-    reduced = prepared(graph, overlap_trips=overlap_trips)
+    reduced = prepared(graph)
     chosen = too_long(reduced, limit)
     if not chosen.any():
-        return flatten(reduced, ())
+        return flatten(reduced, (), overlap_trips=overlap_trips)
     blocks: list[Block] = []
     for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
         inside = nodes_inside(reduced, region)
         trips = int(reduced.regions.trips[region])
         alone = loop_alone(reduced, inside, region)
-        runs = _Trips(alone, region, tuple(blocks), priority)
+        runs = _Trips(alone, region, tuple(blocks), priority, overlap_trips)
         block = rest_of_loop(runs, alone, region, trips, diagnostics)
         blocks.append(block)
         reduced = collapsed(reduced, region, inside, block, len(blocks) - 1)
@@ -85,7 +85,7 @@ def expanded(
         f"loops run once and then by their steady state, {extrapolated:,} trips in all",
         count=len(blocks),
     )
-    return flatten(reduced, tuple(blocks))
+    return flatten(reduced, tuple(blocks), overlap_trips=overlap_trips)
 
 
 def too_long(graph: OpGraph, limit: int) -> BoolArray:
@@ -283,6 +283,7 @@ class _Trips:
     region: int
     blocks: tuple[Block, ...]
     priority: Priority
+    overlap_trips: bool
     runs: dict[int, TripsRun] = field(default_factory=dict[int, TripsRun])
 
     def run(self, trips: int) -> TripsRun:
@@ -294,7 +295,8 @@ class _Trips:
     def _made(self, trips: int) -> TripsRun:
         counts = self.loop.regions.trips.copy()
         counts[self.region] = trips
-        program = flatten(with_trips(self.loop, counts), self.blocks)
+        looped = with_trips(self.loop, counts)
+        program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips)
         schedule = list_schedule(program.tasks, self.priority)
         return TripsRun(
             time_ns=schedule.finish_ns,

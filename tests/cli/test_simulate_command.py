@@ -225,3 +225,14 @@ def test_ranks_that_differ_wait_and_that_is_told(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_options_of_ranks_that_make_no_sense_are_refused(words: list[str]) -> None:
     assert run(FIXTURES / "chakra" / "pipeline_2x2", *words).exit_code == 2
+
+
+def test_help_lists_options_under_headings() -> None:
+    shown = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "100", "TERM": "dumb"})
+    headings = re.findall(r"╭─ ([\w -]+?) ─+╮", shown.output)
+    assert headings == [
+        "Arguments", "Options", "Device and estimate", "System and network", "Ranks and order", "What if",
+        "Output", "Input", "ASTRA-sim",
+    ]  # fmt: skip
+    loose = shown.output.split("─ Options ─")[1].split("─ Device and estimate ─")[0]
+    assert re.findall(r"--[\w-]+", loose) == ["--help"]

@@ -75,6 +75,24 @@ def test_a_row_that_fails_says_why_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert page.count("<rect") == 2
 
 
+def test_a_grid_in_which_all_rows_fail_ends_as_they_do(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.mlir"
+    cut.write_text(PROGRAM.read_text()[:300], encoding="utf-8")
+    out = tmp_path / "g.json"
+    nowhere = 'hardware = ["No-Such", "Neither"]\n'
+    done = run(PROGRAM, "--grid", grid(tmp_path, nowhere), "--json", out)
+    assert done.exit_code == 2, done.output
+    assert "2 rows, 2 without a time" in done.output
+    assert [row["exit_code"] for row in document(out, "grid")["rows"]] == [2, 2]
+    sources = f'source = ["{PROGRAM}", "{cut}"]\n'
+    mixed = api.simulate_grid(grid(tmp_path, f'{sources}hardware = "No-Such"\n'))
+    assert ([row.exit_code for row in mixed.rows], mixed.exit_code) == ([2, 3], 3)
+    some = api.simulate_grid(grid(tmp_path, f'{sources}hardware = "H100-SXM"\n'))
+    assert ([row.exit_code for row in some.rows], some.exit_code) == ([0, 3], 0)
+    columns = run(PROGRAM, "--hardware", "No-Such", "--hardware", "Neither")
+    assert columns.exit_code == 2, columns.output
+
+
 def test_finished_rows_are_kept(tmp_path: Path) -> None:
     path, out = grid(tmp_path, TWO), tmp_path / "out"
     first = api.simulate_grid(path, PROGRAM, folder=out)

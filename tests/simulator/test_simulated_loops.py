@@ -21,7 +21,6 @@ from tests.simulator.small_programs import Sketch
 
 EXACT = ListScheduler()
 EXTRAPOLATED = ListScheduler(max_executions=1)
-OVERLAPPING = ListScheduler(overlap_trips=True)
 
 
 def run(graph: OpGraph, scheduler: ListScheduler, found: Diagnostics | None = None) -> Simulation:
@@ -94,20 +93,23 @@ def outcome(done: Simulation) -> tuple[object, ...]:
 
 
 @settings(max_examples=50, deadline=None)
-@given(bodies(), st.integers(1, 6), st.sampled_from(PRIORITIES))
-def test_a_loop_runs_as_unrolled(body: Body, trips: int, priority: Priority) -> None:
+@given(bodies(), st.integers(1, 6), st.sampled_from(PRIORITIES), st.booleans())
+def test_a_loop_runs_as_unrolled(body: Body, trips: int, priority: Priority, overlap: bool) -> None:
     graph = looped(body, trips)
-    scheduler = ListScheduler(priority=priority, overlap_trips=True)
-    flat = UnrollLoops()(graph, Diagnostics())
+    scheduler = ListScheduler(priority=priority, overlap_trips=overlap)
+    flat = UnrollLoops(overlap_trips=overlap)(graph, Diagnostics())
     assert outcome(run(graph, scheduler)) == outcome(run(flat, scheduler))
 
 
 @settings(max_examples=50, deadline=None)
-@given(bodies(), bodies(), st.integers(1, 3), st.integers(1, 3))
-def test_nested_loops_run_as_unrolled(inner: Body, outer: Body, inner_trips: int, outer_trips: int) -> None:
+@given(bodies(), bodies(), st.integers(1, 3), st.integers(1, 3), st.booleans())
+def test_nested_loops_run_as_unrolled(
+    inner: Body, outer: Body, inner_trips: int, outer_trips: int, overlap: bool
+) -> None:
     graph = nested(inner, outer, inner_trips, outer_trips)
-    flat = UnrollLoops()(graph, Diagnostics())
-    assert outcome(run(graph, OVERLAPPING)) == outcome(run(flat, OVERLAPPING))
+    flat = UnrollLoops(overlap_trips=overlap)(graph, Diagnostics())
+    scheduler = ListScheduler(overlap_trips=overlap)
+    assert outcome(run(graph, scheduler)) == outcome(run(flat, scheduler))
 
 
 def test_spans_of_trips_name_the_node_they_repeat() -> None:
@@ -262,7 +264,7 @@ def test_longer_loops_are_given_up_first() -> None:
     inner = s.loop(10, outer)
     for region in (outer, short, inner):
         s.add("compute", 1, region=region)
-    graph = prepared(s.build(), overlap_trips=True)
+    graph = prepared(s.build())
     assert too_long(graph, 10_000).tolist() == [False, False, False]
     assert too_long(graph, 200).tolist() == [True, False, False]
     assert too_long(graph, 1).tolist() == [True, True, True]

@@ -1,3 +1,24 @@
 """Language models, trained or served at any parallelism, as workloads of rank classes."""
 
-__all__: list[str] = []
+from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.model import Model
+from hespas.generators.llm.model_file import load_model, model_names
+from hespas.generators.llm.published import row_of
+from hespas.generators.llm.serving import ServingStep
+from hespas.generators.llm.settings import Overlap, Training, precision_of, recompute_of
+from hespas.generators.llm.step import LlmStep, training_workload
+
+__all__ = [
+    "Layout",
+    "LlmStep",
+    "Model",
+    "Overlap",
+    "ServingStep",
+    "Training",
+    "load_model",
+    "model_names",
+    "precision_of",
+    "recompute_of",
+    "row_of",
+    "training_workload",
+]

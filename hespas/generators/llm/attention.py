@@ -18,11 +18,13 @@ __all__ = [
     "backward_attention",
     "core",
     "forward_attention",
+    "heads_of",
+    "projection",
     "queries_and_keys",
 ]
 
 
-def _heads(r: Rank, block: Attention | LatentAttention) -> tuple[int, int]:
+def heads_of(r: Rank, block: Attention | LatentAttention) -> tuple[int, int]:
     """Query and key heads of a rank: keys are repeated where there are fewer than ranks."""
     kv = block.kv_heads if isinstance(block, Attention) else block.heads
     return block.heads // r.layout.tp, max(1, kv // r.layout.tp)
@@ -33,7 +35,7 @@ def attention_shape(r: Rank, block: Attention | LatentAttention) -> AttentionSha
     so that each has the same part of a causal mask.
     """
     seq, cp = r.training.seq, r.layout.cp
-    heads, kv_heads = _heads(r, block)
+    heads, kv_heads = heads_of(r, block)
     value = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
     window = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
     return AttentionShape(
@@ -62,7 +64,7 @@ def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = 
 
 
 def _qkv_layer(r: Rank, block: Attention) -> Linear:
-    heads, kv_heads = _heads(r, block)
+    heads, kv_heads = heads_of(r, block)
     return Linear(name="qkv", inputs=r.hidden, outputs=block.head_dim * (heads + 2 * kv_heads), rows=r.tokens)
 
 
@@ -81,10 +83,9 @@ def _latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
 
 def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, norm: Value) -> Value:
     """Queries, keys and values with positions: the port ``qkv``."""
-    heads, kv_heads = _heads(r, block)
+    heads, kv_heads = heads_of(r, block)
     if isinstance(block, Attention):
-        x = r.column_input(k, "qkv", norm, f"{key}.qkv_input")
-        out = r.linear(k, _qkv_layer(r, block), x)
+        out = r.column(k, _qkv_layer(r, block), norm, f"{key}.qkv_input")
         turned = Tensor((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
         if block.qk_norm:
             out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
@@ -137,9 +138,10 @@ def core(
     return k.attention("core", shape, r.precision.attention, after=[qkv, kv], port=f"{key}.core")
 
 
-def _projection(r: Rank, block: Attention | LatentAttention) -> Linear:
-    shape = attention_shape(r, block)
-    return Linear(name="proj", inputs=shape.heads * shape.value_dim, outputs=r.hidden, rows=r.tokens)
+def projection(r: Rank, block: Attention | LatentAttention) -> Linear:
+    """The output projection of a rank's heads."""
+    width = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
+    return Linear(name="proj", inputs=heads_of(r, block)[0] * width, outputs=r.hidden, rows=r.tokens)
 
 
 def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
@@ -148,8 +150,7 @@ def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, k
     qkv = queries_and_keys(r, k, block, key, normed)
     kv = _keys_of_all(r, k, block, key, qkv)
     out = core(r, k, block, key, qkv=qkv, kv=kv)
-    y = r.linear(k, _projection(r, block), out)
-    return r.added(k, key, x, r.scatter(k, f"proj.{r.scatter_name}", y))
+    return r.added(k, key, x, r.row(k, projection(r, block), out))
 
 
 def backward_attention(
@@ -157,8 +158,7 @@ def backward_attention(
 ) -> Value:
     """The gradient of what entered a block."""
     inner = r.added_backward(k, key, grad)
-    inner = r.gather(k, "proj.grad.all_gather", inner)
-    inner = r.linear_backward(k, _projection(r, block), inner, f"{key}.core")
+    inner = r.row_backward(k, projection(r, block), inner, f"{key}.core")
     shape = attention_shape(r, block)
     reads: list[Value] = [inner, f"{key}.qkv", f"{key}.core"]
     kv: Value = f"{key}.kv"
@@ -197,7 +197,7 @@ def _keys_backward(r: Rank, k: Kernels, shape: AttentionShape, grad: Value) -> V
 def _queries_backward(
     r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value, *, skip: Value
 ) -> Value:
-    heads, kv_heads = _heads(r, block)
+    heads, kv_heads = heads_of(r, block)
     if r.model.positions == "rope":
         width = (
             (heads + kv_heads) * block.head_dim
@@ -215,9 +215,7 @@ def _queries_backward(
                 after=[grad, f"{key}.qk_normed"],
             )
     if isinstance(block, Attention):
-        again = r.regathered(k, "qkv", f"{key}.qkv_input", grad)
-        back = r.linear_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input", again)
-        back = r.gather_backward(k, "qkv", back)
+        back = r.column_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input")
     else:
         back = _latent_backward(r, k, block, key, grad)
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", skip)
@@ -226,7 +224,7 @@ def _queries_backward(
 def _latent_backward(r: Rank, k: Kernels, block: LatentAttention, key: str, grad: Value) -> Value:
     down, q_up, kv_up = _latent_layers(r, block)
     latent: Value = f"{key}.latent"
-    again = r.regathered(k, "latent", latent, grad)
+    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.trains_weights else None
     q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
     kv = r.linear_backward(k, kv_up, grad, latent, again)
     width = r.value(r.tokens, down.outputs)

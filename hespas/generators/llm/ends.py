@@ -69,9 +69,7 @@ class Ends:
         k.module = key
         k.name_port(f"{key}.input", x)
         normed = r.norm(k, "norm", x, f"{key}.norm")
-        logits = r.linear(
-            k, self._head(), r.column_input(k, "head", normed, f"{key}.head_input"), f"{key}.logits"
-        )
+        logits = r.column(k, self._head(), normed, f"{key}.head_input", f"{key}.logits")
         scores = Tensor((r.tokens, self._columns), r.precision.compute)
         row = Tensor((r.tokens,), "f32")
         if r.layout.tp == 1:
@@ -114,9 +112,7 @@ class Ends:
             [scores],
             after=[f"{key}.logits", f"{key}.loss"],
         )
-        again = r.regathered(k, "head", f"{key}.head_input", inner)
-        back = r.linear_backward(k, self._head(), inner, f"{key}.head_input", again)
-        back = r.gather_backward(k, "head", back)
+        back = r.column_backward(k, self._head(), inner, f"{key}.head_input")
         return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
     # --- further predictions (arXiv 2412.19437, section 2.2)

@@ -45,17 +45,15 @@ def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     """A block, from the residual stream to the residual stream."""
     fc1, fc2 = _mlp_layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
-    wide = r.linear(k, fc1, r.column_input(k, "fc1", normed, f"{key}.fc1_input"), f"{key}.fc1")
-    y = r.linear(k, fc2, activation(r, k, block, key, wide))
-    return r.added(k, key, x, r.scatter(k, f"fc2.{r.scatter_name}", y))
+    wide = r.column(k, fc1, normed, f"{key}.fc1_input", f"{key}.fc1")
+    return r.added(k, key, x, r.row(k, fc2, activation(r, k, block, key, wide)))
 
 
 def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Value:
     """The gradient of what entered a block."""
     fc1, fc2 = _mlp_layers(r, block)
     inner = r.added_backward(k, key, grad)
-    inner = r.gather(k, "fc2.grad.all_gather", inner)
-    inner = r.linear_backward(k, fc2, inner, f"{key}.act")
+    inner = r.row_backward(k, fc2, inner, f"{key}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
     inner = k.vector(
         "activation.backward",
@@ -65,9 +63,7 @@ def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Valu
         after=[inner, f"{key}.fc1"],
         scale=2.0,
     )
-    again = r.regathered(k, "fc1", f"{key}.fc1_input", inner)
-    back = r.linear_backward(k, fc1, inner, f"{key}.fc1_input", again)
-    back = r.gather_backward(k, "fc1", back)
+    back = r.column_backward(k, fc1, inner, f"{key}.fc1_input")
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
 
@@ -152,9 +148,8 @@ def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value
     k.module = f"{module}.shared"
     own, inside = f"{key}.shared", _shared(r, block)
     fc1, fc2 = _mlp_layers(r, inside)
-    wide = r.linear(k, fc1, r.column_input(k, "fc1", normed, f"{own}.fc1_input"), f"{own}.fc1")
-    y = r.linear(k, fc2, activation(r, k, inside, own, wide))
-    y = r.scatter(k, f"fc2.{r.scatter_name}", y)
+    wide = r.column(k, fc1, normed, f"{own}.fc1_input", f"{own}.fc1")
+    y = r.row(k, fc2, activation(r, k, inside, own, wide))
     k.module = module
     return y
 
@@ -232,8 +227,7 @@ def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
     k.module = f"{module}.shared"
     own, inside = f"{key}.shared", _shared(r, block)
     fc1, fc2 = _mlp_layers(r, inside)
-    inner = r.gather(k, "fc2.grad.all_gather", grad)
-    inner = r.linear_backward(k, fc2, inner, f"{own}.act")
+    inner = r.row_backward(k, fc2, grad, f"{own}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
     inner = k.vector(
         "activation.backward",
@@ -243,8 +237,6 @@ def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
         after=[inner, f"{own}.fc1"],
         scale=2.0,
     )
-    again = r.regathered(k, "fc1", f"{own}.fc1_input", inner)
-    back = r.linear_backward(k, fc1, inner, f"{own}.fc1_input", again)
-    back = r.gather_backward(k, "fc1", back)
+    back = r.column_backward(k, fc1, inner, f"{own}.fc1_input")
     k.module = module
     return back

@@ -287,14 +287,17 @@ class Kernels:
         shape: AttentionShape,
         element: str,
         *,
+        cache: str = "",
         backward: bool = False,
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
-        """Fused attention; backward it computes the scores again and makes three gradients."""
+        """Fused attention; backward it computes the scores again and makes three gradients. ``cache`` is the
+        element type of keys and values where it is not that of queries.
+        """
         q = Tensor((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
-        k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), element)
-        v = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.value_dim), element)
+        k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
+        v = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.value_dim), cache or element)
         out = Tensor((shape.batch, shape.heads, shape.queries, shape.value_dim), element)
         sums = Tensor((shape.batch, shape.heads, shape.queries), "f32")
         dims = 2.0 * shape.batch * shape.heads * (shape.head_dim + shape.value_dim)

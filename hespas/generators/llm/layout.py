@@ -34,7 +34,10 @@ class Layout:
     too, 3 weights too (FSDP). ``shard``: data ranks that share one copy (0: all; fewer is hybrid sharding).
     ``sequence_parallel``: activations outside tensor-parallel regions are sharded over tensor ranks.
     ``layers_first``, ``layers_last``: layers of the first and last stage where stages are uneven (-1: even).
-    ``ring_attention``: keys travel in a ring of context ranks, else they are gathered.
+    ``embedding_counts``, ``head_counts``: the embedding takes the place of a layer of the first chunk, the
+    head that of one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
+    ``ring_attention``: keys travel in a ring of context ranks, else they are gathered;
+    ``context_all_to_all``: instead, context ranks exchange tokens for heads (arXiv 2309.14509).
     """
 
     dp: int = 1
@@ -49,7 +52,10 @@ class Layout:
     sequence_parallel: bool = True
     layers_first: int = -1
     layers_last: int = -1
+    embedding_counts: bool = False
+    head_counts: bool = False
     ring_attention: bool = False
+    context_all_to_all: bool = False
 
     @property
     def ranks(self) -> int:
@@ -144,8 +150,8 @@ class Groups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of its
-        world before which ranks have issued unlike numbers of others.
+        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of
+        its world before which ranks have issued unlike numbers of others.
         """
         everyone = StridedGroups.all_ranks(self.layout.ranks)
         return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
@@ -166,6 +172,11 @@ class Groups:
         inner = layout.dp * layout.cp * layout.tp
         return Permutation(layout.ranks, (layout.pp, inner), shift, wraps)
 
+    @cached_property
+    def tensor_ring(self) -> Permutation:
+        """From each tensor rank to the next one of its ring."""
+        return Permutation(self.layout.ranks, (self.layout.tp, 1), 1, wraps=True)
+
     def ring(self, shift: int = 1) -> Permutation:
         """From each context rank to the next one of its ring."""
         return Permutation(self.layout.ranks, (self.layout.cp, self.layout.tp), shift, wraps=True)
@@ -181,7 +192,10 @@ def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...
     ``c * pp + s``-th of all (Megatron-Core's interleaving). Further predictions stand with the last layer.
     """
     count, chunks = len(model.layers), layout.pp * layout.vp
-    sizes = [count // chunks + (1 if place < count % chunks else 0) for place in range(chunks)]
+    places = count + layout.embedding_counts + layout.head_counts
+    sizes = [places // chunks + (1 if place < places % chunks else 0) for place in range(chunks)]
+    sizes[0] -= layout.embedding_counts
+    sizes[-1] -= layout.head_counts
     if layout.layers_first >= 0 or layout.layers_last >= 0:
         sizes = _uneven(count, layout)
     starts = [sum(sizes[:place]) for place in range(chunks)]
@@ -320,7 +334,7 @@ def _batches(layout: Layout, training: Training) -> Iterator[BrokenRule]:
 
 def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
     chunks = layout.pp * layout.vp
-    if chunks > len(model.layers):
+    if chunks > len(model.layers) + layout.embedding_counts + layout.head_counts:
         yield BrokenRule(
             "pp-divides-layers",
             f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",

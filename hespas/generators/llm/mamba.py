@@ -47,21 +47,19 @@ def forward_mamba(r: Rank, k: Kernels, block: Mamba, key: str, x: Value) -> Valu
     """A block, from the residual stream to the residual stream."""
     inside, outside = _layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
-    wide = r.linear(k, inside, r.column_input(k, "in_proj", normed, f"{key}.in_input"), f"{key}.wide")
+    wide = r.column(k, inside, normed, f"{key}.in_input", f"{key}.wide")
     mixed = r.value(r.tokens, inside.outputs - outside.inputs)
     y: Value = k.vector("conv1d", "conv1d", [mixed], [mixed], after=[wide], port=f"{key}.mixed")
     y = _scan(r, k, block, y, f"{key}.scanned", backward=False)
     inner = r.value(r.tokens, outside.inputs)
     y = k.vector("gated_norm", "rms_norm", [inner, inner], [inner], after=[y, wide], port=f"{key}.gated")
-    y = r.linear(k, outside, y)
-    return r.added(k, key, x, r.scatter(k, f"out_proj.{r.scatter_name}", y))
+    return r.added(k, key, x, r.row(k, outside, y))
 
 
 def backward_mamba(r: Rank, k: Kernels, block: Mamba, key: str, grad: Value) -> Value:
     """The gradient of what entered a block."""
     inside, outside = _layers(r, block)
-    inner = r.gather(k, "out_proj.grad.all_gather", r.added_backward(k, key, grad))
-    inner = r.linear_backward(k, outside, inner, f"{key}.gated")
+    inner = r.row_backward(k, outside, r.added_backward(k, key, grad), f"{key}.gated")
     values = r.value(r.tokens, outside.inputs)
     reads, after = [values, values, values], [inner, f"{key}.scanned", f"{key}.wide"]
     inner = k.vector("gated_norm.backward", "rms_norm_backward", reads, [values, values], after=after)
@@ -71,7 +69,5 @@ def backward_mamba(r: Rank, k: Kernels, block: Mamba, key: str, grad: Value) -> 
     inner = k.vector(
         "conv1d.backward", "conv1d", [mixed, mixed], [mixed], after=[inner, f"{key}.wide"], scale=2.0
     )
-    again = r.regathered(k, "in_proj", f"{key}.in_input", inner)
-    back = r.linear_backward(k, inside, inner, f"{key}.in_input", again)
-    back = r.gather_backward(k, "in_proj", back)
+    back = r.column_backward(k, inside, inner, f"{key}.in_input")
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "Activation",
     "Attention",
     "Block",
     "Experts",

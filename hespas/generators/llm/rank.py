@@ -21,7 +21,7 @@ from hespas.graph import CollectiveKind, StridedGroups
 
 __all__ = ["Linear", "Rank"]
 
-Deferred = Callable[[Kernels], object]
+_Deferred = Callable[[Kernels], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,15 @@ class Linear:
 @dataclass(frozen=True)
 class Rank:
     """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
-    their own (zero bubble); None: they are made where they can be.
+    their own (zero bubble); None: they are made where they can be. ``batch_tokens``: tokens of a pass where
+    it is no micro-batch of training.
     """
 
     model: Model
     layout: Layout
     training: Training
-    deferred: list[Deferred] | None = None
+    deferred: list[_Deferred] | None = None
+    batch_tokens: int = 0
 
     @cached_property
     def groups(self) -> Groups:
@@ -57,7 +59,7 @@ class Rank:
     @cached_property
     def tokens(self) -> int:
         """Tokens of a micro-batch on this context rank."""
-        return self.training.micro_batch * self.training.seq // self.layout.cp
+        return self.batch_tokens or self.training.micro_batch * self.training.seq // self.layout.cp
 
     @cached_property
     def rows(self) -> int:
@@ -186,7 +188,7 @@ class Rank:
 
     def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
         """``x`` times the matrix, and through adapters where only those are trained."""
-        element = layer.format or self.precision.matmul
+        element = self._format(layer)
         narrow = self.quantized(k, layer.name, self._of(layer, layer.inputs), x, element)
         y = k.product(
             layer.name,
@@ -222,7 +224,7 @@ class Rank:
         """The gradient of the input; that of the weights is made beside or later. ``x`` is the input of the
         product, ``gathered`` where it had to be gathered again.
         """
-        element, compute = layer.format or self.precision.matmul, self.precision.compute
+        element, compute = self._format(layer), self.precision.compute
         narrow = self.quantized(k, f"{layer.name}.grad", self._of(layer, layer.outputs), grad, element)
         back = k.product(
             f"{layer.name}.dgrad", (layer.rows, layer.inputs, layer.outputs),
@@ -254,7 +256,7 @@ class Rank:
 
         self.later(k, make)
 
-    def later(self, k: Kernels, make: Deferred) -> None:
+    def later(self, k: Kernels, make: _Deferred) -> None:
         """Run what makes gradients of weights now, or leave it to a pass of its own."""
         if self.deferred is None:
             make(k)
@@ -277,22 +279,89 @@ class Rank:
         out = self._of(layer, layer.inputs)
         return k.vector(f"{name}_add.backward", "add", [out, out], [out], after=[back, through])
 
-    # --- what only some layers do
+    # --- linear layers whose matrices tensor ranks share
 
-    def column_input(self, k: Kernels, name: str, x: Value, port: str) -> Value:
-        """The input of a column-parallel layer, gathered; under ``port`` the part that is kept."""
-        k.name_port(port, x)
-        return self.gather(k, f"{name}.all_gather", x)
+    @property
+    def _pipelines(self) -> bool:
+        return self.training.overlap.tensor and self.layout.has_sequence_parallel and self.trains_weights
 
-    def regathered(self, k: Kernels, name: str, kept: Value, grad: Value) -> Value | None:
-        """The input gathered once more, for gradients of weights; None where each rank kept all."""
-        if not (self.layout.has_sequence_parallel and self.trains_weights):
-            return None
-        return self.gather(k, f"{name}.regather", kept, control=[grad])
+    def column(self, k: Kernels, layer: Linear, x: Value, kept: str, port: str = "") -> Value:
+        """A column-parallel layer of the rows ``x``; what the rank keeps of them is the port ``kept``."""
+        k.name_port(kept, x)
+        if self._pipelines:
+            return self._gathering(k, layer, "", x, port)
+        return self.linear(k, layer, self.gather(k, f"{layer.name}.all_gather", x), port)
 
-    def gather_backward(self, k: Kernels, name: str, grad: Value) -> Value:
-        """The gradient of a column-parallel layer's input, summed over tensor ranks."""
-        return self.scatter(k, f"{name}.dgrad.{self.scatter_name}", grad)
+    def column_backward(self, k: Kernels, layer: Linear, grad: Value, kept: str) -> Value:
+        """The gradient of a column-parallel layer's rows. Its input is gathered once more for that of the
+        weights, beside the product for that of the input.
+        """
+        again: Value | None = None
+        if self.layout.has_sequence_parallel and self.trains_weights:
+            again = self.gather(k, f"{layer.name}.regather", kept, control=[grad])
+        if self._pipelines:
+            self._weights(k, layer, grad, kept if again is None else again, self._format(layer))
+            return self._scattering(k, layer, ".dgrad", grad)
+        back = self.linear_backward(k, layer, grad, kept, again)
+        return self.scatter(k, f"{layer.name}.dgrad.{self.scatter_name}", back)
+
+    def row(self, k: Kernels, layer: Linear, x: Value) -> Value:
+        """A row-parallel layer, whose results tensor ranks add up."""
+        if self._pipelines:
+            return self._scattering(k, layer, "", x)
+        return self.scatter(k, f"{layer.name}.{self.scatter_name}", self.linear(k, layer, x))
+
+    def row_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value) -> Value:
+        """The gradient of a row-parallel layer's input ``x``."""
+        if self._pipelines:
+            back = self._gathering(k, layer, ".dgrad", grad, "")
+            self._weights(k, layer, back, x, self._format(layer))
+            return back
+        return self.linear_backward(k, layer, self.gather(k, f"{layer.name}.grad.all_gather", grad), x)
+
+    # Pipelined as Transformer Engine's user buffers do it: pieces of rows go round a ring of the tensor
+    # ranks, and each is multiplied while the next is on its way.
+
+    def _slices(self, layer: Linear, suffix: str) -> tuple[tuple[int, int, int], str]:
+        """Sizes of the product of one piece, backward with inputs and outputs in turn; its element type."""
+        rows = layer.rows // self.layout.tp
+        sizes = (rows, layer.inputs, layer.outputs) if suffix else (rows, layer.outputs, layer.inputs)
+        return sizes, self._format(layer)
+
+    def _gathering(self, k: Kernels, layer: Linear, suffix: str, x: Value, port: str) -> Value:
+        sizes, element = self._slices(layer, suffix)
+        ring = self.groups.tensor_ring
+        piece = self.value(sizes[0], sizes[2])
+        sent, done = self.quantized(k, f"{layer.name}{suffix}", piece, x, element), -1
+        for step in range(self.layout.tp):
+            name = f"{layer.name}{suffix}.{step}"
+            last = port if step == self.layout.tp - 1 else ""
+            done = k.product(
+                name, sizes, left=element, result=self.precision.compute, after=[sent, done], port=last
+            )
+            if not last and step < self.layout.tp - 1:
+                sent = k.permute(f"{name}.ring", ring, Tensor(piece.shape, element), after=[sent])
+        return done
+
+    def _scattering(self, k: Kernels, layer: Linear, suffix: str, x: Value) -> Value:
+        sizes, element = self._slices(layer, suffix)
+        ring = self.groups.tensor_ring
+        whole = self.value(layer.rows, sizes[2])
+        narrow = self.quantized(k, f"{layer.name}{suffix}", whole, x, element)
+        piece = self.value(sizes[0], sizes[1])
+        moved: Value = -1
+        for step in range(self.layout.tp):
+            name = f"{layer.name}{suffix}.{step}"
+            made = k.product(name, sizes, left=element, result=self.precision.compute, after=[narrow])
+            if step:
+                made = k.vector(f"{name}.add", "add", [piece, piece], [piece], after=[made, moved])
+            if step == self.layout.tp - 1:
+                return made
+            moved = k.permute(f"{name}.ring", ring, piece, after=[made])
+        return moved
+
+    def _format(self, layer: Linear) -> str:
+        return layer.format or self.precision.matmul
 
     def collective(
         self, k: Kernels, name: str, kind: CollectiveKind, groups: StridedGroups, *, of: Tensor, x: Value

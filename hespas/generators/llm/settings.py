@@ -94,13 +94,16 @@ attention, whole feed-forward blocks, whole mixtures, projections of queries, ke
 class Recompute:
     """What is computed again in the backward pass: ``modules`` of :data:`MODULES`, in the first ``layers`` of
     each stage (-1: in all). ``every``: only in each so-manieth layer. ``offloaded``: what is moved to the
-    host meanwhile instead, by module.
+    host meanwhile instead, of as many layers, by module or by what MaxText calls a tensor.
+    ``per_operation``: of each layer only its input, the results of attention and of every other matrix
+    product are kept (torchtitan's selective checkpointing).
     """
 
     modules: frozenset[str] = frozenset()
     layers: int = -1
     every: int = 1
     offloaded: frozenset[str] = frozenset()
+    per_operation: bool = False
 
     def covers(self, module: str, place: int) -> bool:
         """Whether a module of the ``place``-th layer of a stage is computed again."""
@@ -189,3 +192,15 @@ class Training:
     optimizer_offload: bool = False
     pure_16bit: bool = False
     """Master weights, gradients and moments are 16-bit too."""
+    fused_loss: bool = True
+    """The loss is one kernel whose gradient takes the place of the logits; else 32-bit copies are made."""
+    compiled: bool = True
+    """Layers are compiled: what no gradient needs is not kept (torchtitan)."""
+    narrow_weights: bool = True
+    """Weights of linear layers exist in the format of products only, where they can; else beside others."""
+    transposed_weights: bool = True
+    """Weights in the format of products are kept transposed too, for the gradients of inputs; mxfp8, whose
+    blocks are rows, always needs it.
+    """
+    lora_attention_only: bool = False
+    """Adapters stand beside the linear layers of attention only."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hespas.generators.llm.flops import hardware_flops, model_flops
 from hespas.generators.llm.layout import Layout, check_layout
-from hespas.generators.llm.model import Model
+from hespas.generators.llm.memory import memory_of
+from hespas.generators.llm.model import Model, model_parameters
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.stage import stage_graph
+from hespas.generators.spec import Account
 from hespas.graph import Workload
 
-__all__ = ["training_workload"]
+__all__ = ["LlmStep", "training_workload"]
 
 
 def training_workload(
@@ -28,6 +32,38 @@ def training_workload(
         stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages
     )
     if layout.pp == 1:
-        return Workload.spmd(graphs[0], layout.ranks, metadata)
+        return Workload.spmd(replace(graphs[0], name=model.name), layout.ranks, metadata)
     ranks = np.repeat(np.arange(layout.pp, dtype=np.int32), layout.ranks // layout.pp)
     return Workload(name=model.name, classes=graphs, rank_class=ranks, metadata=metadata or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmStep:
+    """An optimizer step of a language model: a generator."""
+
+    model: Model
+    layout: Layout
+    training: Training
+
+    @property
+    def name(self) -> str:
+        """The model and its layout."""
+        return self.model.name
+
+    def workload(self) -> Workload:
+        """The step of all ranks. Raises ``UsageError`` that names the rule which a layout breaks."""
+        return training_workload(self.model, self.layout, self.training)
+
+    def account(self) -> Account:
+        """Parameters of the model; FLOPs of all ranks; memory of the fullest. Raises ``UsageError`` that
+        names the rule which a layout breaks.
+        """
+        check_layout(self.model, self.layout, self.training)
+        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda each: each.peak_bytes)
+        return Account(
+            parameters=model_parameters(self.model),
+            model_flops_per_step=model_flops(self.model, self.training),
+            hardware_flops_per_step=hardware_flops(self.model, self.training),
+            peak_memory_bytes=float(fullest.peak_bytes),
+            memory=fullest.filling,
+        )

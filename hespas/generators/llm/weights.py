@@ -53,7 +53,8 @@ def weights_of_layer(model: Model, layout: Layout, training: Training, layer: La
         total += _of_block(model, layout, block)
     if not training.lora_rank:
         return total
-    adapters = sum(_adapters(model, layout, block, training.lora_rank) for block in layer)
+    beside = [block for block in layer if not (training.lora_attention_only and isinstance(block, Mlp))]
+    adapters = sum(_adapters(model, layout, block, training.lora_rank) for block in beside)
     return Weights(dense=adapters, frozen=total.dense + total.experts)
 
 

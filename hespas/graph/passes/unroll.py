@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import nan
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.builder import region_multiplicity
-from hespas.graph.columns import BoolArray, Csr, IntArray, constant
+from hespas.graph.columns import BoolArray, Csr, IntArray, StringTableBuilder, constant
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
-from hespas.graph.opgraph import OpGraph, RegionKind, RegionTable
-from hespas.graph.passes.rewrite import bypass, find_cycle, take_nodes
+from hespas.graph.opgraph import NODE_COLUMNS, OpClass, OpGraph, RegionTable
+from hespas.graph.passes.rewrite import all_deps, bypass, find_cycle, take_nodes
 
 __all__ = ["UnrollLoops"]
 
 _SHOWN = 8
+_MOST_WAITS = 256
+"""Past so many pairs of a node that ends a trip and one that begins the next, a node stands between them."""
+
+_TRIP_END = "hespas.trip_end"
 
 
 @dataclass(frozen=True, slots=True)
 class UnrollLoops:
     """Repeat the nodes of each loop as often as it runs, trip after trip.
 
-    A trip waits for the values the trip before it carried over; what stands behind the loop waits for its
-    last trip. A node whose one operand is a carried value needs what the loop starts with in the first trip
-    only; nodes with more operands keep that dependency in every trip, because the graph does not say which
-    operand is carried. ``unknown_trips`` stands in where a count is not known (None: an error). Exact in
-    FLOPs, bytes and collectives; ids are new where a node is repeated. Raises ``UnsupportedError`` past
-    ``max_nodes``, and where a dependency leaves a loop and comes back. O(nodes out).
+    A trip begins when the one before has ended, as XLA runs the body of a ``while`` as a whole; with
+    ``overlap_trips`` a node waits only for the values that the trip before carried over to it. What waits
+    within a trip for nothing waits, by control dependencies, for all that nothing in the trip before waited
+    for; where these pairs are many, for a node that ends the trip and takes no time.
+
+    What stands behind the loop waits for its last trip. A node whose one operand is a carried value needs
+    what the loop starts with in the first trip only; nodes with more operands keep that dependency in every
+    trip, because the graph does not say which operand is carried. ``unknown_trips`` stands in where a count
+    is not known (None: an error). Exact in FLOPs, bytes and collectives; ids are new where a node is
+    repeated. Raises ``UnsupportedError`` past ``max_nodes``, and where a dependency leaves a loop and comes
+    back. O(nodes out), and O(nodes) for each loop.
     """
 
     max_nodes: int = 5_000_000
     unknown_trips: int | None = None
+    overlap_trips: bool = False
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """The flat graph: no regions, multiplicity 1."""
@@ -50,8 +61,8 @@ class UnrollLoops:
             graph = bypass(graph, graph.multiplicity == 0)
         for region in reversed(range(len(graph.regions))):  # children stand after their parents
             trips = int(graph.regions.trips[region])
-            if trips > 1 and int(graph.regions.kind[region]) == RegionKind.LOOP_BODY:
-                graph = _repeat(graph, region, trips)
+            if trips > 1:
+                graph = _repeat(graph, region, trips, overlap=self.overlap_trips)
         if len(graph.regions):
             _refuse_cycle(graph)
         nodes = len(graph)
@@ -130,17 +141,21 @@ def _plan(inside: BoolArray, trips: int) -> _Copies:
     return _Copies(inside, number, trips, size, rows, trip)
 
 
-def _repeat(graph: OpGraph, region: int, trips: int) -> OpGraph:
+def _repeat(graph: OpGraph, region: int, trips: int, *, overlap: bool) -> OpGraph:
     """The graph with the nodes of one region repeated ``trips`` times, copies standing together per trip."""
     inside = graph.regions.within(region)[graph.region]
     if not inside.any():
         return graph
+    waits = _Waits.none()
+    if not overlap:
+        graph, inside, waits = _in_sequence(graph, region, inside)
     copies = _plan(inside, trips)
     carried = graph.regions.carried_region == region
     data = _repeat_deps(graph.data_deps, copies)
     starts = _starts_only(graph, carried, inside)[copies.rows] & (copies.trip > 0)
-    data = _add_carried(_without(data, starts), graph, carried, copies)
-    control = _repeat_deps(graph.control_deps, copies)
+    values = _carried(graph, carried, copies)
+    data = _add_waits(_without(data, starts), values, copies)
+    control = _add_waits(_repeat_deps(graph.control_deps, copies), waits.less(values), copies)
     inner = replace(
         graph.regions,
         carried_region=graph.regions.carried_region[~carried],
@@ -148,6 +163,74 @@ def _repeat(graph: OpGraph, region: int, trips: int) -> OpGraph:
         carried_consumer=graph.regions.carried_consumer[~carried],
     )
     return take_nodes(replace(graph, regions=inner), copies.rows, data, control)
+
+
+class _Waits(NamedTuple):
+    """Nodes of a loop that wait for others of the trip before, pair by pair."""
+
+    consumer: IntArray
+    producer: IntArray
+
+    @classmethod
+    def none(cls) -> _Waits:
+        """No pairs."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def less(self, others: _Waits) -> _Waits:
+        """Those that are not among others."""
+        if not len(others.consumer) or not len(self.consumer):
+            return self
+        most = 1 + max(int(self.producer.max()), int(others.producer.max()))
+        mine, theirs = (each.consumer * most + each.producer for each in (self, others))
+        kept = ~np.isin(mine, theirs)
+        return _Waits(self.consumer[kept], self.producer[kept])
+
+
+def _in_sequence(graph: OpGraph, region: int, inside: BoolArray) -> tuple[OpGraph, BoolArray, _Waits]:
+    """What lets a trip begin when the one before has ended: waits, and where they would be many, a node more
+    inside, which waits for the trip.
+    """
+    deps = all_deps(graph)
+    within = inside[deps.row_ids] & inside[deps.values]
+    begins, ends = inside.copy(), inside.copy()
+    begins[deps.row_ids[within]] = False
+    ends[deps.values[within]] = False
+    first, last = np.flatnonzero(begins), np.flatnonzero(ends)
+    if len(first) * len(last) <= _MOST_WAITS:
+        return graph, inside, _Waits(np.repeat(first, len(last)), np.tile(last, len(first)))
+    place = int(np.flatnonzero(inside)[-1]) + 1
+    grown = _with_node(graph, place, region, last)
+    first += first >= place
+    return grown, np.insert(inside, place, True), _Waits(first, np.full(len(first), place))
+
+
+def _with_node(graph: OpGraph, place: int, region: int, waits_for: IntArray) -> OpGraph:
+    """The graph with one more node of a region at ``place``, which costs nothing."""
+    nodes = len(graph)
+    strings = StringTableBuilder(graph.strings)
+    name = strings.add(_TRIP_END)
+    stated: dict[str, float] = {"name_row": name, "op_row": name, "op_class": OpClass.FREE, "region": region}
+    stated |= {"stream": -1, "rate_dtype": -1}
+    if np.isnan(graph.duration_ns).all():
+        stated["duration_ns"] = nan  # nobody has said times yet
+    columns: dict[str, Any] = {}
+    for key in NODE_COLUMNS:
+        column: NDArray[np.generic] = getattr(graph, key)
+        columns[key] = np.append(column, np.array([stated.get(key, 0)], column.dtype))
+    for key in ("data_deps", "control_deps", "operands", "results"):
+        deps: Csr = getattr(graph, key)
+        columns[key] = Csr(np.append(deps.offsets, deps.offsets[-1]), deps.values)
+    longer = replace(graph, strings=strings.build(), **columns)
+    rows = np.insert(np.arange(nodes), place, nodes)
+    number = np.arange(nodes)
+    number[place:] += 1
+
+    def moved(deps: Csr, more: IntArray) -> Csr:
+        consumers = np.concatenate([number[deps.row_ids], np.full(len(more), place)])
+        return Csr.from_pairs(consumers, np.concatenate([number[deps.values], number[more]]), nodes + 1)
+
+    data = moved(graph.data_deps, np.empty(0, np.int64))
+    return take_nodes(longer, rows, data, moved(graph.control_deps, waits_for))
 
 
 def _repeat_deps(deps: Csr, copies: _Copies) -> Csr:
@@ -180,24 +263,30 @@ def _without(deps: Csr, rows: BoolArray) -> Csr:
     return Csr.from_lengths(np.where(rows, 0, deps.lengths), deps.values[kept])
 
 
-def _add_carried(data: Csr, graph: OpGraph, carried: BoolArray, copies: _Copies) -> Csr:
-    """Add, for each trip but the first, the dependence on what the trip before carried over.
+def _carried(graph: OpGraph, carried: BoolArray, copies: _Copies) -> _Waits:
+    """Who waits for a value that the trip before carries over.
 
     Raises ``InvariantError`` where an edge leaves the loop: passes keep both ends inside.
     """
     to, of = graph.regions.carried_consumer[carried], graph.regions.carried_producer[carried]
-    if not len(to):
-        return data
     outside = ~(copies.inside[of] & copies.inside[to])
     if outside.any():
         maker, user = (graph.node_name(int(ends[outside][0])) for ends in (of, to))
         raise InvariantError(f"{graph.name}: a value carried from {maker} to {user} leaves its loop")
+    return _Waits(to.astype(np.int64), of.astype(np.int64))
+
+
+def _add_waits(deps: Csr, waits: _Waits, copies: _Copies) -> Csr:
+    """Add, for each trip but the first, the dependence on the trip before."""
+    to, of = waits
+    if not len(to):
+        return deps
     back = np.repeat((copies.trips - 1 - np.arange(1, copies.trips)) * copies.size, len(to))
     consumer = np.tile(copies.number[to], copies.trips - 1) - back
     producer = np.tile(copies.number[of], copies.trips - 1) - back - copies.size
-    rows = np.concatenate([data.row_ids, consumer])
-    values = np.concatenate([data.values.astype(np.int64), producer])
-    return Csr.from_pairs(rows, values, len(data))
+    rows = np.concatenate([deps.row_ids, consumer])
+    values = np.concatenate([deps.values.astype(np.int64), producer])
+    return Csr.from_pairs(rows, values, len(deps))
 
 
 def _unique(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -50,10 +50,12 @@ def with_loops(
 
     None where loops in which ranks meet have different trips and are too long to be run one by one.
     """
-    draft = _Draft(list(actors), together, vary or _as_it_is, diagnostics, vary is not None, {})
+    draft = _Draft(
+        list(actors), together, vary or _as_it_is, diagnostics, vary is not None, overlap_trips, {}
+    )
     alike: dict[int, OpGraph] = {}
     for actor in actors:
-        reduced = alike.setdefault(id(actor.graph), prepared(actor.graph, overlap_trips=overlap_trips))
+        reduced = alike.setdefault(id(actor.graph), prepared(actor.graph))
         draft.reduced.append(reduced)
         draft.blocks.append([])
     chosen = [np.flatnonzero(too_long(graph, limit)).tolist() for graph in draft.reduced]
@@ -83,6 +85,7 @@ class _Draft:
     vary: _Vary
     diagnostics: Diagnostics
     varies: bool
+    overlap_trips: bool
     flat: dict[int, Program]
     reduced: list[OpGraph] = field(default_factory=list[OpGraph])
     blocks: list[list[Block]] = field(default_factory=list[list[Block]])
@@ -98,8 +101,12 @@ class _Draft:
         """Actors that run the same graph share it."""
         graph = self.reduced[place]
         if id(graph) not in self.flat:
-            self.flat[id(graph)] = flatten(graph, tuple(self.blocks[place]))
+            self.flat[id(graph)] = self.unrolled(graph, place)
         return self.flat[id(graph)]
+
+    def unrolled(self, graph: OpGraph, place: int) -> Program:
+        """A graph of one of the actors, or a part of it, with the blocks that it has by now."""
+        return flatten(graph, tuple(self.blocks[place]), overlap_trips=self.overlap_trips)
 
     def linked(self) -> list[list[_Loop]] | None:
         """Loops that have to be run together, inner ones first; None where their trips differ."""
@@ -107,7 +114,7 @@ class _Draft:
         actors: list[Actor] = []
         for actor, graph in zip(self.actors, self.reduced, strict=True):
             single = once.setdefault(
-                id(graph), flatten(with_trips(graph, np.minimum(graph.regions.trips, 1.0)), ())
+                id(graph), flatten(_one_trip(graph), (), overlap_trips=self.overlap_trips)
             )
             actors.append(replace(actor, program=single))
         try:
@@ -174,7 +181,7 @@ class _Shared:
         for (place, region), graph in zip(self.loops, self.alone, strict=True):
             counts = graph.regions.trips.copy()
             counts[region] = trips
-            program = flatten(with_trips(graph, counts), tuple(draft.blocks[place]))
+            program = draft.unrolled(with_trips(graph, counts), place)
             actor = draft.actors[place]
             actors.append(replace(actor, program=draft.vary(program, actor.rank)))
         joint = draft.together.run(actors, Diagnostics())
@@ -194,6 +201,10 @@ class _Member:
 
 def _as_it_is(program: Program, _rank: int) -> Program:
     return program
+
+
+def _one_trip(graph: OpGraph) -> OpGraph:
+    return with_trips(graph, np.minimum(graph.regions.trips, 1.0))
 
 
 def _root(leader: dict[_Loop, _Loop], loop: _Loop) -> _Loop:

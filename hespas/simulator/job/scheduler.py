@@ -4,8 +4,10 @@ What a rank does is scheduled as :mod:`hespas.simulator.list_scheduler` does. A 
 stream when it is issued there and ends for all members at once: when the last one has come, plus the time it
 takes. A message that is received ends when it has been sent; a receive that names no stream holds none.
 
-Where ranks differ, what waits for others runs in program order on each stream, as on a queue of a device:
-ranks that run the same program at different speed then cannot wait for each other crosswise.
+Where ranks differ, what waits for others runs in one order on each stream, as on a queue of a device: ranks
+that run the same program at different speed then cannot wait for each other crosswise. It is that of the
+program, or, where all run the same one, that in which it runs where they do not differ, so that a rank that
+is hardly slower than others hardly changes the step.
 
 Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symmetry`).
 """
@@ -176,6 +178,14 @@ class _Whole:
         return several or bool(self.options.jitter) or bool(self.options.stragglers)
 
     @property
+    def _alike_ns(self) -> FloatArray | None:
+        """The times of the one graph that all ranks run, all of them sending and receiving at once."""
+        [first, *others] = [index for index, count in enumerate(self.workload.class_sizes) if count]
+        return (
+            None if others or _has_sides(self.workload, first) else self.workload.classes[first].duration_ns
+        )
+
+    @property
     def _together(self) -> Together:
         options = self.options
         return Together(
@@ -185,6 +195,7 @@ class _Whole:
             options.protocol,
             options.differing or "longest",
             self._differ,
+            self._alike_ns,
         )
 
     def _alike(self, chosen: IntArray) -> list[list[int]]:
@@ -220,7 +231,7 @@ class _Whole:
         program = self._jittered(program, rank)
         whose = ClassOf(self._kind(rank)[0], rank, int(self.colours.count[alike].sum()))
         order = None
-        if self._differ:
+        if self._differ and self._alike_ns is None:
             tasks, talk = program.tasks, talk_of(graph, program, self.relations)
             order = queued(tasks.deps, tasks.stream, np.zeros(1, np.int64), [talk], options.protocol)
         return alone(graph, program, options.priority, whose, order)
@@ -269,9 +280,14 @@ def _in_step(workload: Workload) -> bool:
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:
         return False
-    table, kind = workload.classes[used[0]].p2p, workload.classes[used[0]].kind
+    return not _has_sides(workload, used[0])
+
+
+def _has_sides(workload: Workload, index: int) -> bool:
+    """Whether ranks of a class only send, or only receive."""
+    table, kind = workload.classes[index].p2p, workload.classes[index].kind
     sides = np.isin(kind[table.node], (int(NodeKind.SEND), int(NodeKind.RECV)))
-    return not bool((sides & (table.permutation >= 0) & ~table.host).any())
+    return bool((sides & (table.permutation >= 0) & ~table.host).any())
 
 
 def _meet(relations: Relations, colours: Colours, *, both_ways: bool) -> BoolArray:

@@ -19,7 +19,7 @@ from hespas.simulator.job.starts import recorded_starts
 from hespas.simulator.job.stuck import check_finished
 from hespas.simulator.job.symmetry import Colours
 from hespas.simulator.job.talk import Talk, talk_of
-from hespas.simulator.schedule import Priority, ranks_of
+from hespas.simulator.schedule import Priority, Program, list_schedule, ranks_of
 from hespas.simulator.streams import FREE, POSTED
 
 __all__ = ["Joint", "Together", "queued"]
@@ -35,7 +35,10 @@ class Joint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The rules of a job. ``differ`` says that its ranks do: then what waits for others does so in order."""
+    """The rules of a job. ``differ`` says that its ranks do: then what waits for others does so in order: in
+    that of the program, or, where all run the same one, in that in which it would run if they did not differ.
+    ``alike_ns`` are the times of the nodes of that one (None: there are several).
+    """
 
     relations: Relations
     colours: Colours
@@ -43,6 +46,7 @@ class Together:
     protocol: Protocol
     differing: Differing
     differ: bool
+    alike_ns: FloatArray | None
 
     def matched(self, actors: Sequence[Actor], diagnostics: Diagnostics) -> tuple[Cast, list[Talk], Meetings]:
         """Who meets whom; raises as :func:`hespas.simulator.job.meetings.meetings_of`."""
@@ -70,15 +74,30 @@ class Together:
         ``CheckFailedError`` where they wait for each other for ever.
         """
         cast, talks, meetings = self.matched(actors, diagnostics)
+        queue: Csr | None = None
+        if self.differ:
+            order = self._alike_order(actors[0].program)
+            queue = queued(cast.deps, cast.stream, cast.first, talks, self.protocol, order=order)
         done = joint_schedule(
             cast,
             meetings,
             _places(cast, self.priority),
-            queued(cast.deps, cast.stream, cast.first, talks, self.protocol) if self.differ else None,
+            queue,
             self._begin_ns(cast, meetings, diagnostics) if as_recorded else None,
         )
         check_finished(cast, meetings, done, diagnostics)
         return Joint(cast, meetings, done)
+
+    def _alike_order(self, program: Program) -> FloatArray | None:
+        """When each task of the one program that all run would start if they did not differ [ns]. What waits
+        for others starts in the same order on all of them, so that nobody waits crosswise.
+        """
+        if self.alike_ns is None:
+            return None
+        of_node = np.append(self.alike_ns, np.nan)[program.node]
+        takes_ns = np.where(program.node >= 0, of_node, program.tasks.duration_ns)
+        tasks = replace(program.tasks, duration_ns=np.where(program.tasks.stream == FREE, 0.0, takes_ns))
+        return list_schedule(tasks, self.priority).start_ns
 
     def _begin_ns(self, cast: Cast, meetings: Meetings, diagnostics: Diagnostics) -> FloatArray:
         begin_ns = recorded_starts(cast, meetings, self.priority)
@@ -92,17 +111,27 @@ class Together:
 
 
 def queued(
-    deps: Csr, stream: SmallIntArray, first: IntArray, talks: Sequence[Talk], protocol: Protocol
+    deps: Csr,
+    stream: SmallIntArray,
+    first: IntArray,
+    talks: Sequence[Talk],
+    protocol: Protocol,
+    *,
+    order: FloatArray | None = None,
 ) -> Csr:
     """Dependencies of tasks with those of what waits for other ranks on what stands before it in its stream;
-    the tasks of each of ``talks`` are counted from ``first``.
+    the tasks of each of ``talks`` are counted from ``first``. ``order`` is where a task of any of them stands
+    (None: as issued).
     """
     after: list[IntArray] = []
     before: list[IntArray] = []
     for talk, offset in zip(talks, first.tolist(), strict=False):
         waits = talk.receives | (protocol == "rendezvous")
         place = np.concatenate([talk.call_place, talk.move_place[waits]])
-        queue = np.concatenate([talk.calls, talk.moves[waits]])[np.argsort(place, kind="stable")] + offset
+        queue = np.concatenate([talk.calls, talk.moves[waits]])[np.argsort(place, kind="stable")]
+        if order is not None:
+            queue = queue[np.argsort(order[queue], kind="stable")]
+        queue += offset
         queue = queue[stream[queue] >= 0]
         queue = queue[np.argsort(stream[queue], kind="stable")]
         same = stream[queue[1:]] == stream[queue[:-1]]

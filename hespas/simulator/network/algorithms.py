@@ -10,7 +10,7 @@ members, innermost first, u_k = m_0 ... m_(k-1) of them within one member of lev
     tree          S up and S down, log2 steps on outer levels (double binary trees)
     in network    S once over the share of the rate at which switches add (NVLS, SHARP)
     direct        an all-to-all sends (m_k - 1) / m_k S over level k, to all whose place there is another; a
-                  link of a ring of m passes floor(m^2 / 4) / m S
+                  link of a ring of m passes floor(m^2 / 4) / m S, however many links lie between members
 
 The fastest counts. Formulas: Thakur, Rabenseifner, Gropp (2005); Sanders, Speck, Traff, "Two-tree algorithms"
 (2009); "How to Scale Your Model" (Google DeepMind, 2025) for tori.
@@ -245,7 +245,7 @@ def _exchange(levels: Sequence[Level], size: FloatArray) -> FloatArray:
     for level in levels:
         share = (level.members - 1) / level.members
         if level.is_ring:
-            share = level.members**2 // 4 / level.members * level.hops
+            share = level.members**2 // 4 / level.members  # of distant members, more links share more hops
         latency_ns += (level.steps * level.hops if level.is_ring else 1) * level.latency_ns
         worst = max(worst, share / level.rate)
     return latency_ns + size * worst

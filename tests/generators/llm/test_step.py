@@ -278,6 +278,18 @@ def test_steps_are_valid_and_run(model: Model, layout: Layout, settings: dict[st
     assert sum(each.unknown for each in done.classes) == 0
 
 
+def test_products_and_their_traffic_are_pipelined_where_that_is_asked_for() -> None:
+    layout = Layout(tp=4, sequence_parallel=True)
+    plain, pieces = (step(DENSE, layout, overlap=Overlap(tensor=each)) for each in (False, True))
+    assert product_flops(pieces) == pytest.approx(product_flops(plain))
+    graph = pieces.classes[0]
+    assert set(graph.p2p.comm_bytes.tolist()) == {A / 4}
+    # 3 pieces each: four products of a layer forward, four for gradients of inputs, two of the head
+    assert graph.multiplicity[graph.p2p.node].sum() == 8 * 3 * (8 * 8 + 2)
+    assert calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).tensor) == [A] * 8  # of the embedding
+    assert hespas.check(pieces).valid
+
+
 def test_settings_are_not_spent_on_generating() -> None:
     layout = Layout(dp=4096, tp=8, pp=2)
     workload: Workload = step(DENSE, layout, global_batch=4096 * 4)

@@ -84,13 +84,19 @@ def graphs(draw: st.DrawFn) -> OpGraph:
 
 def _reach(graph: OpGraph) -> dict[str, frozenset[str]]:
     """Names of everything each node waits for, directly or not."""
+    reach = _reached(graph)
+    return {graph.node_name(n): frozenset(graph.node_name(d) for d in reach[n]) for n in range(len(graph))}
+
+
+def _reached(graph: OpGraph) -> list[set[int]]:
+    """The same as numbers."""
     reach: list[set[int]] = [set() for _ in range(len(graph))]
     rows = all_deps(graph).to_lists()
     order: list[int] = topological_order(graph).tolist()
     for node in order:
         for dep in rows[node]:
             reach[node] |= reach[dep] | {dep}
-    return {graph.node_name(n): frozenset(graph.node_name(d) for d in reach[n]) for n in range(len(graph))}
+    return reach
 
 
 @given(graphs())
@@ -212,6 +218,48 @@ def test_unrolling_a_carried_value_used_inside_an_inner_loop_orders_every_inner_
     flat = UnrollLoops()(builder.build(), Diagnostics())
     rows = flat.data_deps.to_lists()
     assert rows == [[], [], [1], [2], [2], [4]]
+
+
+def test_a_trip_waits_for_all_of_the_one_before() -> None:
+    builder = GraphBuilder("two streams")
+    row = builder.add_region(RegionKind.LOOP_BODY, trips=3, label="loop")
+    a = _node(builder, "a", [], row)
+    b = _node(builder, "b", [a], row)
+    _node(builder, "c", [], row)
+    builder.add_carried(row, b, a)
+    graph = builder.build()
+    flat = UnrollLoops()(graph, Diagnostics())
+    assert flat.data_deps.to_lists() == [[], [0], [], [1], [3], [], [4], [6], []]
+    assert [sorted(row) for row in flat.control_deps.to_lists()] == [
+        [], [], [], [2], [], [1, 2], [5], [], [4, 5]
+    ]  # fmt: skip
+    loose = UnrollLoops(overlap_trips=True)(graph, Diagnostics())
+    assert not len(loose.control_deps.values)
+    assert loose.data_deps.to_lists() == flat.data_deps.to_lists()
+
+
+def test_many_waits_between_trips_meet_in_a_node_that_costs_nothing() -> None:
+    wide, trips = 20, 3
+    builder = GraphBuilder("wide")
+    kind = builder.types.add(dtype("f32"), (64,))
+    outer = builder.add_region(RegionKind.LOOP_BODY, trips=2, label="outer")
+    row = builder.add_region(RegionKind.LOOP_BODY, parent=outer, trips=trips, label="loop")
+    for place in range(wide):
+        _node(builder, f"n{place}", [], row, operands=[kind])
+    _node(builder, "end", [wide - 1], outer)
+    graph = builder.build()
+    flat = UnrollLoops()(graph, Diagnostics())
+    ends = [node for node in range(len(flat)) if flat.op_name(node) == "hespas.trip_end"]
+    assert len(ends) == 2 * trips  # the outer loop's trips end with few: the last of these and its own node
+    assert flat.op_class[ends].tolist() == [OpClass.FREE] * len(ends)
+    assert flat.operands.lengths[ends].tolist() == [0] * len(ends)
+    assert repr(replace(totals(flat), ops=0)) == repr(replace(totals(graph), ops=0))  # NaN are equal so
+    assert totals(flat).ops == totals(graph).ops + len(ends)
+    assert is_topological(flat)
+    reach = _reached(flat)
+    nodes = [node for node in range(len(flat)) if flat.node_name(node).startswith("n")]
+    for place, node in enumerate(nodes):
+        assert set(nodes[: place // wide * wide]) <= reach[node]
 
 
 def _counting_loop(operands: int) -> OpGraph:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph import Diagnostics, Timeline, Workload
-from hespas.graph.passes import all_deps
+from hespas.graph.passes import all_deps, with_durations
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
 from hespas.simulator.job.options import PROTOCOLS, Protocol
 from hespas.simulator.schedule import PRIORITIES, Priority
@@ -66,6 +66,25 @@ def test_one_class_without_messages_runs_as_if_alone(workload: Workload, priorit
     alone = run(single, ListScheduler(priority=priority))
     assert together.timeline.start_ns.tolist() == alone.timeline.start_ns.tolist()
     assert together.classes == alone.classes
+
+
+@EXAMPLES
+@given(jobs(), st.sampled_from(PRIORITIES), st.integers(0, 1000), st.booleans())
+def test_a_rank_that_is_hardly_slower_hardly_changes_the_step(
+    workload: Workload, priority: Priority, seed: int, jitters: bool
+) -> None:
+    """Times without two sums that are equal: there, one or the other may come first."""
+    graph = workload.classes[0]
+    if len(graph.p2p.node):
+        return
+    times = np.random.default_rng(seed).uniform(1.0, 10.0, len(graph))
+    graph = with_durations(graph, np.where(graph.duration_ns > 0, times, graph.duration_ns))
+    single = Workload.spmd(graph, workload.num_ranks)
+    alike = run(single, JobScheduler(priority=priority))
+    slow = JobScheduler(priority=priority, jitter=1e-7) if jitters else JobScheduler(
+        priority=priority, stragglers=((0, 1 + 1e-7),)
+    )  # fmt: skip
+    assert run(single, slow).step_ns == pytest.approx(alike.step_ns, rel=1e-5)
 
 
 @EXAMPLES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hespas.graph import CollectiveKind
+from hespas.graph import CollectiveKind, StridedGroups
 from hespas.hardware import Dimension, System, load_system
 from hespas.simulator.network.algorithms import (
     collective_times,
@@ -19,7 +20,7 @@ from hespas.simulator.network.algorithms import (
     levels_of,
     message_ns,
 )
-from hespas.simulator.network.placement import footprint_of
+from hespas.simulator.network.placement import footprint_of, place_groups
 
 GB = np.array([1e9])
 RULED = [kind for kind in CollectiveKind if kind is not CollectiveKind.UNKNOWN]
@@ -98,6 +99,69 @@ def test_an_all_to_all_on_a_ring_is_bound_by_its_fullest_link(size: int, closed:
     latency_ns = (size // 2 if closed else size - 1) * 1000
     found_ns = fastest(system, CollectiveKind.ALL_TO_ALL, range(size))
     assert found_ns - latency_ns == pytest.approx(moved_ns, rel=0.05 if size % 2 else 1e-9)
+
+
+@st.composite
+def sub_tori(draw: st.DrawFn) -> tuple[tuple[int, ...], StridedGroups]:
+    """A torus cut into equal groups: along each axis members side by side, or evenly around the ring."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=3, max_size=3)))
+    members: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
+    unit = 1
+    for size in shape:
+        count = draw(st.sampled_from([each for each in range(1, size + 1) if size % each == 0]))
+        others = size // count
+        spread = draw(st.booleans())
+        members.append((count, unit * (others if spread else 1)))
+        groups.append((others, unit * (1 if spread else count)))
+        unit *= size
+    return shape, StridedGroups(base=0, group_digits=tuple(groups), member_digits=tuple(members))
+
+
+def fullest_link(shape: tuple[int, ...], groups: list[list[int]]) -> float:
+    """Of messages of a whole to each member of a rank's group, what the fullest link of a torus passes: axis
+    after axis, the shorter way, half each way where both are as long.
+    """
+    load: dict[tuple[int, int, int], float] = {}
+    units = [prod(shape[:axis]) for axis in range(len(shape))]
+    for group in groups:
+        for source in group:
+            for target in group:
+                here = source
+                for axis, (size, unit) in enumerate(zip(shape, units, strict=True)):
+                    ahead = (target // unit - here // unit) % size
+                    steps = min(ahead, size - ahead)
+                    ways = [way for way in (1, -1) if steps and way * ahead % size == steps]
+                    for way in ways:
+                        for step in range(steps):
+                            at = here // unit % size
+                            place = here + ((at + way * step) % size - at) * unit
+                            key = (axis, place, way)
+                            load[key] = load.get(key, 0.0) + 1 / len(ways)
+                    at = here // unit % size
+                    here += ((at + ahead) % size - at) * unit
+    return max(load.values(), default=0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sub_tori(), st.booleans())
+def test_an_all_to_all_on_a_torus_is_bound_by_its_fullest_link(
+    drawn: tuple[tuple[int, ...], StridedGroups], alone: bool
+) -> None:
+    """Groups of a torus, all at once or one alone: bytes of the fullest link, counted message by message."""
+    shape, groups = drawn
+    system = load_system("tpu-v5p").sized(shape)
+    for axis in range(3):
+        system = changed(system, axis, closes_at=1, closes_from=1, latency_ns=0.0)
+    members: list[list[int]] = [row.tolist() for row in groups][: 1 if alone else None]
+    if alone:
+        place = footprint_of(system, np.array(members[0]))
+    else:
+        [place] = place_groups(groups, system, prod(shape)).footprints
+    levels = levels_of(system, place)
+    whole_ns = float(fastest_ns(CollectiveKind.ALL_TO_ALL, levels, GB)[0]) if levels else 0.0
+    link = system.dimensions[0].link_bytes_per_s
+    assert whole_ns == pytest.approx(fullest_link(shape, members) / groups.group_size / link * 1e18)
 
 
 def test_oversubscription_and_interfaces_are_shared() -> None:

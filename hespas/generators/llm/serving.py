@@ -1,0 +1,383 @@
+"""One forward step of a language model that serves requests, with its cache of keys and values.
+
+``prefill`` works on whole prompts, ``decode`` on one token of each sequence, ``mixed`` on one token of each
+and a chunk of a prompt beside them (chunked prefill, arXiv 2308.16369), ``speculative`` on several drafted
+tokens of each (2211.17192). Keys and values are in pages of a pool (2309.06180): a sequence reads whole
+pages. Latent attention reads its latents, not keys and values: queries take the up-projection of keys in
+(2405.04434, section 2.1.2). Where prefill and decode run on ranks of their own (disaggregated, 2401.09670),
+the cache of a prompt goes from one to the other layer by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from hespas.generators.llm.assemble import Part
+from hespas.generators.llm.attention import heads_of, projection, queries_and_keys
+from hespas.generators.llm.ends import Ends
+from hespas.generators.llm.feedforward import forward_experts, forward_mlp
+from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
+from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages
+from hespas.generators.llm.mamba import forward_mamba
+from hespas.generators.llm.model import (
+    Attention,
+    Block,
+    Experts,
+    LatentAttention,
+    Mamba,
+    Mlp,
+    Model,
+    matrix_parameters,
+    model_parameters,
+)
+from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
+from hespas.generators.llm.settings import PRECISIONS, Precision, Training
+from hespas.generators.spec import Account
+from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload
+from hespas.graph.builder import GraphBuilder
+from hespas.graph.errors import UsageError
+
+__all__ = ["PHASES", "Phase", "ServingStep"]
+
+Phase = Literal["prefill", "decode", "mixed", "speculative", "disaggregated"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "speculative", "disaggregated")
+
+
+class _Sequences(NamedTuple):
+    """``batch`` sequences of a step: so many new tokens each, behind ``context`` tokens in the cache."""
+
+    batch: int
+    queries: int
+    context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingStep:
+    """A step of serving: a generator. ``batch`` sequences on each data-parallel rank; ``context`` tokens of
+    each are in the cache; ``prompt`` is the length of a prompt, or of the chunk of one beside decoding;
+    ``drafts`` are tokens that a smaller model has guessed. ``cache`` is the element type of keys and values,
+    ``page`` how many tokens a page of them holds.
+    """
+
+    model: Model
+    layout: Layout
+    phase: Phase = "decode"
+    batch: int = 1
+    context: int = 1024
+    prompt: int = 1024
+    drafts: int = 4
+    cache: str = "bf16"
+    page: int = 16
+    precision: Precision = field(default_factory=lambda: PRECISIONS["bf16"])
+
+    @property
+    def name(self) -> str:
+        """The model and the phase."""
+        return f"{self.model.name}.{self.phase}"
+
+    def sequences(self, phase: Phase | None = None) -> tuple[_Sequences, ...]:
+        """What a step works on."""
+        decode = _Sequences(self.batch, 1, self.context)
+        match phase or self.phase:
+            case "prefill":
+                return (_Sequences(self.batch, self.prompt, 0),)
+            case "decode" | "disaggregated":
+                return (decode,)
+            case "mixed":
+                return (decode, _Sequences(1, self.prompt, self.context))
+            case "speculative":
+                return (_Sequences(self.batch, 1 + self.drafts, self.context),)
+
+    def account(self) -> Account:
+        """Parameters of the model; FLOPs of all ranks; memory of a rank, which is that of the fullest pool
+        where prefill and decode have their own.
+        """
+        self._check()
+        pools: tuple[Phase, ...] = (self.phase,) if self.phase != "disaggregated" else ("prefill", "decode")
+        flops = self.layout.dp * sum(self._flops(pool) for pool in pools)
+        fullest = max((self._memory(pool) for pool in pools), key=lambda each: each.peak_bytes)
+        return Account(
+            parameters=model_parameters(self.model),
+            model_flops_per_step=flops,
+            hardware_flops_per_step=flops,
+            peak_memory_bytes=float(fullest.peak_bytes),
+            memory=fullest.filling,
+        )
+
+    def _memory(self, phase: Phase) -> ServingMemory:
+        """Memory of a rank of a pool: every sequence has its context and its new tokens in the cache."""
+        sequences = self.sequences(phase)
+        held = max(each.context + each.queries for each in sequences)
+        serving = Serving(
+            batch=sum(each.batch for each in sequences),
+            context=held,
+            pass_tokens=sum(each.batch * each.queries for each in sequences),
+            kv_format=self.cache,
+            page_tokens=self.page,
+            precision=self.precision,
+        )
+        found = serving_memory(self.model, replace(self.layout, zero=0), serving)
+        return max(found, key=lambda each: each.peak_bytes)
+
+    def _flops(self, phase: Phase) -> float:
+        """Model FLOPs of a replica's step: two for each active parameter and token, four for each head,
+        dimension and key that a query sees (latent attention: two for each dimension of keys and values).
+        """
+        model, total = self.model, 0.0
+        for batch, queries, context in self.sequences(phase):
+            tokens = batch * queries
+            sampled = tokens if phase == "speculative" else batch
+            total += 2.0 * model.vocab * model.hidden * sampled
+            for block in (block for layer in model.layers for block in layer):
+                total += 2.0 * tokens * matrix_parameters(block, model.hidden, active=True)
+                total += batch * _attended(block, queries, context)
+        return total
+
+    def workload(self) -> Workload:
+        """The step of all ranks. Raises ``UsageError`` that names the rule which a layout breaks."""
+        self._check()
+        if self.phase == "disaggregated":
+            return self._disaggregated()
+        stages = range(self.layout.pp)
+        graphs = tuple(
+            _Stage(self, stage, self.phase, f"{self.name}.stage{stage}").graph() for stage in stages
+        )
+        if self.layout.pp == 1:
+            return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks)
+        ranks = np.repeat(np.arange(self.layout.pp, dtype=np.int32), self.layout.ranks // self.layout.pp)
+        return Workload(name=self.name, classes=graphs, rank_class=ranks)
+
+    def _check(self) -> None:
+        for name in ("batch", "prompt", "page"):
+            if getattr(self, name) < 1:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)}, and must be 1 or more", hint=f"--{name} 1"
+                )
+        if self.context < 0 or self.drafts < 1:
+            raise UsageError("context is negative, or nothing is drafted", hint="--context 0, --drafts 1")
+        if self.layout.cp > 1 or self.layout.vp > 1:
+            raise UsageError(
+                "serving has neither context ranks nor virtual stages",
+                code="serving-layout",
+                hint="--cp 1 --vp 1",
+            )
+        batch = Training(seq=self.layout.tp, global_batch=self.layout.dp)
+        check_layout(self.model, replace(self.layout, zero=0), batch)
+
+    def _disaggregated(self) -> Workload:
+        """As many ranks that prefill as ranks that decode, in front of them."""
+        if self.layout.pp > 1:
+            raise UsageError("disaggregated serving has no pipeline", code="serving-layout", hint="--pp 1")
+        ranks = self.layout.ranks
+        graphs = tuple(
+            _Stage(self, 0, phase, f"{self.name}.{phase}").graph() for phase in ("prefill", "decode")
+        )
+        return Workload(
+            name=self.name, classes=graphs, rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks)
+        )
+
+
+@dataclass
+class _Stage:
+    """The kernels of a pipeline stage, or of the ranks that prefill or decode."""
+
+    step: ServingStep
+    stage: int
+    phase: Phase
+    name: str
+
+    def __post_init__(self) -> None:
+        step = self.step
+        self.sequences = step.sequences(self.phase)
+        layout = replace(step.layout, zero=0)
+        if step.phase == "disaggregated":  # the layout of both pools, whose first data rank begins the second
+            layout = replace(layout, dp=2 * layout.dp)
+        tokens = sum(each.batch * each.queries for each in self.sequences)
+        layout = replace(layout, sequence_parallel=tokens % layout.tp == 0 and self._routes())
+        training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision)
+        self.rank = Rank(step.model, layout, training, batch_tokens=tokens)
+
+    def _routes(self) -> bool:
+        """Whether tokens part over tensor ranks: experts of several ranks want each to route its own."""
+        return any(isinstance(each, Experts) for each in self.step.model.blocks())
+
+    def graph(self) -> OpGraph:
+        builder = GraphBuilder(self.name)
+        k = Kernels(builder, Part("forward", 0, 0))
+        layout, ends = self.rank.layout, Ends(self.rank)
+        forward = self.rank.groups.to_stage(1)
+        if self.stage == 0:
+            x = ends.embed(k)
+        else:
+            x = k.message("pipeline.recv", forward, self.rank.stream, 0, sends=False)
+        for number in layers_of_stages(replace(self.step.model, mtp_layers=0), layout)[self.stage][0]:
+            x = self._layer(k, number, x)
+        k.module = ""
+        if self.stage < layout.pp - 1:
+            k.message("pipeline.send", forward, self.rank.stream, 0, sends=True, after=[x])
+        else:
+            self._sample(k, x)
+        return builder.build()
+
+    def _layer(self, k: Kernels, number: int, x: Value) -> Value:
+        for place, block in enumerate(self.step.model.layers[number]):
+            key = f"{number}.{place}"
+            k.module = f"layers.{number}.{_MODULES[type(block)]}"
+            match block:
+                case Attention() | LatentAttention():
+                    x = self._attention(k, block, key, number, x)
+                case Mlp():
+                    x = forward_mlp(self.rank, k, block, key, x)
+                case Experts():
+                    x = forward_experts(self.rank, k, block, key, x)
+                case Mamba():
+                    x = forward_mamba(self.rank, k, block, key, x)
+        return x
+
+    # --- attention over the cache
+
+    def _attention(
+        self, k: Kernels, block: Attention | LatentAttention, key: str, number: int, x: Value
+    ) -> Value:
+        r = self.rank
+        normed = r.norm(k, "norm", x, f"{key}.norm")
+        qkv = queries_and_keys(r, k, block, key, normed)
+        new = Tensor((r.tokens, self._cache_width(block)), r.precision.compute)
+        stored = k.vector("cache.write", "copy", [new], [Tensor(new.shape, self.step.cache)], after=[qkv])
+        self._hand_over(k, block, number, stored)
+        outs: list[Value] = []
+        for place, each in enumerate(self.sequences):
+            shape = self._shape(block, each)
+            if self._absorbs(block, each):
+                before = self._per_head(k, block, f"q_absorb.{place}", each, qkv)
+                latents = self._over_latents(k, f"core.{place}", shape, [before, stored])
+                outs.append(self._per_head(k, block, f"v_absorb.{place}", each, latents))
+                continue
+            outs.append(
+                k.attention(
+                    f"core.{place}", shape, r.precision.attention, cache=self.step.cache, after=[qkv, stored]
+                )
+            )
+        return r.added(k, key, x, self._joined(k, block, outs))
+
+    def _over_latents(self, k: Kernels, name: str, shape: AttentionShape, after: list[Value]) -> Value:
+        """Attention whose keys and values are the same latents: they are read once."""
+        element, tokens = self.rank.precision.attention, shape.batch * shape.queries
+        pairs = shape.batch * shape.heads * shape.pairs
+        return k.node(
+            name,
+            "flash_mla::flash_mla_with_kvcache",
+            OpClass.ATTENTION,
+            [
+                Tensor((tokens, shape.heads, shape.head_dim), element),
+                Tensor((shape.batch, shape.keys, shape.head_dim), self.step.cache),
+            ],
+            [Tensor((tokens, shape.heads, shape.value_dim), element)],
+            flops=2.0 * pairs * (shape.head_dim + shape.value_dim),
+            transcendentals=pairs,
+            after=after,
+        )
+
+    def _joined(self, k: Kernels, block: Attention | LatentAttention, outs: list[Value]) -> Value:
+        layer = projection(self.rank, block)
+        if len(outs) == 1:
+            return self.rank.row(k, layer, outs[0])
+        values = self.rank.value(layer.rows, layer.inputs)
+        return self.rank.row(k, layer, k.vector("core.join", "copy", [values], [values], after=outs))
+
+    def _cache_width(self, block: Attention | LatentAttention) -> int:
+        """Elements of the cache of a token on a rank: latents are whole on each tensor rank."""
+        if isinstance(block, LatentAttention):
+            return block.kv_lora + block.rope_dim
+        return 2 * heads_of(self.rank, block)[1] * block.head_dim
+
+    def _absorbs(self, block: Attention | LatentAttention, each: _Sequences) -> bool:
+        """Whether queries go to the latents instead of latents to keys: where few queries read many."""
+        return isinstance(block, LatentAttention) and each.queries < 32 and each.context > 0
+
+    def _shape(self, block: Attention | LatentAttention, each: _Sequences) -> AttentionShape:
+        heads, kv_heads = heads_of(self.rank, block)
+        head, value = block.head_dim, block.v_dim if isinstance(block, LatentAttention) else block.head_dim
+        if isinstance(block, LatentAttention) and self._absorbs(block, each):
+            kv_heads, head, value = 1, block.kv_lora + block.rope_dim, block.kv_lora
+        reach = each.context
+        if isinstance(block, Attention) and (block.window or block.chunk):
+            reach = min(reach, block.window or block.chunk)
+        pages = -(-(reach + each.queries) // self.step.page)
+        pairs = each.queries * reach + each.queries * (each.queries + 1) / 2
+        return AttentionShape(
+            batch=each.batch, heads=heads, kv_heads=kv_heads, queries=each.queries,
+            keys=pages * self.step.page, head_dim=head, value_dim=value, pairs=pairs,
+        )  # fmt: skip
+
+    def _per_head(
+        self, k: Kernels, block: Attention | LatentAttention, name: str, each: _Sequences, x: Value
+    ) -> Value:
+        """Each head's part of an up-projection: of queries to the latents, or of what they gave to values."""
+        if not isinstance(block, LatentAttention):
+            return x
+        heads, tokens = heads_of(self.rank, block)[0], each.batch * each.queries
+        into = name.startswith("q_")
+        sizes = (tokens, block.kv_lora, block.nope_dim) if into else (tokens, block.v_dim, block.kv_lora)
+        compute = self.rank.precision.compute
+        return k.product(name, sizes, left=compute, result=compute, batch=heads, after=[x])
+
+    def _hand_over(self, k: Kernels, block: Block, number: int, stored: Value) -> None:
+        """A prompt's cache of this layer, from the ranks that prefill to those that decode the next step."""
+        if self.step.phase != "disaggregated" or not isinstance(block, Attention | LatentAttention):
+            return
+        ranks = self.step.layout.ranks
+        tokens = self.step.batch * self.step.prompt
+        cache = Tensor((tokens, self._cache_width(block)), self.step.cache)
+        way = Permutation(2 * ranks, (2, ranks), 1, wraps=False)
+        sends = self.phase == "prefill"
+        name = "cache.send" if sends else "cache.recv"
+        k.message(name, way, cache, number, sends=sends, after=[stored] if sends else [])
+
+    def _sample(self, k: Kernels, x: Value) -> None:
+        """Logits of the tokens that are sampled: one of a sequence, all that were drafted."""
+        r = self.rank
+        rows = sum(
+            each.batch * (each.queries if self.phase == "speculative" else 1) for each in self.sequences
+        )
+        k.module = "head"
+        columns = -(-r.model.vocab // r.layout.tp)
+        picked, compute = r.value(rows, r.hidden), r.precision.compute
+        x = r.gather(k, "all_gather", x)
+        x = k.vector("pick", "permute", [r.whole], [picked], after=[x])
+        x = k.vector("norm", f"{r.model.norm}_norm", [picked], [picked], after=[x])
+        logits: Value = k.product(
+            "logits", (rows, columns, r.hidden), left=r.precision.head, result=compute, after=[x]
+        )
+        whole = r.value(rows, columns * r.layout.tp)
+        if r.layout.tp > 1:
+            logits = k.collective(
+                "logits.all_gather", CollectiveKind.ALL_GATHER, r.groups.tensor, whole, after=[logits]
+            )
+        k.vector("sample", "softmax", [whole], [Tensor((rows,), "i64")], after=[logits])
+
+
+def _attended(block: Block, queries: int, context: int) -> float:
+    """FLOPs of a sequence's new tokens in attention."""
+    pairs = queries * context + queries * (queries + 1) / 2
+    match block:
+        case Attention(heads=heads, head_dim=head):
+            reach = min(context, block.window or block.chunk or context)
+            return 4.0 * heads * head * (queries * reach + queries * (queries + 1) / 2)
+        case LatentAttention(heads=heads, head_dim=head, v_dim=value):
+            return 2.0 * heads * (head + value) * pairs
+        case _:
+            return 0.0
+
+
+_MODULES = {
+    Attention: "attention",
+    LatentAttention: "attention",
+    Mlp: "mlp",
+    Experts: "moe",
+    Mamba: "mamba",
+}

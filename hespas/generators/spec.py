@@ -1,0 +1,57 @@
+"""What every generator is: settings that make a workload, and what can be said of it without making it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan
+from typing import Protocol
+
+from hespas.graph import Workload
+
+__all__ = ["Account", "Filling", "Generator", "fillings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """A part of the memory of the fullest rank."""
+
+    what: str
+    size_bytes: float
+
+
+def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
+    """Parts of a memory, the largest first; what takes nothing is left out."""
+    largest = sorted((part for part in parts.items() if part[1]), key=lambda part: -part[1])
+    return tuple(Filling(what=what, size_bytes=float(size)) for what, size in largest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Closed-form figures of a step; NaN where a generator has none. ``model_flops_per_step`` are those of
+    the model, ``hardware_flops_per_step`` also count what is computed again; of all ranks.
+    ``peak_memory_bytes`` is of the fullest rank, ``memory`` what fills it then.
+    """
+
+    parameters: float = nan
+    model_flops_per_step: float = nan
+    hardware_flops_per_step: float = nan
+    peak_memory_bytes: float = nan
+    memory: tuple[Filling, ...] = ()
+
+
+class Generator(Protocol):
+    """Settings of a workload. Equal settings make equal workloads."""
+
+    @property
+    def name(self) -> str:
+        """What the workload is called."""
+        ...
+
+    def workload(self) -> Workload:
+        """The workload. Raises ``UsageError`` for settings that contradict each other."""
+        ...
+
+    def account(self) -> Account:
+        """What is known of it in closed form."""
+        ...

@@ -1,0 +1,116 @@
+"""Steps of serving: work of each phase, bytes of the cache, experts, pools that hand the cache over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hespas
+from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.model import LatentAttention, Model
+from hespas.generators.llm.serving import PHASES, Phase, ServingStep
+from hespas.graph import NodeKind, OpClass, OpGraph
+from hespas.graph.errors import UsageError
+from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, product_flops
+
+
+def step(model: Model = DENSE, layout: Layout | None = None, **settings: Any) -> ServingStep:
+    return ServingStep(model=model, layout=layout or Layout(), **settings)
+
+
+def total(graph: OpGraph, op_class: OpClass) -> tuple[float, float]:
+    """FLOPs and bytes of a class."""
+    mine = graph.op_class == op_class
+    return float(graph.useful_flops[mine].sum()), float(graph.bytes_moved[mine].sum())
+
+
+MATRICES = 8 * (512 * 64 * 24 + 3 * 512 * 1536)
+HEAD = 512 * 1024
+
+
+def test_a_prompt_costs_twice_the_weights_a_token_and_half_a_square() -> None:
+    graph = step(phase="prefill", batch=3, prompt=100).workload().classes[0]
+    pairs = 100 * 101 / 2
+    expected = 2 * MATRICES * 300 + 2 * HEAD * 3 + 3 * 8 * 8 * 64 * 4 * pairs
+    assert total(graph, OpClass.CONTRACTION)[0] + total(graph, OpClass.ATTENTION)[0] == expected
+
+
+@pytest.mark.parametrize(("cache", "size"), [("bf16", 2), ("f8E4M3FN", 1)])
+def test_a_token_reads_the_cache_once(cache: str, size: int) -> None:
+    graph = step(batch=5, context=1000, page=16, cache=cache).workload().classes[0]
+    flops, moved = total(graph, OpClass.ATTENTION)
+    assert flops == 8 * 5 * 8 * 64 * 4 * 1001
+    pages = -(-1001 // 16) * 16
+    kept = 8 * 5 * pages * 2 * 4 * 64 * size
+    assert kept < moved < kept * 1.02  # queries, results and sums beside it
+
+
+def test_latent_attention_reads_latents() -> None:
+    block = MIXTURE.layers[0][0]
+    assert isinstance(block, LatentAttention)
+    graph = step(MIXTURE, batch=64, context=4000, page=1).workload().classes[0]
+    flops, moved = total(graph, OpClass.ATTENTION)
+    assert flops == 4 * 64 * 8 * 2 * 4001 * (64 + 16 + 64)
+    assert moved == pytest.approx(4 * 64 * 4001 * (64 + 16) * 2, rel=0.06)
+
+
+def test_drafted_tokens_are_all_worked_on_and_sampled() -> None:
+    one = product_flops(step(batch=4, context=500, page=1).workload())
+    drafted = product_flops(step(phase="speculative", batch=4, drafts=3, context=500, page=1).workload())
+    assert drafted == pytest.approx(4 * one, rel=0.01)
+
+
+def test_a_chunk_of_a_prompt_runs_beside_decoding() -> None:
+    graph = step(phase="mixed", batch=8, prompt=64, context=512).workload().classes[0]
+    assert int((graph.op_class == OpClass.ATTENTION).sum()) == 2 * 8
+    rows = {
+        graph.types.shape(int(graph.operands.row(node)[0]))[0] for node in graph.contractions.node.tolist()
+    }
+    assert rows == {8 + 64, 8 + 1}  # of layers, of the head
+
+
+def test_the_cache_goes_from_one_pool_to_the_other() -> None:
+    workload = step(phase="disaggregated", layout=Layout(tp=2, dp=2), batch=2, prompt=128).workload()
+    assert workload.num_ranks == 8
+    sender, receiver = workload.classes
+    sent, received = (graph.p2p.comm_bytes.tolist() for graph in (sender, receiver))
+    assert sent == received == [2 * 128 * 2 * 2 * 64 * 2] * 8
+    way = sender.permutations[0]
+    assert [way.target_of(rank) for rank in range(8)] == [4, 5, 6, 7, -1, -1, -1, -1]
+    assert set(receiver.kind[receiver.p2p.node].tolist()) == {NodeKind.RECV}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(DENSE, Layout(tp=4)), (MIXTURE, Layout(dp=2, tp=2, ep=4)), (HYBRID, Layout(tp=2))],
+    ids=["dense", "mixture", "hybrid"],
+)
+def test_every_phase_is_valid_and_runs(phase: Phase, model: Model, layout: Layout) -> None:
+    workload = step(model, layout, phase=phase, batch=4, prompt=64, context=256).workload()
+    assert hespas.check(workload, profile="astra-sim").valid
+    done = hespas.simulate(workload, "H100-SXM", system="dgx-h100")
+    assert done.step_ns > 0
+    assert sum(each.unknown for each in done.classes) == 0
+
+
+def test_stages_of_a_pipeline_hand_on() -> None:
+    workload = step(layout=Layout(pp=2, tp=2), phase="prefill", batch=1, prompt=64).workload()
+    assert len(workload.classes) == 2
+    assert [len(graph.p2p) for graph in workload.classes] == [1, 1]
+    assert hespas.check(workload, profile="astra-sim").valid
+    assert np.isclose(
+        product_flops(workload), product_flops(step(phase="prefill", batch=1, prompt=64).workload())
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"batch": 0}, "batch"), ({"context": -1}, "context"), ({"layout": Layout(cp=2)}, "context ranks"),
+     ({"layout": Layout(pp=2), "phase": "disaggregated"}, "pipeline"), ({"layout": Layout(tp=3)}, "heads")],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        step(**settings).workload()
