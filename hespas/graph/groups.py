@@ -28,6 +28,7 @@ __all__ = [
     "Permutation",
     "StridedGroups",
     "compress_groups",
+    "digits_of",
     "first_group",
     "groups_text",
 ]
@@ -299,7 +300,7 @@ def _split_digits(
     return tuple(rest), tuple(members)
 
 
-def _digits_of(values: IntArray) -> tuple[Digit, ...] | None:
+def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
     """Digits whose spread is ``values`` (which starts at 0), or None."""
     digits: list[Digit] = []
     while len(values) > 1:
@@ -322,7 +323,7 @@ def compress_groups(rows: IntArray) -> GroupSet:
     if rows.ndim != 2 or rows.size == 0:
         return explicit(rows.reshape(rows.shape[0], -1).tolist() if rows.ndim else [])
     base = int(rows[0, 0])
-    groups, members = _digits_of(rows[:, 0] - base), _digits_of(rows[0] - base)
+    groups, members = digits_of(rows[:, 0] - base), digits_of(rows[0] - base)
     if groups is None or members is None:
         return explicit(rows.tolist())
     if not np.array_equal(base + _spread((*groups, *members)), rows.reshape(-1)):
