@@ -16,13 +16,12 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.api import GenerationResult
+    from hespas.api import GenerationResult, Parts
     from hespas.generators.llm.settings import Overlap
     from hespas.generators.spec import Generator
 
 __all__ = [
     "DryRun",
-    "Jobs",
     "Out",
     "Output",
     "To",
@@ -52,7 +51,6 @@ To = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Rank files written at a time.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,12 @@ class Output:
     overwrite: bool
     progress: bool | None
     debug: bool
+    parts: Parts | None = None
+    """How the files of a large job are written; None: all of them, at once."""
 
     def make(self, generator: Generator, diagnostics: Diagnostics) -> None:
         """Generate, write and tell."""
         from hespas import api
-        from hespas.converters import WriteOptions
 
         if (self.out is None) == (not self.dry_run):
             raise UsageError(
@@ -86,7 +85,7 @@ class Output:
                 self.out,
                 format=self.to or ("chakra" if self.out and not self.out.suffix else None),
                 overwrite=self.overwrite,
-                options=WriteOptions(jobs=self.jobs, progress=callback),
+                options=(self.parts or api.Parts()).options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
                 diagnostics=diagnostics,
             )
@@ -246,7 +245,11 @@ def llm(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
+    only_classes: options.OnlyClasses = False,
+    shard: options.Shard = "",
+    resume: options.Resume = False,
+    cluster: options.Cluster = "",
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -279,6 +282,8 @@ def llm(
             recompute_of,
         )
 
+        parts = options.parts_of(shard, cluster, only_classes=only_classes, resume=resume)
+        output = replace(output, parts=parts)
         if bool(model) == bool(row):
             raise UsageError("a MODEL or a --row is needed, and not both", hint="hespas generate llm --list")
         if row:
@@ -367,7 +372,7 @@ def collectives(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -410,7 +415,7 @@ def random(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -453,7 +458,7 @@ def vit(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -478,7 +483,7 @@ def dit(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -521,7 +526,7 @@ def dlrm(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
