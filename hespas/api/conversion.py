@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
+from hespas.api.event_account import EventConservation, event_account
 from hespas.api.io import (
     STANDARD_STREAM,
     Document,
@@ -30,6 +30,7 @@ from hespas.api.io import (
     with_capture,
     write,
 )
+from hespas.api.parts import Parts, check_parts
 from hespas.api.preparation import (
     DEFAULT_ESTIMATOR,
     Conservation,
@@ -39,6 +40,7 @@ from hespas.api.preparation import (
     Preparation,
     rank_totals,
 )
+from hespas.api.rescaling import Rescaling, rescaled
 from hespas.converters import (
     Format,
     ReadOptions,
@@ -66,105 +68,7 @@ from hespas.graph.passes import Totals
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Conversion", "ConversionDocument", "EventConservation", "conversion_document", "convert"]
-
-# The account of a profile that was converted: what of its events is in the file that was written.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EventTotals:
-    """Counts of events that state something, and sums over all that state it; operations of the host,
-    communications and attached documents.
-    """
-
-    events: Count
-    device_time_ns: Figure
-    bytes_moved: Figure
-    operations: Count
-    modules: int
-    kernels: int
-    categories: int
-    shapes: int
-    runs: int
-    bytes_stated: int
-    host_links: int
-    host_operations: int
-    communications: int
-    attachments: int
-
-
-_NAMES: Mapping[str, str] = {
-    "operations": "events that name an operation",
-    "modules": "events that name a program",
-    "kernels": "events that name a kernel",
-    "categories": "events with a category",
-    "shapes": "events with shapes",
-    "runs": "events that belong to a run",
-    "bytes_stated": "events that state their bytes",
-    "host_links": "events linked to the host",
-    "host_operations": "operations of the host",
-    "communications": "communications with sizes and groups",
-    "attachments": "attached documents",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventConservation:
-    """A profile before and after, and what accounts for the difference."""
-
-    before: _EventTotals
-    after: _EventTotals
-    dropped: tuple[Dropped, ...]
-
-    def rows(self) -> tuple[tuple[str, int, int], ...]:
-        """What is counted, before and after; nothing of what neither has."""
-        before, after = asdict(self.before), asdict(self.after)
-        told = ((text, int(before[name]), int(after[name])) for name, text in _NAMES.items())
-        return tuple(row for row in told if row[1] or row[2])
-
-
-def _event_totals(profile: Profile) -> _EventTotals:
-    """The sums of a profile. O(events)."""
-    return _EventTotals(
-        events=len(profile),
-        device_time_ns=float(np.nansum(profile.duration_ns)),
-        bytes_moved=float(np.nansum(profile.bytes_moved)),
-        operations=int((profile.op_row > 0).sum()),
-        modules=int((profile.module_row > 0).sum()),
-        kernels=int((profile.kernel_row > 0).sum()),
-        categories=int((profile.category_row > 0).sum()),
-        shapes=int((profile.shapes_row > 0).sum()),
-        runs=int((profile.run >= 0).sum()),
-        bytes_stated=int((~np.isnan(profile.bytes_moved)).sum()),
-        host_links=int((profile.host_event >= 0).sum()),
-        host_operations=len(profile.host),
-        communications=len(profile.comms),
-        attachments=len(profile.attachments),
-    )
-
-
-def _event_account(
-    profile: Value, written: Path, target: Format, told: Mapping[str, int], found: Diagnostics
-) -> EventConservation | None:
-    """The account of ``profile`` against the file that was written, read again; None for a workload, and
-    where that format cannot be read. ``told`` counts what the writer reported, by code.
-    """
-    if target.read is None or not isinstance(profile, Profile):
-        return None
-    again = read(written, format=target.name, options=ReadOptions(locations=False, comm_groups=None))
-    if not isinstance(again, Profile):
-        return None
-    before, after = _event_totals(profile), _event_totals(again)
-    examples = {diagnostic.code: diagnostic.message for diagnostic in found}
-    dropped = [Dropped(code, examples.get(code, ""), count) for code, count in told.items()]
-    for column in fields(_EventTotals):
-        less = getattr(before, column.name) - getattr(after, column.name)
-        if less > 0 and column.name in _NAMES:
-            dropped.append(
-                Dropped(f"profile.{column.name}", f"{_NAMES[column.name]} are not kept", int(less))
-            )
-    return EventConservation(before=before, after=after, dropped=tuple(dropped))
-
+__all__ = ["Conversion", "ConversionDocument", "conversion_document", "convert"]
 
 _NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source_row", "framework_row"})
 """Columns that no account sums."""
@@ -226,10 +130,12 @@ def convert(
     num_replicas: int | None = None,
     dims: Mapping[str, int] | None = None,
     capture: str | Path | Sequence[str | Path] | None = None,
+    rescale: Rescaling | Mapping[str, int] | str | None = None,
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
     jobs: int = 1,
+    parts: Parts | None = None,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
@@ -237,39 +143,31 @@ def convert(
 
     With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
     (default: of an unoptimised program that gets times); ``missing`` is for unknown times and trip counts;
-    ``dims`` are extents of symbolic dimensions; ``capture`` as in ``read``; ``recover`` keeps what is before
-    a cut. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
+    ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``) makes axes longer;
+    ``parts`` is for big jobs. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read``
+    and ``write`` do.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    found = Diagnostics() if diagnostics is None else diagnostics
     name = source.name if isinstance(source, Workload | Profile) else str(source)
-    reading = _reading(source_version, num_devices, num_replicas, dims, recover=recover, progress=progress)
-    reading = with_capture(reading, capture)
-    if not capture and (copied := _copied(name, str(destination), source_format, target_format)):
-        return _clean_copy(copied, name, str(destination), reading, found, overwrite=overwrite)
-    target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
+    said = _reading(source_version, num_devices, num_replicas, dims, capture)
+    said = replace(said, recover=recover, progress=progress)
+    if not (capture or rescale) and (copied := _copied(name, str(destination), source_format, target_format)):
+        return _clean_copy(copied, name, str(destination), said, found, overwrite=overwrite)
+    writing = (parts or Parts()).options(ranks, target_version, jobs, progress)
+    target = _target(name, str(destination), target_format, writing, overwrite=overwrite)
     preparation = _preparation(granularity, missing, hardware, estimator, target)
-    writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     with ExitStack() as stack:
-        takes_profile = _format_of(str(destination), target_format, profile=True).profiles
-        origin, value = _opened(source, source_format, reading, found, stack, workload=not takes_profile)
-        target = _format_of(str(destination), target_format, profile=isinstance(value, Profile))
+        into = partial(_format_of, str(destination), target_format)
+        needs_workload = bool(rescale) or not into(profile=True).profiles
+        origin, value = _opened(source, source_format, said, found, stack, workload=needs_workload)
+        value, accounted = rescaled(value, rescale, said, found)
         value, conservation = _prepared(value, origin, preparation, ranks, found)
-        account = _Account(value, conservation, target, writing, found)
+        target = into(profile=isinstance(value, Profile))
+        account = _Account(value, accounted(conservation), target, writing, found)
         size = account.put(destination, stack, overwrite=overwrite)
-    return Conversion(
-        source=name,
-        destination=str(destination),
-        source_format=origin.name,
-        target_format=target.name,
-        value=value,
-        bytes_written=size,
-        conservation=account.conservation,
-        events=account.events,
-        hardware=hardware or "",
-        estimator=estimator if hardware else "",
-        captures=tuple(map(str, reading.capture)),
-        diagnostics=found,
-    )
+    done = account.conversion(name, str(destination), origin, size)
+    captures = tuple(map(str, said.capture))
+    return replace(done, hardware=hardware or "", estimator=estimator if hardware else "", captures=captures)
 
 
 _VIEWED = "chrome-trace"
@@ -309,17 +207,7 @@ def _clean_copy(
 
     check_destination(place, overwrite=overwrite)
     size = write_atomically(place, fill, overwrite=overwrite, directory=False)
-    return Conversion(
-        source=source,
-        destination=destination,
-        source_format=form.name,
-        target_format=form.name,
-        value=value,
-        bytes_written=size,
-        conservation=None,
-        events=account.events,
-        diagnostics=found,
-    )
+    return account.conversion(source, destination, form, size)
 
 
 def _reading(
@@ -327,13 +215,11 @@ def _reading(
     num_devices: int | None,
     num_replicas: int | None,
     dims: Mapping[str, int] | None,
-    *,
-    recover: bool,
-    progress: Callable[[int, int], None] | None,
+    capture: str | Path | Sequence[str | Path] | None,
 ) -> ReadOptions:
     """How to read the source; what it is said to be where nobody says it here stands in the defaults."""
     said = ReadOptions(version=version, num_devices=num_devices, num_replicas=num_replicas)
-    said = replace(said, recover=recover, progress=progress)
+    said = with_capture(said, capture)
     return said if dims is None else replace(said, dims=dims)
 
 
@@ -348,13 +234,14 @@ def _prepared(
     return preparation.run(value, _chosen_ranks(value, ranks), found)
 
 
-def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
+def _target(source: str, destination: str, name: str | None, how: WriteOptions, *, overwrite: bool) -> Format:
     """The format to write. Finds before a long read where that, its version or the destination cannot be."""
     target = _format_of(destination, name)
-    check_version(version, target.write_versions, target.name, "`target_version`")
+    check_version(how.version, target.write_versions, target.name, "`target_version`")
+    check_parts(how, target)
     check_streams(source, destination)
-    if destination != STANDARD_STREAM:
-        check_destination(Path(destination), overwrite=overwrite)
+    if destination != STANDARD_STREAM:  # a share may find others there
+        check_destination(Path(destination), overwrite=overwrite or how.shard is not None)
     return target
 
 
@@ -522,7 +409,7 @@ class _Account:
         """Raise ``UnsupportedError`` where what was written cannot be read again."""
         told = self._told()
         try:
-            self.events = _event_account(self._value, written, self._target, told, self._found)
+            self.events = event_account(self._value, written, self._target, told, self._found)
             sums = _as_written(self.conservation, written, self._target, self._options.ranks, told)
         except (FormatError, UnsupportedError) as error:
             raise UnsupportedError(
@@ -530,6 +417,20 @@ class _Account:
                 hint="choose another format: see hespas-convert --list-formats",
             ) from error
         self.conservation = _with_losses(sums, told, self._found)
+
+    def conversion(self, source: str, destination: str, origin: Format, size: int) -> Conversion:
+        """What was done, once it is written."""
+        return Conversion(
+            source=source,
+            destination=destination,
+            source_format=origin.name,
+            target_format=self._target.name,
+            value=self._value,
+            bytes_written=size,
+            conservation=self.conservation,
+            events=self.events,
+            diagnostics=self._found,
+        )
 
     def _told(self) -> dict[str, int]:
         """How many findings of each code the writer added."""

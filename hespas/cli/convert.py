@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hespas.api import Conversion
-    from hespas.api.conversion import EventConservation
+    from hespas.api.event_account import EventConservation
+    from hespas.api.rescaling import Rescaling
 
 __all__ = ["app", "convert", "main"]
 
@@ -76,6 +77,31 @@ _Hardware = Annotated[
     str,
     options.hardware_option("Give operations the time they take on this device."),
 ]
+_Rescale = Annotated[
+    str,
+    typer.Option(
+        metavar="AXIS=N,...",
+        help="Write the job with these sizes of its mesh axes, where that is provable.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+_Mesh = Annotated[
+    str,
+    typer.Option(
+        metavar="AXIS=N,...",
+        help="With --rescale: the axes of SRC's own mesh, outermost first.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+_With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        metavar="TRACE",
+        help="With --rescale: the same program at another size of one axis, as proof.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 _Ranks = Annotated[
     str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.", rich_help_panel=options.OUTPUT)
 ]
@@ -86,10 +112,6 @@ _Overwrite = Annotated[
         help="Replace DST, and the file of --log-json, where it exists.",
         rich_help_panel=options.OUTPUT,
     ),
-]
-_Jobs = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=options.OUTPUT),
 ]
 _LogJson = Annotated[
     Path | None,
@@ -119,10 +141,17 @@ def convert(
     ranks: _Ranks = "",
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,
+    rescale: _Rescale = "",
+    mesh: _Mesh = "",
+    with_trace: _With = None,
     granularity: options.Granularity = None,
     missing: options.Missing = "warn",
     overwrite: _Overwrite = False,
-    jobs: _Jobs = 2,
+    jobs: options.Jobs = 2,
+    only_classes: options.OnlyClasses = False,
+    shard: options.Shard = "",
+    resume: options.Resume = False,
+    cluster: options.Cluster = "",
     progress: options.Progress = None,
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
@@ -141,7 +170,7 @@ def convert(
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
-    diagnostics, reads = Diagnostics(), [source, hardware, estimator, *(capture or ())]
+    diagnostics, reads = Diagnostics(), [source, hardware, estimator, *(capture or ()), *(with_trace or ())]
     with command_line(debug, diagnostics, source, documents=[log_json], reads=reads, writes=[destination]):
         if list_formats:
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
@@ -164,14 +193,29 @@ def convert(
                 num_devices=num_devices,
                 num_replicas=num_replicas,
                 capture=capture or (),
+                rescale=_rescaling(rescale, mesh, with_trace or []),
                 granularity=granularity,
                 missing=missing,
                 overwrite=overwrite,
                 jobs=jobs,
+                parts=options.parts_of(shard, cluster, only_classes=only_classes, resume=resume),
                 progress=callback,
                 diagnostics=diagnostics,
             )
         _tell(done, log_json, overwrite=overwrite)
+
+
+def _rescaling(sizes: str, mesh: str, others: list[Path]) -> Rescaling | None:
+    """What --rescale and what belongs to it say."""
+    from hespas.api.rescaling import Rescaling
+
+    if sizes:
+        return Rescaling(sizes=sizes, mesh=mesh, others=others)
+    if mesh or others:
+        raise UsageError(
+            f"{'--mesh' if mesh else '--with'} says nothing without --rescale", hint="--rescale dp=512"
+        )
+    return None
 
 
 def _tell(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
@@ -305,7 +349,7 @@ def _report_dropped(dropped: Iterable[Dropped], target: str) -> None:
             continue
         moved = f", {bytes_text(each.bytes_moved)} not moved" if each.bytes_moved else ""
         less = "less" if each.count >= 0 else "more"
-        verb = f"operations {less}: " if each.reason.startswith("pass.") else ""
+        verb = f"operations {less}: " if each.reason.startswith(("pass.", "rescale.ranks")) else ""
         tell(f"{count_text(abs(each.count))} {verb}{each.message}{moved} [{each.reason}]")
 
 

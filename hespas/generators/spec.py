@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
 from typing import Protocol
 
 from hespas.graph import Workload
 
-__all__ = ["Account", "Filling", "Generator"]
+__all__ = ["Account", "Filling", "Generator", "fillings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,12 @@ class Filling:
 
     what: str
     size_bytes: float
+
+
+def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
+    """Parts of a memory, the largest first; what takes nothing is left out."""
+    largest = sorted((part for part in parts.items() if part[1]), key=lambda part: -part[1])
+    return tuple(Filling(what=what, size_bytes=float(size)) for what, size in largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

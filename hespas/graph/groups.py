@@ -28,6 +28,7 @@ __all__ = [
     "Permutation",
     "StridedGroups",
     "compress_groups",
+    "digits_of",
     "first_group",
     "groups_text",
 ]
@@ -175,6 +176,12 @@ class StridedGroups:
         """The ranks of one group in ring order."""
         return self.base + _value(group, self.group_digits) + _spread(self.member_digits)
 
+    def rows_of_ranks(self) -> Sequence[Sequence[int]]:
+        """The ranks of each group in ring order, as Python's numbers. O(ranks), vectorised."""
+        groups = self.base + _spread(self.group_digits)
+        rows: list[list[int]] = (groups[:, None] + _spread(self.member_digits)).tolist()
+        return rows
+
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
         return self.base == 0 and not self.group_digits and self.member_digits in {((num_ranks, 1),), ()}
@@ -235,6 +242,10 @@ class ExplicitGroups:
         """The ranks of one group in ring order."""
         return np.array(self.rows[group], np.int64)
 
+    def rows_of_ranks(self) -> Sequence[Sequence[int]]:
+        """The ranks of each group in ring order, as Python's numbers."""
+        return self.rows
+
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
         if (
@@ -289,7 +300,7 @@ def _split_digits(
     return tuple(rest), tuple(members)
 
 
-def _digits_of(values: IntArray) -> tuple[Digit, ...] | None:
+def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
     """Digits whose spread is ``values`` (which starts at 0), or None."""
     digits: list[Digit] = []
     while len(values) > 1:
@@ -312,7 +323,7 @@ def compress_groups(rows: IntArray) -> GroupSet:
     if rows.ndim != 2 or rows.size == 0:
         return explicit(rows.reshape(rows.shape[0], -1).tolist() if rows.ndim else [])
     base = int(rows[0, 0])
-    groups, members = _digits_of(rows[:, 0] - base), _digits_of(rows[0] - base)
+    groups, members = digits_of(rows[:, 0] - base), digits_of(rows[0] - base)
     if groups is None or members is None:
         return explicit(rows.tolist())
     if not np.array_equal(base + _spread((*groups, *members)), rows.reshape(-1)):

@@ -127,11 +127,14 @@ class Kernels:
         transcendentals: float = 0.0,
         bytes_read: float | None = None,
         bytes_written: float | None = None,
+        in_place: bool = False,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
     ) -> int:
-        """A node that waits for the values ``after`` and follows ``control``; others find it as ``port``."""
+        """A node that waits for the values ``after`` and follows ``control``; others find it as ``port``.
+        What it writes ``in_place``, into weights, gradients or states, is no new value.
+        """
         builder = self.builder
         operands = [self._row(each) for each in reads]
         results = [self._row(each) for each in writes]
@@ -146,7 +149,7 @@ class Kernels:
             data_deps=list(dict.fromkeys(data)),
             control_deps=list(dict.fromkeys(each for each in (*control, *self._followed(kind)) if each >= 0)),
             operands=operands,
-            results=results,
+            results=() if in_place else results,
             flops=flops,
             transcendentals=transcendentals,
             bytes_read=sum(map(sizes, operands)) if bytes_read is None else bytes_read,
@@ -220,6 +223,7 @@ class Kernels:
         result: str,
         batch: int = 1,
         accumulate: bool = False,
+        in_place: bool = False,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
@@ -238,6 +242,7 @@ class Kernels:
             reads + (writes if accumulate else []),
             writes,
             flops=flops,
+            in_place=in_place,
             after=after,
             control=control,
             port=port,
@@ -260,6 +265,7 @@ class Kernels:
         control: Sequence[int] = (),
         port: str = "",
         scale: float = 1.0,
+        in_place: bool = False,
     ) -> int:
         """An elementwise, row by row or indexing kernel; FLOPs are counted on its largest tensor, ``scale``
         times. One that picks rows (embedding) reads only what it picks.
@@ -276,6 +282,7 @@ class Kernels:
             flops=how.flops * elements,
             transcendentals=how.transcendentals * elements,
             bytes_read=sum(map(self.bytes_of, writes)) if picks else None,
+            in_place=in_place,
             after=after,
             control=control,
             port=port,
@@ -330,6 +337,7 @@ class Kernels:
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
+        in_place: bool = False,
     ) -> int:
         """A collective of ``tensor``, the whole buffer: the result of an all-gather, the operand of others.
         Groups have more than one rank.
@@ -348,6 +356,7 @@ class Kernels:
             [reads],
             [writes],
             kind=NodeKind.COLLECTIVE,
+            in_place=in_place,
             after=after,
             control=control,
             port=port,

@@ -29,7 +29,7 @@ from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.schedule import order_of
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.state import State
-from hespas.generators.spec import Filling
+from hespas.generators.spec import Filling, fillings
 
 __all__ = ["StageMemory", "memory_of"]
 
@@ -56,8 +56,7 @@ class StageMemory:
     @property
     def filling(self) -> tuple[Filling, ...]:
         """What fills the memory, the most first."""
-        parts = sorted(self.parts.items(), key=lambda part: -part[1])
-        return tuple(Filling(what=what, size_bytes=float(size)) for what, size in parts)
+        return fillings(self.parts)
 
     @property
     def reserved_bytes(self) -> float:

@@ -250,6 +250,7 @@ class Rank:
                 result=self.precision.gradient if accumulates else self.precision.compute,
                 batch=layer.count,
                 accumulate=accumulates,
+                in_place=True,
                 after=[f"backward:{port}", source],
                 port=f"{port}.weights",
             )

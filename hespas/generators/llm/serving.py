@@ -30,9 +30,11 @@ from hespas.generators.llm.model import (
     Mamba,
     Mlp,
     Model,
+    matrix_parameters,
     model_parameters,
 )
 from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
 from hespas.generators.llm.settings import PRECISIONS, Precision, Training
 from hespas.generators.spec import Account
 from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload
@@ -91,8 +93,49 @@ class ServingStep:
                 return (_Sequences(self.batch, 1 + self.drafts, self.context),)
 
     def account(self) -> Account:
-        """Parameters of the model; FLOPs of all ranks are those of the workload."""
-        return Account(parameters=model_parameters(self.model))
+        """Parameters of the model; FLOPs of all ranks; memory of a rank, which is that of the fullest pool
+        where prefill and decode have their own.
+        """
+        self._check()
+        pools: tuple[Phase, ...] = (self.phase,) if self.phase != "disaggregated" else ("prefill", "decode")
+        flops = self.layout.dp * sum(self._flops(pool) for pool in pools)
+        fullest = max((self._memory(pool) for pool in pools), key=lambda each: each.peak_bytes)
+        return Account(
+            parameters=model_parameters(self.model),
+            model_flops_per_step=flops,
+            hardware_flops_per_step=flops,
+            peak_memory_bytes=float(fullest.peak_bytes),
+            memory=fullest.filling,
+        )
+
+    def _memory(self, phase: Phase) -> ServingMemory:
+        """Memory of a rank of a pool: every sequence has its context and its new tokens in the cache."""
+        sequences = self.sequences(phase)
+        held = max(each.context + each.queries for each in sequences)
+        serving = Serving(
+            batch=sum(each.batch for each in sequences),
+            context=held,
+            pass_tokens=sum(each.batch * each.queries for each in sequences),
+            kv_format=self.cache,
+            page_tokens=self.page,
+            precision=self.precision,
+        )
+        found = serving_memory(self.model, replace(self.layout, zero=0), serving)
+        return max(found, key=lambda each: each.peak_bytes)
+
+    def _flops(self, phase: Phase) -> float:
+        """Model FLOPs of a replica's step: two for each active parameter and token, four for each head,
+        dimension and key that a query sees (latent attention: two for each dimension of keys and values).
+        """
+        model, total = self.model, 0.0
+        for batch, queries, context in self.sequences(phase):
+            tokens = batch * queries
+            sampled = tokens if phase == "speculative" else batch
+            total += 2.0 * model.vocab * model.hidden * sampled
+            for block in (block for layer in model.layers for block in layer):
+                total += 2.0 * tokens * matrix_parameters(block, model.hidden, active=True)
+                total += batch * _attended(block, queries, context)
+        return total
 
     def workload(self) -> Workload:
         """The step of all ranks. Raises ``UsageError`` that names the rule which a layout breaks."""
@@ -316,6 +359,19 @@ class _Stage:
                 "logits.all_gather", CollectiveKind.ALL_GATHER, r.groups.tensor, whole, after=[logits]
             )
         k.vector("sample", "softmax", [whole], [Tensor((rows,), "i64")], after=[logits])
+
+
+def _attended(block: Block, queries: int, context: int) -> float:
+    """FLOPs of a sequence's new tokens in attention."""
+    pairs = queries * context + queries * (queries + 1) / 2
+    match block:
+        case Attention(heads=heads, head_dim=head):
+            reach = min(context, block.window or block.chunk or context)
+            return 4.0 * heads * head * (queries * reach + queries * (queries + 1) / 2)
+        case LatentAttention(heads=heads, head_dim=head, v_dim=value):
+            return 2.0 * heads * (head + value) * pairs
+        case _:
+            return 0.0
 
 
 _MODULES = {

@@ -27,6 +27,7 @@ from hespas.generators.llm.model import (
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import Precision, Training, precision_of
 from hespas.generators.llm.state import State
+from hespas.generators.spec import Filling, fillings
 
 __all__ = ["Serving", "ServingMemory", "serving_memory"]
 
@@ -62,6 +63,11 @@ class ServingMemory:
     def peak_bytes(self) -> int:
         """Bytes of tensors."""
         return sum(self.parts.values())
+
+    @property
+    def filling(self) -> tuple[Filling, ...]:
+        """What fills the memory, the most first."""
+        return fillings(self.parts)
 
 
 def serving_memory(model: Model, layout: Layout, serving: Serving) -> tuple[ServingMemory, ...]:

@@ -133,7 +133,12 @@ class _Stage:
             tensor = Tensor((elements,), self.training.precision.compute)
             nodes.append(
                 k.collective(
-                    f"weights{name}.all_gather", CollectiveKind.ALL_GATHER, groups, tensor, control=[ahead]
+                    f"weights{name}.all_gather",
+                    CollectiveKind.ALL_GATHER,
+                    groups,
+                    tensor,
+                    control=[ahead],
+                    in_place=True,
                 )
             )
         return nodes
@@ -156,7 +161,8 @@ class _Stage:
         kind = CollectiveKind.REDUCE_SCATTER if self.layout.zero else CollectiveKind.ALL_REDUCE
         for name, elements, groups in self._shares(weights):
             tensor = Tensor((elements,), element)
-            node = k.collective(f"gradients{name}.{kind.name.lower()}", kind, groups, tensor, after=after)
+            called = f"gradients{name}.{kind.name.lower()}"
+            node = k.collective(called, kind, groups, tensor, after=after, in_place=True)
             copies = self.rank.groups.copies
             if not name and copies.group_size > 1:
                 shard = Tensor((max(1, elements // groups.group_size),), element)

@@ -1,4 +1,4 @@
-"""Every mix of parallelism on 64 and 256 ranks: valid, and run by the embedded simulators without deadlock."""
+"""Mixes of parallelism on 64 and 256 ranks: valid, and run by the embedded simulators without deadlock."""
 
 from __future__ import annotations
 
