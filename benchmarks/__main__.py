@@ -18,6 +18,7 @@ BENCHMARKS = {
     "et_codec": "the Chakra codec against the protobuf library",
     "graph_replay_peer": "matrix products of replayed graphs, beside a peer's table of the same recordings",
     "hub_memory": "memory of a graph of a million nodes",
+    "interference": "kernels beside collectives in recorded traces: factors, and each trace by the others",
     "job_speed": "jobs of 256 and 32,768 ranks that wait for each other, against one rank of each class",
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",

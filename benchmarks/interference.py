@@ -32,6 +32,7 @@ from hespas.simulator.schedule import covered
 
 __all__ = ["TRACES", "Fitted", "fitted", "form_of", "main", "pooled"]
 
+_FOLDER = Path(__file__).parents[2] / "shared" / "data" / "profiles"
 TRACES = {
     "A100-SXM-40GB": "a100-40_recsys_train_rank3of8.json.gz",
     "V100-SXM2-32GB": "v100_dlrm_train_8rank_kineto.tar.gz",
@@ -181,8 +182,11 @@ def pooled(fits: Sequence[Fitted]) -> tuple[float, float]:
 def main() -> int:
     """Print the fits and how they predict each other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="with the traces")
+    parser.add_argument("folder", type=Path, nargs="?", default=_FOLDER, help="with the traces")
     fits = fitted(parser.parse_args().folder)
+    if not fits:
+        print("no traces to fit: name the folder that has them")
+        return 0
     for bound in _BOUNDS:
         for name, each in fits.items():
             fit, form = each[bound], form_of(load_device(name), bound)
