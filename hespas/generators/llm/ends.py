@@ -132,6 +132,7 @@ class Ends:
     def next_token(self, k: Kernels, number: int, x: Value) -> Value:
         """Two hidden vectors, normalised, to one."""
         r = self.rank
+        x = k.sums.get(x, x)
         k.module = f"layers.{number}.mtp"
         k.name_port(f"mtp.{number}.input", x)
         embedded = self.embed(k)

@@ -59,6 +59,8 @@ class _Vector(NamedTuple):
 _VECTORS: Mapping[str, _Vector] = {
     "add": _Vector("aten::add", OpClass.ELEMENTWISE, 1.0),
     "mul": _Vector("aten::mul", OpClass.ELEMENTWISE, 1.0),
+    "add_rms_norm": _Vector("fused_add_rms_norm", OpClass.NORMALIZATION, 5.0),
+    "add_layer_norm": _Vector("fused_add_layer_norm", OpClass.NORMALIZATION, 9.0),
     "rms_norm": _Vector("aten::_fused_rms_norm", OpClass.NORMALIZATION, 4.0),
     "rms_norm_backward": _Vector("aten::_fused_rms_norm_backward", OpClass.NORMALIZATION, 8.0),
     "layer_norm": _Vector("aten::native_layer_norm", OpClass.NORMALIZATION, 8.0),
@@ -90,6 +92,7 @@ class Kernels:
     """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
     ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
     forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
+    ``pending`` are results that are yet to be added to the residual stream, ``sums`` the nodes that did it.
     """
 
     builder: GraphBuilder
@@ -98,6 +101,8 @@ class Kernels:
     again: bool = False
     local: dict[str, int] = field(default_factory=dict[str, int])
     follow: list[int] = field(default_factory=list[int])
+    pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
+    sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])
     _dtypes: dict[str, DType] = field(default_factory=dict[str, DType])
 

@@ -229,9 +229,10 @@ class _Stage:
         k.module = ""
         if self._is_last(chunk):
             self.ends.loss(k, x)
-        else:
-            k.name_port("out", x)
-            self._send(k, x, backward=False)
+            return
+        x = self.rank.settled(k, x)
+        k.name_port("out", x)
+        self._send(k, x, backward=False)
 
     def _layer(self, k: Kernels, number: int, x: Value) -> Value:
         if number < len(self.model.layers):
