@@ -19,6 +19,7 @@ __all__ = [
     "core",
     "forward_attention",
     "heads_of",
+    "latent_up",
     "projection",
     "queries_and_keys",
 ]
@@ -90,21 +91,27 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
         if block.qk_norm:
             out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
     else:
-        down, q_up, kv_up = _latent_layers(r, block)
+        down, *_ = _latent_layers(r, block)
         low = r.linear(k, down, norm)
         lora = r.value(r.rows, down.outputs - block.rope_dim)
         low = k.vector("latent_norm", "rms_norm", [lora], [lora], after=[low], port=f"{key}.latent")
-        low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
-        q = r.linear(k, q_up, low if block.q_lora else r.gather(k, "q.all_gather", norm))
-        kv = r.linear(k, kv_up, low)
-        turned = Tensor((r.tokens, (heads + 1) * block.rope_dim), r.precision.compute)
-        out = k.vector(
-            "kv_join",
-            "copy",
-            [r.value(r.tokens, kv_up.outputs)],
-            [r.value(r.tokens, heads * block.head_dim)],
-            after=[kv, q],
-        )
+        return latent_up(r, k, block, key, low)
+    if r.model.positions != "rope":
+        k.name_port(f"{key}.qkv", out)
+        return out
+    return k.vector("rope", "rope", [turned], [turned], after=[out], port=f"{key}.qkv")
+
+
+def latent_up(r: Rank, k: Kernels, block: LatentAttention, key: str, low: Value) -> Value:
+    """Queries, keys and values of latent attention from its latents, with positions: the port ``qkv``."""
+    heads = heads_of(r, block)[0]
+    down, q_up, kv_up = _latent_layers(r, block)
+    low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
+    q = r.linear(k, q_up, low if block.q_lora else r.gather(k, "q.all_gather", f"{key}.norm"))
+    kv = r.linear(k, kv_up, low)
+    turned = Tensor((r.tokens, (heads + 1) * block.rope_dim), r.precision.compute)
+    keys, joined = r.value(r.tokens, kv_up.outputs), r.value(r.tokens, heads * block.head_dim)
+    out = k.vector("kv_join", "copy", [keys], [joined], after=[kv, q])
     if r.model.positions != "rope":
         k.name_port(f"{key}.qkv", out)
         return out

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from hespas.generators.llm.attention import backward_attention, core, forward_attention, queries_and_keys
+from hespas.generators.llm.attention import (
+    backward_attention,
+    core,
+    forward_attention,
+    latent_up,
+    queries_and_keys,
+)
 from hespas.generators.llm.feedforward import (
     activation,
     backward_experts,
@@ -110,9 +116,10 @@ def _recompute(r: Rank, k: Kernels, block: Block, key: str, covered: set[str]) -
             k.name_port(f"{key}.{same}", normed)
     match block:
         case Attention() | LatentAttention():
-            up = "mla_up_proj" if isinstance(block, LatentAttention) else "qkv"
-            if covered & {"qkv", up}:
+            if "qkv" in covered:
                 queries_and_keys(r, k, block, key, f"{key}.norm")
+            elif "mla_up_proj" in covered and isinstance(block, LatentAttention):
+                latent_up(r, k, block, key, f"{key}.latent")
             if "core_attn" in covered:
                 core(r, k, block, key, qkv=f"{key}.qkv", kv=f"{key}.kv")
         case Mlp() if "mlp_act" in covered:
