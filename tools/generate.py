@@ -59,6 +59,35 @@ measured time again. Hespas lets it pass beside all other work; ASTRA-sim takes 
 the same where the device does one thing at a time. Threads of the host, which Hespas keeps as nodes, are
 written as such delays: ASTRA-sim has no statistics for computation on a CPU.
 """
+_FOLDER_NOTES = """
+## Folders of rank files
+
+`NAME.{rank}.et`, with the process groups in `comm_group.json`. Ranks whose files are equal are names of one
+file (hard links), copies where the file system has no links or the file has as many as it may (ext4: 65,000):
+edit a copy. Equal input gives equal bytes, whatever `--jobs`, `--shard`, `--resume` or `--cluster` say.
+
+`--only-classes` writes the file of the lowest rank of each class, as it stands in the whole set, and
+`rank_map.json` (`hespas/schemas/rank_map.schema.json`): `representative` names for each rank the one whose
+file stands for it, -1 where none is here. `group_sets` and `permutations` hold who talks to whom by digits of
+the rank (a rank is `base` plus group digits plus member digits; a shift sends to the rank whose digit is so
+much further), or listed where there is no such form; `classes` says for each collective and each message of a
+file, in its order, which of them it is. Such a folder reads as the whole job, and is written as all files
+again. Other tools want all files.
+
+`--shard I/N` writes a share of the ranks. While others are missing the folder has a mark for each,
+`.NAME.ranks-A-B.missing`, and is not read; the last share takes the last mark away. `--resume` keeps what an
+interrupted run has written in `.DST.CHECKSUM.kept.partial`, by a checksum of all that is to be written, and
+the same command goes on there: files that have the right bytes stay. A run to the same destination with
+`--resume` and other content removes it.
+
+In practice: a folder may have 1,048,576 rank files, as many inodes are needed (`df -i`), and network file
+systems slow down long before. `rank_map.json` may stand for 16,777,216 ranks, and the lists of
+`comm_group.json` may name as many. A simulator that reads a file per rank needs memory for each. Hespas looks
+at every file of a whole set (`python -m benchmarks.rank_files`: about 0.6 ms of CPU each, a check ten times
+that) and at one per class of the other: beyond some thousand ranks keep classes, and make all files where a
+simulator wants them.
+"""
+
 _RULE_NOTES = """
 `hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need
 a configuration are checked when it is given (`--system-config`, `--network-config`, `--memory-config`).
@@ -173,6 +202,7 @@ def formats_document() -> str:
     return (
         f"{_INTRODUCTION}\n## Formats\n\n{formats}{_FORMAT_NOTES}"
         f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}"
+        f"{_FOLDER_NOTES}"
         f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}"
         f"\n## Limits\n\n{limits}{_LIMIT_NOTES}\n## Exit codes\n\n{codes}"
     )

@@ -23,6 +23,7 @@ from hespas.api.simulation import SimulationDocument
 from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
 from hespas.api.systems import SystemDocument
 from hespas.api.table_estimation import TableDocument
+from hespas.converters.chakra.rank_map import RankMapDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
@@ -47,6 +48,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "estimators": EstimatorsDocument,
     "generate": GenerationDocument,
     "grid": GridDocument,
+    "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,
     "simulate": SimulationDocument,

@@ -25,6 +25,7 @@ __all__ = [
     "KindTotals",
     "Missing",
     "NodeEstimates",
+    "Parts",
     "Preparation",
     "Result",
     "RoundTripReport",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
+    from hespas.api.parts import Parts
     from hespas.api.preparation import (
         Conservation,
         Dropped,
@@ -141,6 +143,7 @@ if TYPE_CHECKING:
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
+    "hespas.api.parts": ("Parts",),
     "hespas.api.estimation": (
         "ClassTotals",
         "NodeEstimates",

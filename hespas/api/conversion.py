@@ -30,6 +30,7 @@ from hespas.api.io import (
     with_capture,
     write,
 )
+from hespas.api.parts import Parts, check_parts
 from hespas.api.preparation import (
     DEFAULT_ESTIMATOR,
     Conservation,
@@ -134,6 +135,7 @@ def convert(
     missing: Missing = "warn",
     overwrite: bool = False,
     jobs: int = 1,
+    parts: Parts | None = None,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
@@ -141,18 +143,19 @@ def convert(
 
     With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
     (default: of an unoptimised program that gets times); ``missing`` is for unknown times and trip counts;
-    ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``) makes axes of the job
-    longer. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
+    ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``) makes axes longer;
+    ``parts`` is for big jobs. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read``
+    and ``write`` do.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    found = Diagnostics() if diagnostics is None else diagnostics
     name = source.name if isinstance(source, Workload | Profile) else str(source)
     said = _reading(source_version, num_devices, num_replicas, dims, capture)
     said = replace(said, recover=recover, progress=progress)
     if not (capture or rescale) and (copied := _copied(name, str(destination), source_format, target_format)):
         return _clean_copy(copied, name, str(destination), said, found, overwrite=overwrite)
-    target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
+    writing = (parts or Parts()).options(ranks, target_version, jobs, progress)
+    target = _target(name, str(destination), target_format, writing, overwrite=overwrite)
     preparation = _preparation(granularity, missing, hardware, estimator, target)
-    writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     with ExitStack() as stack:
         into = partial(_format_of, str(destination), target_format)
         needs_workload = bool(rescale) or not into(profile=True).profiles
@@ -231,13 +234,14 @@ def _prepared(
     return preparation.run(value, _chosen_ranks(value, ranks), found)
 
 
-def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
+def _target(source: str, destination: str, name: str | None, how: WriteOptions, *, overwrite: bool) -> Format:
     """The format to write. Finds before a long read where that, its version or the destination cannot be."""
     target = _format_of(destination, name)
-    check_version(version, target.write_versions, target.name, "`target_version`")
+    check_version(how.version, target.write_versions, target.name, "`target_version`")
+    check_parts(how, target)
     check_streams(source, destination)
-    if destination != STANDARD_STREAM:
-        check_destination(Path(destination), overwrite=overwrite)
+    if destination != STANDARD_STREAM:  # a share may find others there
+        check_destination(Path(destination), overwrite=overwrite or how.shard is not None)
     return target
 
 

@@ -168,7 +168,8 @@ def step_of(done: NodeEstimates) -> Simulation | None:
     graphs = done.workload.classes
     bare = tuple(with_durations(graph, np.full(len(graph), np.nan)) for graph in graphs)
     try:
-        return simulate(replace(done.workload, classes=bare), done.estimates)
+        device = load_device(done.hardware) if done.hardware else None
+        return simulate(replace(done.workload, classes=bare), done.estimates, device=device)
     except (UnsupportedError, FormatError):
         return None
 

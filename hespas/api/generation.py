@@ -145,8 +145,8 @@ def generate(
 
 
 def _trace_bytes(workload: Workload) -> float:
-    """About what the Chakra traces of all ranks take: those of the first and the last rank of each class are
-    written, and stand for the others.
+    """About what the Chakra traces of all ranks take: that of the last rank of each class is written, and
+    stands for the others.
     """
     writer = load_format("chakra").write
     if writer is None:
@@ -156,9 +156,7 @@ def _trace_bytes(workload: Workload) -> float:
         file = Path(scratch) / "rank.et"
         for index in range(len(workload.classes)):
             ranks = workload.ranks_of(index)
-            sizes: list[int] = []
-            for rank in sorted({int(ranks[0]), int(ranks[-1])}):
-                writer(workload, file, WriteOptions(ranks=range(rank, rank + 1), name=file.name), found)
-                sizes.append(file.stat().st_size)
-            total += len(ranks) * sum(sizes) / len(sizes)
+            last = int(ranks[-1])
+            writer(workload, file, WriteOptions(ranks=range(last, last + 1), name=file.name), found)
+            total += len(ranks) * file.stat().st_size
     return total

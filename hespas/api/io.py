@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
 import msgspec
 
 from hespas._version import __version__
+from hespas.api.parts import check_parts, placement
 from hespas.converters import (
     ReadOptions,
     Value,
@@ -241,13 +242,14 @@ def write(
     writer = chosen.write
     if writer is None:
         raise InvariantError(f"format {chosen.name} was chosen for writing and cannot write")
-    check_destination(destination, overwrite=overwrite)
+    settings = options or WriteOptions()
+    check_parts(settings, chosen)
+    check_destination(destination, overwrite=overwrite or settings.shard is not None)
     if isinstance(value, Profile) and chosen.profiles and not len(value):
         raise UnsupportedError(
             f"no event of a device was recorded, and format {chosen.name!r} holds nothing else",
             hint="record what the device does too; hespas view SOURCE shows what there is",
         )
-    settings = options or WriteOptions()
     check_version(settings.version, chosen.write_versions, chosen.name, "`target_version`")
     settings = replace(
         settings,
@@ -255,15 +257,15 @@ def write(
         directory=settings.directory or _names_directory(path, destination),
     )
     found = diagnostics if diagnostics is not None else Diagnostics()
+    key, share = placement(value, chosen, settings)
 
     def fill(temporary: Path) -> None:
         writer(value, temporary, settings, found)
         if check is not None:
             check(temporary)
 
-    return write_atomically(
-        destination, fill, overwrite=overwrite, directory=chosen.writes_directory(value, settings)
-    )
+    directory = chosen.writes_directory(value, settings)
+    return write_atomically(destination, fill, overwrite=overwrite, directory=directory, key=key, share=share)
 
 
 def check_version(version: str, known: tuple[str, ...], name: str, option: str) -> None:

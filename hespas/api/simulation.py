@@ -251,12 +251,17 @@ class _Asked:
                 progress=self.progress,
             )
             workload, estimates = done.workload, done.estimates
+        device = None if self.hardware is None else load_device(self.hardware)
         if self.system is not None:
-            device = None if self.hardware is None else load_device(self.hardware)
             network = Network(self.system, device)
             workload, estimates = on_system(workload, estimates, network, self.diagnostics)
         return run(
-            workload, estimates, simulator=simulator, missing=self.missing, diagnostics=self.diagnostics
+            workload,
+            estimates,
+            simulator=simulator,
+            device=device,
+            missing=self.missing,
+            diagnostics=self.diagnostics,
         )
 
 
@@ -331,6 +336,7 @@ class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     first_rank: int
     finish_ns: Figure
     exposed_comm_ns: Figure
+    interference_ns: Figure
     unknown: Count
     kept: Count
     extrapolated_loops: Count
@@ -347,6 +353,7 @@ class _RankRow(msgspec.Struct, frozen=True):
     comm_ns: Figure
     collective_wait_ns: Figure | UnsetType = UNSET
     message_wait_ns: Figure | UnsetType = UNSET
+    interference_ns: Figure | UnsetType = UNSET
     wall_ns: Figure | UnsetType = UNSET
     cpu_ns: Figure | UnsetType = UNSET
     remote_memory_ns: Figure | UnsetType = UNSET
@@ -430,6 +437,7 @@ def _simulated_class(found: ClassResult) -> _SimulatedClass:
         first_rank=found.rank,
         finish_ns=found.finish_ns,
         exposed_comm_ns=found.exposed_comm_ns,
+        interference_ns=found.interference_ns,
         unknown=found.unknown,
         kept=found.kept,
         extrapolated_loops=found.extrapolated,
@@ -459,8 +467,9 @@ def _rank_rows(done: SimulationResult) -> Iterator[_RankRow]:
     lists: list[list[Any]] = [column.tolist() for column in columns]
     if done.statistics is None:
         lists += [column.tolist() for column in timeline.exposed_wait_ns.T]
+        lists.append(timeline.interference_ns.tolist())
     else:
-        lists += [[UNSET] * len(timeline.finish_ns)] * len(WAITS)
+        lists += [[UNSET] * len(timeline.finish_ns)] * (len(WAITS) + 1)
         lists += [column.tolist() for column in _astra_columns(done.statistics)]
     figures = zip(timeline.shown_by.tolist(), *lists, strict=True)
     return (_RankRow(rank, *row) for rank, (shown_by, *row) in enumerate(figures) if shown_by >= 0)

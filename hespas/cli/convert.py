@@ -113,10 +113,6 @@ _Overwrite = Annotated[
         rich_help_panel=options.OUTPUT,
     ),
 ]
-_Jobs = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=options.OUTPUT),
-]
 _LogJson = Annotated[
     Path | None,
     typer.Option(
@@ -151,7 +147,11 @@ def convert(
     granularity: options.Granularity = None,
     missing: options.Missing = "warn",
     overwrite: _Overwrite = False,
-    jobs: _Jobs = 2,
+    jobs: options.Jobs = 2,
+    only_classes: options.OnlyClasses = False,
+    shard: options.Shard = "",
+    resume: options.Resume = False,
+    cluster: options.Cluster = "",
     progress: options.Progress = None,
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
@@ -198,6 +198,7 @@ def convert(
                 missing=missing,
                 overwrite=overwrite,
                 jobs=jobs,
+                parts=options.parts_of(shard, cluster, only_classes=only_classes, resume=resume),
                 progress=callback,
                 diagnostics=diagnostics,
             )

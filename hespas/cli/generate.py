@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,11 +16,23 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.api import GenerationResult
+    from hespas.api import GenerationResult, Parts
     from hespas.generators.llm.settings import Overlap
     from hespas.generators.spec import Generator
 
-__all__ = ["DryRun", "Jobs", "Out", "Output", "To", "app", "llm"]
+__all__ = [
+    "DryRun",
+    "Out",
+    "Output",
+    "To",
+    "app",
+    "collectives",
+    "dit",
+    "dlrm",
+    "llm",
+    "random",
+    "vit",
+]
 
 app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
 
@@ -39,7 +51,6 @@ To = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Rank files written at a time.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +65,12 @@ class Output:
     overwrite: bool
     progress: bool | None
     debug: bool
+    parts: Parts | None = None
+    """How the files of a large job are written; None: all of them, at once."""
 
     def make(self, generator: Generator, diagnostics: Diagnostics) -> None:
         """Generate, write and tell."""
         from hespas import api
-        from hespas.converters import WriteOptions
 
         if (self.out is None) == (not self.dry_run):
             raise UsageError(
@@ -73,7 +85,7 @@ class Output:
                 self.out,
                 format=self.to or ("chakra" if self.out and not self.out.suffix else None),
                 overwrite=self.overwrite,
-                options=WriteOptions(jobs=self.jobs, progress=callback),
+                options=(self.parts or api.Parts()).options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
                 diagnostics=diagnostics,
             )
@@ -233,7 +245,11 @@ def llm(
     out: Out = None,
     to: To = "",
     dry_run: DryRun = False,
-    jobs: Jobs = 2,
+    jobs: options.Jobs = 2,
+    only_classes: options.OnlyClasses = False,
+    shard: options.Shard = "",
+    resume: options.Resume = False,
+    cluster: options.Cluster = "",
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -266,6 +282,8 @@ def llm(
             recompute_of,
         )
 
+        parts = options.parts_of(shard, cluster, only_classes=only_classes, resume=resume)
+        output = replace(output, parts=parts)
         if bool(model) == bool(row):
             raise UsageError("a MODEL or a --row is needed, and not both", hint="hespas generate llm --list")
         if row:
@@ -332,4 +350,208 @@ def _list_models() -> None:
     emit(table_text(("model", "parameters", "layers", "source"), rows, left=(0, 3)))
 
 
+# --- benchmarks and random programs
+
+_Ranks = Annotated[int, typer.Option(min=2, metavar="N", help="Ranks of the job.")]
+
+
+def collectives(
+    ranks: _Ranks,
+    kinds: Annotated[
+        str, typer.Option(metavar="LIST", help="Collectives with commas; also permute and ping_pong.")
+    ] = "all_reduce,all_gather,reduce_scatter,all_to_all",
+    sizes: Annotated[
+        str, typer.Option(metavar="A-B|LIST", help="Whole buffers: powers of two between, or a list.")
+    ] = "1KiB-1GiB",
+    groups: Annotated[
+        str, typer.Option(metavar="SPEC", help="Groups along axes of a mesh: 8x4:inner, 2x4x8:0,2.")
+    ] = "",
+    repeat: Annotated[int, typer.Option(min=1, metavar="R", help="How often each.")] = 1,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Element type.")] = "bf16",
+    separate: Annotated[bool, typer.Option("--separate", help="None waits for another.")] = False,
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: options.Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """Collectives and messages of every size, one after another.
+
+    hespas generate collectives --kinds all_reduce,ping_pong --sizes 1MiB-64MiB --ranks 8 --out traces/
+    """
+    diagnostics = Diagnostics()
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    with command_line(debug, diagnostics, "", documents=[json_file], writes=[out]):
+        from hespas.generators.collectives import CollectiveBenchmark, parse_sizes
+
+        chosen = tuple(each.strip() for each in kinds.split(","))
+        bench = CollectiveBenchmark(
+            kinds=chosen, sizes=parse_sizes(sizes), ranks=ranks, groups=groups, repeat=repeat, dtype=dtype,
+            separate=separate,
+        )  # fmt: skip
+        output.make(bench, diagnostics)
+
+
+def random(
+    ranks: _Ranks,
+    nodes: Annotated[int, typer.Option(min=1, metavar="M", help="Events of the job.")] = 100,
+    seed: Annotated[int, typer.Option(metavar="S", help="Equal seeds make equal jobs.")] = 0,
+    collective_share: Annotated[float, typer.Option(min=0, max=1, help="Of events.")] = 0.2,
+    p2p_share: Annotated[float, typer.Option(min=0, max=1, help="Messages, of events.")] = 0.1,
+    classes: Annotated[int, typer.Option(min=1, metavar="C", help="Programs of ranks that differ.")] = 1,
+    width: Annotated[int, typer.Option(min=1, metavar="W", help="How far back a node may wait.")] = 8,
+    broken: Annotated[
+        str,
+        typer.Option(
+            "--break",
+            metavar="RULE",
+            help="End with one violation: cycle, sizes, missing-receive, missing-collective, order.",
+        ),
+    ] = "",
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: options.Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A random job that no simulator may hang on, or with one violation that validators must find.
+
+    hespas generate random --ranks 8 --nodes 1000 --classes 4 --seed 1 --out traces/
+    """  # fmt: skip
+    diagnostics = Diagnostics()
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    with command_line(debug, diagnostics, "", documents=[json_file], writes=[out]):
+        from hespas.generators.random_dag import RandomJob
+
+        job = RandomJob(
+            ranks=ranks, nodes=nodes, seed=seed, collective_share=collective_share, p2p_share=p2p_share,
+            classes=classes, width=width, broken=broken,
+        )  # fmt: skip
+        output.make(job, diagnostics)
+
+
+# --- vision and diffusion transformers
+
+_Images = Annotated[int, typer.Option(min=1, metavar="N", help="Images of each rank.")]
+_Replicas = Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")]
+_Sharded = Annotated[bool, typer.Option("--fsdp", help="Shard weights, gradients and states.")]
+_Type = Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16 or f32.")]
+_Side = Annotated[int, typer.Option(min=0, metavar="PIXELS", help="Side of an image (0: the model's own).")]
+_Layers = Annotated[int, typer.Option(min=0, metavar="N", help="Blocks (0: the model's own).")]
+
+
+def vit(
+    dp: _Replicas = 1,
+    batch: _Images = 1,
+    fsdp: _Sharded = False,
+    dtype: _Type = "bf16",
+    image: _Side = 0,
+    layers: _Layers = 0,
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: options.Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A training step of a vision transformer, ViT-B/16.
+
+    hespas generate vit --dp 8 --batch 64 --fsdp --out traces/
+    """
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    _vision(output, "vit", (dp, batch, fsdp, dtype), (image, layers))
+
+
+def dit(
+    dp: _Replicas = 1,
+    batch: _Images = 1,
+    fsdp: _Sharded = False,
+    dtype: _Type = "bf16",
+    image: _Side = 0,
+    layers: _Layers = 0,
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: options.Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A training step of a diffusion transformer, DiT-XL/2; the image is its latent, of side 32.
+
+    hespas generate dit --dp 8 --batch 32 --fsdp --out traces/
+    """
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    _vision(output, "dit", (dp, batch, fsdp, dtype), (image, layers))
+
+
+def _vision(output: Output, which: str, layout: tuple[int, int, bool, str], sizes: tuple[int, int]) -> None:
+    diagnostics = Diagnostics()
+    with command_line(output.debug, diagnostics, "", documents=[output.json_file], writes=[output.out]):
+        from hespas.generators.vision import VisionStep, dit_xl_2, vit_b_16
+
+        model = vit_b_16() if which == "vit" else dit_xl_2()
+        model = replace(model, image=sizes[0] or model.image, layers=sizes[1] or model.layers)
+        dp, batch, fsdp, dtype = layout
+        output.make(VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype), diagnostics)
+
+
+# --- recommendation models
+
+
+def dlrm(
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks of the job.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of each rank.")] = 2048,
+    tables: Annotated[int, typer.Option(min=1, metavar="N", help="Embedding tables.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of each.")] = 1_000_000,
+    width: Annotated[int, typer.Option(min=1, metavar="N", help="Width of a row.")] = 128,
+    lookups: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a table for a sample.")] = 32,
+    sharding: Annotated[
+        Literal["table", "row", "column"], typer.Option(help="How tables are spread over ranks.")
+    ] = "table",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16 or f32.")] = "f32",
+    out: Out = None,
+    to: To = "",
+    dry_run: DryRun = False,
+    jobs: options.Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """A training step of a recommendation model with tables spread over all ranks.
+
+    hespas generate dlrm --ranks 16 --sharding row --out traces/
+    """
+    diagnostics = Diagnostics()
+    output = Output(out, to, dry_run, json_file, jobs, overwrite, progress, debug)
+    with command_line(debug, diagnostics, "", documents=[json_file], writes=[out]):
+        from hespas.generators.dlrm import DlrmStep
+
+        step = DlrmStep(
+            ranks=ranks, batch=batch, tables=tables, rows=rows, width=width, lookups=lookups,
+            sharding=sharding, dtype=dtype,
+        )  # fmt: skip
+        output.make(step, diagnostics)
+
+
 app.command()(llm)
+app.command()(dlrm)
+app.command()(vit)
+app.command()(dit)
+app.command()(collectives)
+app.command()(random)

@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from hespas.api import preparation
+from hespas.api.parts import Parts
 from hespas.cli.session import set_loudness, version
 from hespas.converters import format as formats
 from hespas.files.streams import VARIABLE
+from hespas.graph.errors import UsageError
 
 __all__ = [
     "DEVICE",
@@ -23,6 +25,7 @@ __all__ = [
     "OUTPUT",
     "AsJson",
     "Capture",
+    "Cluster",
     "CommGroups",
     "Debug",
     "DefaultDtype",
@@ -30,6 +33,7 @@ __all__ = [
     "Estimator",
     "Estimators",
     "Granularity",
+    "Jobs",
     "Json",
     "ListFile",
     "Loudness",
@@ -37,10 +41,13 @@ __all__ = [
     "Missing",
     "NumDevices",
     "NumReplicas",
+    "OnlyClasses",
     "Overwrite",
     "Progress",
     "Recover",
+    "Resume",
     "RunTimeUnit",
+    "Shard",
     "SourceFormat",
     "Tables",
     "Version",
@@ -49,6 +56,7 @@ __all__ = [
     "estimator_names",
     "format_names",
     "hardware_option",
+    "parts_of",
     "system_names",
 ]
 
@@ -108,6 +116,23 @@ def _trust(context: typer.Context, number: int | None) -> None:
             os.environ[VARIABLE] = before
 
     context.call_on_close(restore)
+
+
+def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> Parts:
+    """How a large job is written; ``shard`` is a text such as ``2/8``, the second of eight. Raises
+    :class:`UsageError` for another text.
+    """
+    return Parts(only_classes=only_classes, shard=_parse_shard(shard), resume=resume, cluster=cluster)
+
+
+def _parse_shard(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    number, slash, shares = text.partition("/")
+    numbers = [part for part in (number, shares) if part.isascii() and part.isdigit() and len(part) < 10]
+    if not slash or len(numbers) < 2:
+        raise UsageError(f"--shard {text!r} is no share of several", hint="the first of four: --shard 1/4")
+    return int(number), int(shares)
 
 
 def _assume_dtype(context: typer.Context, name: str) -> None:
@@ -306,6 +331,41 @@ ListFile = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
+]
+Jobs = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=OUTPUT)
+]
+OnlyClasses = Annotated[
+    bool,
+    typer.Option(
+        "--only-classes",
+        help="Write one trace per class of ranks, and rank_map.json, which says for whom.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Shard = Annotated[
+    str,
+    typer.Option(
+        metavar="I/N",
+        help="Write only the I-th (from 1) of N shares of the ranks: one process of a batch job each.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on where the same command was interrupted; keep what is written if this one is.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Write on the workers of this dask scheduler (tcp://...), which share the folder of DST.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace files that the options name.", rich_help_panel=OUTPUT)

@@ -143,6 +143,14 @@ _OverlapTrips = Annotated[
         rich_help_panel=_RANKS,
     ),
 ]
+_Interference = Annotated[
+    bool,
+    typer.Option(
+        "--interference/--no-interference",
+        help="Collectives and kernels beside each other slow each other down.",
+        rich_help_panel=_RANKS,
+    ),
+]
 _Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.", rich_help_panel=_RANKS)]
 _Simulator = Annotated[
     Literal["hespas", "astra-sim"],
@@ -216,6 +224,7 @@ def simulate(
     straggler: _Straggler = None,
     alone: _Alone = False,
     overlap_trips: _OverlapTrips = False,
+    interference: _Interference = True,
     grid: _Grid = None,
     jobs: _Jobs = 1,
     compare: _Compare = None,
@@ -274,7 +283,7 @@ def simulate(
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
         mode = "astra" if simulator == "astra-sim" else mode
-        asked = (jitter, seed, straggler or [], messages, alone, overlap_trips)
+        asked = (jitter, seed, straggler or [], messages, alone, overlap_trips, interference)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             done = api.simulate(
@@ -315,6 +324,7 @@ def _simulator(
     messages: Protocol,
     alone: bool,
     overlap_trips: bool,
+    interference: bool,
 ) -> Simulator | None:
     """What the options ask for; None where they ask for nothing."""
     from hespas.graph.errors import UsageError
@@ -322,7 +332,7 @@ def _simulator(
 
     given = {
         "--jitter": jitter, "--seed": seed, "--straggler": straggler, "--messages": messages != "eager",
-        "--alone": alone, "--overlap-trips": overlap_trips,
+        "--alone": alone, "--overlap-trips": overlap_trips, "--no-interference": not interference,
     }  # fmt: skip
     asked = [option for option, value in given.items() if value]
     if mode == "astra" and asked:
@@ -333,13 +343,18 @@ def _simulator(
     if alone:
         if jitter or seed or slow or messages != "eager":
             raise UsageError("--alone has no --jitter, --seed, --straggler or --messages")
-        return ListScheduler(overlap_trips=overlap_trips)
+        return ListScheduler(overlap_trips=overlap_trips, interference=interference)
     if seed and not jitter:
         raise UsageError("--seed without --jitter draws nothing")
-    if not (jitter or slow or messages != "eager" or overlap_trips):
+    if not asked:
         return None
     return JobScheduler(
-        jitter=jitter, seed=seed, stragglers=slow, protocol=messages, overlap_trips=overlap_trips
+        jitter=jitter,
+        seed=seed,
+        stragglers=slow,
+        protocol=messages,
+        overlap_trips=overlap_trips,
+        interference=interference,
     )
 
 
@@ -480,6 +495,8 @@ def _show_class(found: ClassResult) -> None:
         f"{found.name}: {counted(found.num_ranks, 'rank')}, {least}{time_text(found.finish_ns)}, "
         f"communication exposed {time_text(found.exposed_comm_ns)}{_share(found.exposed_comm_ns, found)}"
     )
+    if found.interference_ns:
+        emit(f"collectives and kernels beside each other take {time_text(found.interference_ns)} longer")
     for cause, wait_ns in found.wait_ns.items():
         if wait_ns:
             emit(f"waits for other ranks in {cause} for {time_text(wait_ns)}{_share(wait_ns, found)}")

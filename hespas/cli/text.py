@@ -40,11 +40,11 @@ _LONGEST = 1e15
 
 
 _SAME_NAME = (
-    "against alone astra_bin astra_timeout backend beside capture comm_groups default_dtype devices "
+    "against alone astra_bin astra_timeout backend beside capture cluster comm_groups default_dtype devices "
     "estimator granularity grid hardware max_e2e "
     "max_input_bytes max_mape max_regression measured memory_config mesh min_coverage missing mode "
-    "network_config num_devices num_replicas out overwrite queues_per_dim ranks recover report rescale "
-    "run_time_unit split system system_config table test_by timeline workload"
+    "network_config num_devices num_replicas only_classes out overwrite queues_per_dim ranks recover report "
+    "rescale resume run_time_unit shard split system system_config table test_by timeline workload"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
     "dims": "--dim",

@@ -151,6 +151,11 @@ class WriteOptions:
     that the user named a directory. ``version`` is the version of the format to write (empty: the newest; one
     of ``Format.write_versions``). ``jobs`` bounds threads. The destination given to a writer never
     exists: the caller passes a temporary name and renames it when the writer is done.
+
+    The others are of formats that write ``in_parts``. ``only_classes`` writes one file per class of ranks,
+    with a map of all ranks. ``shard`` is (i, n): the i-th, from 1, of n contiguous shares of the ranks.
+    ``resume`` goes on in a folder that an interrupted run has left: the destination may exist, and what is
+    whole in it stays. ``cluster`` is the address of a dask scheduler whose workers write the files.
     """
 
     ranks: range | None = None
@@ -158,6 +163,10 @@ class WriteOptions:
     directory: bool = False
     version: str = ""
     jobs: int = 1
+    only_classes: bool = False
+    shard: tuple[int, int] | None = None
+    resume: bool = False
+    cluster: str = ""
     progress: Callable[[int, int], None] | None = None
 
 
@@ -171,6 +180,7 @@ class Format:
     ``copy`` makes a clean file of a damaged one of the same format, in which nothing else is changed.
     ``profiles`` says that what is written is a ``Profile`` and not a ``Workload``.
     In a format that is not ``timed`` operations have no durations, so that nobody estimates them for it.
+    One that writes ``in_parts`` takes the options of :class:`WriteOptions` for that.
     A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
     ``read_versions`` and ``write_versions`` list what can be named as version, oldest first; empty where a
     format has one. ``losses`` declares what a written file does not keep: a finding's code -> the columns it
@@ -193,6 +203,7 @@ class Format:
     never_json: bool = False
     profiles: bool = False
     flat: bool = False
+    in_parts: bool = False
     timed: bool = True
     read_versions: tuple[str, ...] = ()
     write_versions: tuple[str, ...] = ()

@@ -7,13 +7,20 @@ import os
 import re
 import shutil
 import stat
-import zlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hespas.files.shares import MISSING, Share, file_names
+from hespas.files.temporaries import (
+    hold,
+    kept_beside,
+    remove,
+    remove_stale_temporaries,
+    temporary_beside,
+)
 from hespas.graph.errors import HespasError, OutputError
 
 __all__ = [
@@ -22,14 +29,12 @@ __all__ = [
     "once_placed",
     "placed_at_once",
     "placed_together",
-    "remove_stale_temporaries",
-    "temporary_beside",
     "write_atomically",
 ]
 
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
-_GROUPS_FILE = "comm_group.json"
-"""Of a set of rank files, and of no other: it goes with them."""
+_OF_RANK_FILES = frozenset({"comm_group.json", "rank_map.json"})
+"""Of a set of rank files, and of no other: they go with them."""
 _FEW_FILES = 16
 _FLUSHES_AT_ONCE = 8
 
@@ -42,10 +47,25 @@ class _Written:
     target: Path
     temporary: Path
     overwrite: bool
+    share: Share | None = None
+    kept: bool = False
+    """Another run may go on with the temporary."""
+    held: int = -1
+    """Its handle then, see :func:`.temporaries.hold`."""
 
     def put_in_place(self) -> None:
         with _named(self.destination, self.temporary):
-            _put_in_place(self.temporary, self.target, overwrite=self.overwrite)
+            if self.share is not None:
+                _place_share(self.temporary, self.target, self.share, overwrite=self.overwrite)
+            else:
+                _put_in_place(self.temporary, self.target, overwrite=self.overwrite)
+
+    def end(self, *, placed: bool) -> None:
+        """What is left under the temporary name goes, unless it is kept for another run."""
+        if placed or not self.kept:
+            remove(self.temporary)
+        if self.held >= 0:
+            os.close(self.held)
 
     def files(self) -> list[tuple[Path, Path]]:
         """Each file that is put in place: where it is now, and where it will be."""
@@ -79,7 +99,7 @@ class _Waiting:
             for result in self.results:
                 if len(self.results) > 1:
                     aside = temporary_beside(result.target)
-                    asides.callback(_remove, aside)
+                    asides.callback(remove, aside)
                     result.keep(aside, way_back)
                 result.put_in_place()
             way_back.pop_all()
@@ -90,23 +110,14 @@ class _Waiting:
 _WAITING: ContextVar[_Waiting | None] = ContextVar("_WAITING", default=None)
 
 
-def check_destination(destination: Path, *, overwrite: bool) -> None:
+def check_destination(destination: Path, *, overwrite: bool, share: Share | None = None) -> None:
     """Raise ``OutputError`` where writing cannot succeed, before any work is done: also where something
-    stands there that is neither file nor folder, and that replacing would destroy.
+    stands there that is neither file nor folder, and that replacing would destroy. A ``share`` finds others
+    of its folder there.
     """
-    parent = destination.parent
     mode = _mode_of(destination)
     _resolved(destination)
-    if not parent.is_dir():
-        raise OutputError("the folder does not exist", path=str(parent), hint=f"mkdir -p {parent}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise _unwritable(parent)
-    if "{rank}" in destination.name:
-        raise OutputError(
-            "names the files of all ranks",
-            path=str(destination),
-            hint="name the folder: the files in it are called NAME.0.et, NAME.1.et and so on",
-        )
+    _check_place(destination)
     if mode is None:
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -117,10 +128,28 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
         raise _unwritable(destination)
     if stat.S_ISDIR(mode) and not any(destination.iterdir()):
         return
+    if share is not None and stat.S_ISDIR(mode):
+        share.check(destination, overwrite=overwrite)
+        return
     if not overwrite:
         raise OutputError("exists already", path=str(destination), hint="add `overwrite` to replace it")
     if stat.S_ISDIR(mode):
         _refuse_folders(destination, destination.iterdir())
+
+
+def _check_place(destination: Path) -> None:
+    """Raise ``OutputError`` where nothing of this name can be made."""
+    parent = destination.parent
+    if not parent.is_dir():
+        raise OutputError("the folder does not exist", path=str(parent), hint=f"mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise _unwritable(parent)
+    if "{rank}" in destination.name:
+        raise OutputError(
+            "names the files of all ranks",
+            path=str(destination),
+            hint="name the folder: the files in it are called NAME.0.et, NAME.1.et and so on",
+        )
 
 
 def _refuse_folders(destination: Path, entries: Iterable[Path]) -> None:
@@ -150,7 +179,13 @@ def _unwritable(folder: Path) -> OutputError:
 
 
 def write_atomically(
-    destination: Path, write: Callable[[Path], None], *, overwrite: bool, directory: bool
+    destination: Path,
+    write: Callable[[Path], None],
+    *,
+    overwrite: bool,
+    directory: bool,
+    key: str = "",
+    share: Share | None = None,
 ) -> int:
     """Let ``write`` fill a temporary path, then put it in place; returns the bytes written.
 
@@ -160,8 +195,12 @@ def write_atomically(
     Links to the destination are followed: what they point to is replaced. What is replaced keeps its
     permissions. A failure of any kind removes the temporary, and the next write to the same destination what
     a killed process has left.
+
+    With a ``key``, of what is to be written, a failure leaves the temporary folder for the next write with
+    the same key, and ``write`` may get one with files in it. A ``share`` of a folder appears whole among the
+    others, see :mod:`hespas.files.shares`.
     """
-    check_destination(destination, overwrite=overwrite)
+    check_destination(destination, overwrite=overwrite, share=share)
     target = _resolved(destination)
     if target.exists() and target.is_dir() != directory:
         kind = "a file, and several ranks are as many files" if directory else "a directory"
@@ -171,21 +210,24 @@ def write_atomically(
             else "choose another destination or format"
         )
         raise OutputError(f"exists and is {kind}", path=str(destination), hint=remedy)
-    temporary = temporary_beside(target)
-    result = _Written(destination, target, temporary, overwrite)
+    kept = directory and key != ""
+    temporary = kept_beside(target, key, share.name if share else "") if kept else temporary_beside(target)
+    with _named(destination, temporary):
+        remove_stale_temporaries(target, key)
+        held = hold(temporary) if kept else -1
+    result = _Written(destination, target, temporary, overwrite, share, kept, held)
     waiting = _WAITING.get()
     try:
         with _named(destination, temporary):
-            remove_stale_temporaries(target)
             write(temporary)
             written = _sync(temporary)
         if waiting is None:
             result.put_in_place()
     except BaseException:
-        _remove(temporary)
+        result.end(placed=False)
         raise
     if waiting is None:
-        _remove(temporary)  # what was there has this name now, where both changed places
+        result.end(placed=True)  # what was there has this name now, where both changed places
     else:
         waiting.results.append(result)
     return written
@@ -202,13 +244,15 @@ def placed_together() -> Generator[None]:
         return
     waiting = _Waiting()
     before = _WAITING.set(waiting)
+    placed = False
     try:
         yield
         waiting.put_in_place()
+        placed = True
     finally:
         _WAITING.reset(before)
         for result in waiting.results:
-            _remove(result.temporary)
+            result.end(placed=placed)
 
 
 def once_placed(action: Callable[[], None]) -> None:
@@ -264,19 +308,23 @@ def _sync(path: Path) -> int:
     """
     if not path.is_dir():
         return _flush(path)
-    files = sorted(path.iterdir())
+    names: dict[int, list[str]] = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            names.setdefault(entry.inode(), []).append(entry.path)  # one file may have several names
+    files = sorted((min(same), len(same)) for same in names.values())
     if len(files) > _FEW_FILES:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(_FLUSHES_AT_ONCE) as pool:
-            total = sum(pool.map(_flush, files))
+            sizes = list(pool.map(_flush, (file for file, _ in files)))
     else:
-        total = sum(map(_flush, files))
+        sizes = [_flush(file) for file, _ in files]
     _flush(path)
-    return total
+    return sum(size * count for size, (_, count) in zip(sizes, files, strict=True))
 
 
-def _flush(path: Path) -> int:
+def _flush(path: str | Path) -> int:
     """Flush one file or directory; returns its size."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -384,8 +432,8 @@ def _replace_directory(temporary: Path, target: Path) -> None:
             shutil.copymode(file, temporary / file.name)
     gone: list[Path] = []
     if any(_RANK_FILE.match(file.name) for file in replaced):
-        gone = [file for file in kept if file.name == _GROUPS_FILE]
-        kept = [file for file in kept if file.name != _GROUPS_FILE]
+        gone = [file for file in kept if _goes_with_ranks(file.name)]
+        kept = [file for file in kept if not _goes_with_ranks(file.name)]
     gathered = _gathered(kept, temporary)
     shutil.copymode(target, temporary)
     if gathered and exchange(temporary, target):
@@ -397,6 +445,11 @@ def _replace_directory(temporary: Path, target: Path) -> None:
         file.replace(target / file.name)
     for file in gone:
         file.unlink(missing_ok=True)
+
+
+def _goes_with_ranks(name: str) -> bool:
+    """Whether a file is of a set of rank files without being one."""
+    return name in _OF_RANK_FILES or MISSING.fullmatch(name) is not None
 
 
 def _gathered(kept: list[Path], temporary: Path) -> bool:
@@ -412,7 +465,7 @@ def _gathered(kept: list[Path], temporary: Path) -> bool:
 def _rescued(old: Path, target: Path) -> None:
     """Move what somebody has put into the folder after it was looked at; not rank files of another set."""
     for entry in old.iterdir():
-        of_a_set = _RANK_FILE.match(entry.name) or entry.name == _GROUPS_FILE
+        of_a_set = _RANK_FILE.match(entry.name) or _goes_with_ranks(entry.name)
         if not of_a_set and not os.path.lexists(target / entry.name):
             entry.rename(target / entry.name)
 
@@ -435,65 +488,27 @@ def exchange(one: Path, other: Path) -> bool:
     return done == 0
 
 
-# Names of temporaries that say who makes them, so that those of a process that was killed can be removed.
-
-_NAME = re.compile(
-    r"\.(?P<target>.+)\.(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)-(?P<place>[0-9a-f]{8})-[0-9a-f]+\.partial"
-)
-_START_FIELD = 19
-"""Of ``/proc/PID/stat`` behind the name of the program: when the process started, in ticks since boot."""
+# Shares of a folder: each appears whole, and the folder says which are missing.
 
 
-def temporary_beside(target: Path) -> Path:
-    """A new name in the folder of ``target`` that says which process of which machine uses it."""
-    pid = os.getpid()
-    name = f".{_shortened(target)}.{pid:x}-{_started(pid):x}-{_place():08x}-{os.urandom(4).hex()}.partial"
-    return target.with_name(name)
-
-
-def remove_stale_temporaries(target: Path) -> None:
-    """Remove what processes that are no more have left of earlier writes to ``target``.
-
-    What a running process, another machine or an unknown one makes stays.
-    """
-    wanted, place = _shortened(target), f"{_place():08x}"
-    for entry in target.parent.glob(".*.partial"):
-        match = _NAME.fullmatch(entry.name)
-        if match is None or match["target"] != wanted or match["place"] != place:
-            continue
-        if _started(int(match["pid"], 16)) != int(match["start"], 16):
-            _remove(entry)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _shortened(target: Path) -> str:
-    """The name of the target, cut where the longest file name would be exceeded; then told by a checksum."""
-    name, spelled = target.name, os.fsencode(target.name)
-    return name if len(spelled) <= 100 else f"{name[:20]}~{zlib.crc32(spelled):08x}"
-
-
-def _started(pid: int) -> int:
-    """When a process started, 0 where it is not known or not there."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        return int(stat.rpartition(")")[2].split()[_START_FIELD])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _place() -> int:
-    """A number for this machine since it was started, and for the process numbers in use here."""
-    parts: list[str] = []
-    try:
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    except OSError:
-        parts.append(os.uname().nodename if hasattr(os, "uname") else "")
-    return zlib.crc32("\n".join(parts).encode())
+def _place_share(temporary: Path, target: Path, share: Share, *, overwrite: bool) -> None:
+    """The first share makes the folder, with a mark for each of the others; those join it."""
+    share.mark_others(temporary)
+    _flush(temporary)
+    if not _is_filled(target):
+        try:
+            temporary.rename(target)
+            _flush(target.parent)
+            return
+        except OSError:
+            if not _is_filled(target):
+                raise
+            # Another share has just made it.
+    share.check(target, overwrite=overwrite)
+    mine = share.mark(target)
+    for name in file_names(temporary):
+        if MISSING.fullmatch(name) is None:
+            (temporary / name).replace(target / name)
+    _flush(target)
+    mine.unlink(missing_ok=True)
+    _flush(target)

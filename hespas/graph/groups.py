@@ -176,6 +176,12 @@ class StridedGroups:
         """The ranks of one group in ring order."""
         return self.base + _value(group, self.group_digits) + _spread(self.member_digits)
 
+    def rows_of_ranks(self) -> Sequence[Sequence[int]]:
+        """The ranks of each group in ring order, as Python's numbers. O(ranks), vectorised."""
+        groups = self.base + _spread(self.group_digits)
+        rows: list[list[int]] = (groups[:, None] + _spread(self.member_digits)).tolist()
+        return rows
+
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
         return self.base == 0 and not self.group_digits and self.member_digits in {((num_ranks, 1),), ()}
@@ -235,6 +241,10 @@ class ExplicitGroups:
     def members(self, group: int) -> IntArray:
         """The ranks of one group in ring order."""
         return np.array(self.rows[group], np.int64)
+
+    def rows_of_ranks(self) -> Sequence[Sequence[int]]:
+        """The ranks of each group in ring order, as Python's numbers."""
+        return self.rows
 
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""

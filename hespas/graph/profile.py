@@ -348,7 +348,8 @@ class Timeline:
     Communication that starts before other ranks are there waits for them: ``wait_ns`` is how long, within the
     span, and ``awaited`` the span of the last that came (-1: nobody was later). ``exposed_wait_ns``, of shape
     ``(ranks, len(WAITS))``, is the time of each rank in which it so waited and nothing of it was at work.
-    Waiting is not part of ``busy_ns`` and ``exposed_comm_ns``.
+    Waiting is not part of ``busy_ns`` and ``exposed_comm_ns``. ``interference_ns``, of shape ``(ranks,)``, is
+    by how much communication and kernels beside each other made operations longer, summed over them.
     """
 
     resources: tuple[str, ...]
@@ -370,6 +371,7 @@ class Timeline:
     wait_ns: FloatArray = field(default_factory=_no_floats)
     awaited: SmallIntArray = field(default_factory=_no_ints)
     exposed_wait_ns: FloatArray = field(default_factory=_no_floats)
+    interference_ns: FloatArray = field(default_factory=_no_floats)
 
     def __post_init__(self) -> None:
         """Fill the columns left out; check that all have one row per span, or per rank."""
@@ -385,6 +387,7 @@ class Timeline:
         self._fill("wait_ns", np.broadcast_to(np.float64(0.0), (spans,)))
         self._fill("awaited", nowhere)
         self._fill("exposed_wait_ns", np.full((ranks, len(WAITS)), np.nan))
+        self._fill("interference_ns", np.full(ranks, np.nan))
         of_spans = (
             "node",
             "rank",
@@ -400,7 +403,7 @@ class Timeline:
             "awaited",
         )
         check_lengths("Timeline", spans, {name: getattr(self, name) for name in of_spans})
-        of_ranks = ("exposed_comm_ns", "shown_by", "busy_ns", "exposed_wait_ns")
+        of_ranks = ("exposed_comm_ns", "shown_by", "busy_ns", "exposed_wait_ns", "interference_ns")
         check_lengths("Timeline", ranks, {name: getattr(self, name) for name in of_ranks})
 
     def _fill(self, name: str, column: NDArray[np.generic]) -> None:

@@ -49,7 +49,8 @@ operations are those of the whole job, which splits them into as many parts.
 
 PROGRAM_BYTES = "program_bytes"
 """Key of the metadata of a program whose parameters and results are not nodes: their bytes and those of
-parameters over which results are written, three numbers with spaces.
+parameters over which results are written, three numbers with spaces; those of classes stand behind each
+other with semicolons.
 """
 
 

@@ -15,7 +15,10 @@ from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import is_recorded_wait
 from hespas.graph.passes import is_delay, is_free, with_durations
+from hespas.hardware import Device
+from hespas.simulator.interference import pressures_of
 from hespas.simulator.job import JobScheduler
+from hespas.simulator.list_scheduler import ListScheduler
 from hespas.simulator.schedule import Simulation, Simulator
 
 __all__ = ["simulate"]
@@ -29,6 +32,7 @@ def simulate(
     estimates: Sequence[Estimate] | None = None,
     *,
     simulator: Simulator | None = None,
+    device: Device | None = None,
     missing: MissingPolicy = "warn",
     diagnostics: Diagnostics | None = None,
 ) -> Simulation:
@@ -36,10 +40,12 @@ def simulate(
 
     A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
     costs nothing takes none. Beside estimates of a device, results count the nodes that keep a time of the
-    graph, which is that of another device. ``missing`` says what happens where a time or trip count is not
-    known: ``error`` raises ``UnsupportedError``, ``warn`` counts the time as none and the loop as one trip
-    and marks the result as a lower bound, ``zero`` counts both as none. ``simulator`` is a
-    :class:`JobScheduler` unless given; of times of the graphs it takes the shortest of each collective.
+    graph, which is that of another device. With the ``device`` of the estimates, communication and kernels
+    beside each other slow each other down (:mod:`hespas.simulator.interference`). ``missing`` says what
+    happens where a time or trip count is not known: ``error`` raises ``UnsupportedError``, ``warn`` counts
+    the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts both as
+    none. ``simulator`` is a :class:`JobScheduler` unless given; of times of the graphs it takes the shortest
+    of each collective.
     Raises ``UnsupportedError`` for times and trip counts that are negative or past counting, ``FormatError``
     where dependencies form a cycle, ``CheckFailedError`` where ranks wait for each other for ever.
     """
@@ -61,7 +67,12 @@ def simulate(
         unknown[index] = unknown_trips + unknown_times
         classes.append(_on_one_queue(timed, found) if estimate.hardware else timed)
     chosen = _settled(simulator, workload, estimates)
-    done = chosen.run(replace(workload, classes=tuple(classes)), found)
+    job = replace(workload, classes=tuple(classes))
+    if device is not None and estimates is not None and isinstance(chosen, JobScheduler | ListScheduler):
+        pressures = pressures_of(job, estimates, device, found) if chosen.interference else None
+        done = chosen.run(job, found, pressures)
+    else:
+        done = chosen.run(job, found)
     results = tuple(
         replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
         for result in done.classes

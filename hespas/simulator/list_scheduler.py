@@ -7,6 +7,7 @@ not wait for each other; :class:`hespas.simulator.job.JobScheduler` lets them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from hespas.graph import WAITS, Csr, Diagnostics, OpGraph, RegionTable, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import all_deps, take_nodes
+from hespas.simulator.progress import Pressure
 from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
 from hespas.simulator.schedule import (
     PRIORITIES,
@@ -27,6 +29,7 @@ from hespas.simulator.schedule import (
     busy_ns,
     critical_ns,
     exposed_ns,
+    interference_ns,
     list_schedule,
 )
 from hespas.simulator.streams import STREAMS
@@ -59,22 +62,29 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def expanded(
-    graph: OpGraph, limit: int, priority: Priority, diagnostics: Diagnostics, *, overlap_trips: bool
+    graph: OpGraph,
+    limit: int,
+    priority: Priority,
+    diagnostics: Diagnostics,
+    *,
+    overlap_trips: bool,
+    pressure: Pressure | None = None,
 ) -> Program:
-    """The program of a graph with at most about ``limit`` executions (its nodes, if they are more).
+    """The program of a graph with at most about ``limit`` executions (its nodes, if they are more), which
+    slow each other down by the ``pressure`` of its nodes.
 
     Its times and trip counts are known. O(executions), and O(nodes) per loop.
     """
     reduced = prepared(graph)
     chosen = too_long(reduced, limit)
     if not chosen.any():
-        return flatten(reduced, (), overlap_trips=overlap_trips)
+        return flatten(reduced, (), overlap_trips=overlap_trips, pressure=pressure)
     blocks: list[Block] = []
     for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
         inside = nodes_inside(reduced, region)
         trips = int(reduced.regions.trips[region])
         alone = loop_alone(reduced, inside, region)
-        runs = _Trips(alone, region, tuple(blocks), priority, overlap_trips)
+        runs = _Trips(alone, region, tuple(blocks), priority, overlap_trips, pressure)
         block = rest_of_loop(runs, alone, region, trips, diagnostics)
         blocks.append(block)
         reduced = collapsed(reduced, region, inside, block, len(blocks) - 1)
@@ -85,7 +95,7 @@ def expanded(
         f"loops run once and then by their steady state, {extrapolated:,} trips in all",
         count=len(blocks),
     )
-    return flatten(reduced, tuple(blocks), overlap_trips=overlap_trips)
+    return flatten(reduced, tuple(blocks), overlap_trips=overlap_trips, pressure=pressure)
 
 
 def too_long(graph: OpGraph, limit: int) -> BoolArray:
@@ -265,6 +275,7 @@ class TripsRun(NamedTuple):
     busy_ns: FloatArray
     critical_ns: FloatArray
     wait_ns: FloatArray
+    added_ns: float
 
 
 class Trips(Protocol):
@@ -284,6 +295,7 @@ class _Trips:
     blocks: tuple[Block, ...]
     priority: Priority
     overlap_trips: bool
+    pressure: Pressure | None
     runs: dict[int, TripsRun] = field(default_factory=dict[int, TripsRun])
 
     def run(self, trips: int) -> TripsRun:
@@ -296,7 +308,7 @@ class _Trips:
         counts = self.loop.regions.trips.copy()
         counts[self.region] = trips
         looped = with_trips(self.loop, counts)
-        program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips)
+        program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips, pressure=self.pressure)
         schedule = list_schedule(program.tasks, self.priority)
         return TripsRun(
             time_ns=schedule.finish_ns,
@@ -304,6 +316,7 @@ class _Trips:
             busy_ns=busy_ns(program, schedule),
             critical_ns=critical_ns(program, schedule, schedule.critical()),
             wait_ns=np.zeros(len(WAITS)),
+            added_ns=interference_ns(program, schedule),
         )
 
 
@@ -344,13 +357,15 @@ def rest_of_loop(
     growth = _minus(some.run(seen + period), some.run(seen))
     start = some.run(seen + (trips - seen) % period)
     periods = (trips - seen) // period
-    slowest_ns = max(growth.time_ns, period * float(first.busy_ns.max()))
+    busiest_ns = min(period * float(first.busy_ns.max()), float(growth.busy_ns.max()))
+    slowest_ns = max(growth.time_ns, busiest_ns)
     whole = TripsRun(
         time_ns=start.time_ns + periods * slowest_ns,
         exposed_ns=start.exposed_ns + periods * growth.exposed_ns,
         busy_ns=start.busy_ns + periods * growth.busy_ns,
         critical_ns=start.critical_ns + periods * growth.critical_ns,
         wait_ns=start.wait_ns + periods * growth.wait_ns,
+        added_ns=start.added_ns + periods * growth.added_ns,
     )
     return _block(region, trips, first, whole, growth)
 
@@ -362,6 +377,7 @@ def _minus(more: TripsRun, less: TripsRun) -> TripsRun:
         more.busy_ns - less.busy_ns,
         more.critical_ns - less.critical_ns,
         more.wait_ns - less.wait_ns,
+        more.added_ns - less.added_ns,
     )
 
 
@@ -379,6 +395,7 @@ def _block(region: int, trips: int, first: TripsRun, whole: TripsRun, growth: Tr
         exposed_ns=min(max(rest.exposed_ns, 0.0), duration_ns),
         critical_ns=spent * (duration_ns / total_ns if total_ns else 0.0),
         wait_ns=np.maximum(rest.wait_ns, 0.0),
+        added_ns=max(rest.added_ns, 0.0),
     )
 
 
@@ -390,11 +407,14 @@ class ListScheduler:
     ``max_executions``: up to so many, all trips of all loops are run; beyond, the longest loops are
     extrapolated (:mod:`hespas.simulator.list_scheduler`). ``overlap_trips``: a trip of a loop begins as soon
     as its values are there, as where a compiler pipelines loops, and not when the one before has ended.
+    ``interference``: communication and kernels beside each other slow each other down, where their times are
+    estimated (:mod:`hespas.simulator.interference`).
     """
 
     priority: Priority = "program"
     max_executions: int = 1_000_000
     overlap_trips: bool = False
+    interference: bool = True
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
@@ -408,8 +428,12 @@ class ListScheduler:
         """``list-schedule``."""
         return "list-schedule"
 
-    def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
-        """The step of each rank; see the module. O(executions log executions) per class."""
+    def run(
+        self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
+    ) -> Simulation:
+        """The step of each rank; see the module. ``pressures`` are those of the rank classes.
+        O(executions log executions) per class.
+        """
         counts = workload.class_sizes
         used = [index for index, count in enumerate(counts) if count]
         if len(used) > 1:
@@ -418,16 +442,29 @@ class ListScheduler:
                 workload.name,
                 f"the {len(used):,} rank classes are scheduled each for itself: nobody waits for other ranks",
             )
-        parts = [self.scheduled(workload, index, counts[index], diagnostics) for index in used]
+        of = pressures if pressures is not None and self.interference else [None] * len(counts)
+        parts = [self.scheduled(workload, index, counts[index], of[index], diagnostics) for index in used]
         place = np.full(len(workload.classes) + 1, -1, np.int64)  # the last: of ranks that are not here
         place[used] = np.arange(len(used))
         return simulation_of(self.name, workload, parts, place[workload.rank_class])
 
-    def scheduled(self, workload: Workload, index: int, ranks: int, diagnostics: Diagnostics) -> Scheduled:
+    def scheduled(
+        self,
+        workload: Workload,
+        index: int,
+        ranks: int,
+        pressure: Pressure | None,
+        diagnostics: Diagnostics,
+    ) -> Scheduled:
         """The schedule of one class, run by ``ranks`` ranks that wait for nobody."""
         graph = workload.classes[index]
         program = expanded(
-            graph, self.max_executions, self.priority, diagnostics, overlap_trips=self.overlap_trips
+            graph,
+            self.max_executions,
+            self.priority,
+            diagnostics,
+            overlap_trips=self.overlap_trips,
+            pressure=pressure,
         )
         rank = int(np.argmax(workload.rank_class == index))
         return alone(graph, program, self.priority, ClassOf(index, rank, ranks))

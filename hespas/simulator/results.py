@@ -21,6 +21,7 @@ from hespas.simulator.schedule import (
     busy_ns,
     critical_ns,
     exposed_ns,
+    interference_ns,
     list_schedule,
 )
 from hespas.simulator.streams import FREE, POSTED, STREAMS, kinds_of, shown_streams
@@ -103,6 +104,7 @@ def alone(
             schedule.by_resource[path[program.tasks.stream[path] != FREE]],
         ),
         extrapolated=len(program.blocks),
+        interference_ns=interference_ns(program, schedule),
     )
     return Scheduled(
         result=result, busy_ns=busy, wait_ns=np.zeros(len(WAITS)), spans=spans, tasks=tasks, path=path
@@ -220,6 +222,7 @@ def simulation_of(
     exposed = np.array([*(found.exposed_comm_ns for found in results), np.nan])
     shown = np.array([*(found.rank for found in results), -1], np.int32)
     busy = np.concatenate([*(part.busy_ns[None] for part in parts), unknown])
+    added = np.array([*(found.interference_ns for found in results), np.nan])
     waited = np.concatenate([*(part.wait_ns[None] for part in parts), unknown[:, : len(WAITS)]])
     if across is None:
         last = int(np.argmax(finish[:-1]))
@@ -237,6 +240,7 @@ def simulation_of(
         shown_by=shown[part_of],
         busy_ns=busy[part_of],
         exposed_wait_ns=waited[part_of],
+        interference_ns=added[part_of],
     )
     return Simulation(
         simulator=name,

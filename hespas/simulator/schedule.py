@@ -27,6 +27,7 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.intervals import united
+from hespas.simulator.progress import Pressure, Progress, Steady
 from hespas.simulator.streams import (
     COMMUNICATION,
     COMPUTE,
@@ -53,6 +54,7 @@ __all__ = [
     "covered",
     "critical_ns",
     "exposed_ns",
+    "interference_ns",
     "list_schedule",
     "node_label",
     "ranks_of",
@@ -72,13 +74,14 @@ class Tasks:
     """What to schedule, in program order; columns of shape ``(tasks,)``.
 
     ``stream`` is ``FREE``, ``DELAY`` or the code of a stream (:mod:`hespas.simulator.streams`); ``deps`` are
-    task numbers.
+    task numbers. ``pressure`` says what slows what down (None: nothing).
     """
 
     name: str
     duration_ns: FloatArray
     stream: SmallIntArray
     deps: Csr
+    pressure: Pressure | None = None
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -89,13 +92,15 @@ class Schedule:
     """When each task ran, and why not earlier; columns of shape ``(tasks,)``.
 
     ``cause`` is the task with a stream whose end let a task start (-1: it starts at 0): one it depends on,
-    or, where ``by_resource``, the one that held its stream.
+    or, where ``by_resource``, the one that held its stream. ``added_ns`` is by how much what ran beside a
+    task made it longer.
     """
 
     start_ns: FloatArray
     end_ns: FloatArray
     cause: IntArray
     by_resource: BoolArray
+    added_ns: FloatArray
 
     @property
     def finish_ns(self) -> float:
@@ -120,9 +125,11 @@ def list_schedule(tasks: Tasks, priority: Priority, queued: Csr | None = None) -
     queue. Raises ``FormatError`` where dependencies form a cycle, and where times have no finite sum.
     """
     rank = ranks_of(tasks, priority)
-    start_ns, ran = _start_times(tasks if queued is None else replace(tasks, deps=queued), rank)
-    with np.errstate(over="ignore"):
+    start_ns, ended_ns, ran = _start_times(tasks if queued is None else replace(tasks, deps=queued), rank)
+    with np.errstate(over="ignore", invalid="ignore"):
         end_ns = start_ns + np.where(tasks.stream == FREE, 0.0, tasks.duration_ns)
+        added_ns = np.where(np.isnan(ended_ns), 0.0, np.maximum(ended_ns - end_ns, 0.0))
+        end_ns = np.where(np.isnan(ended_ns), end_ns, ended_ns)
     if sum(tasks.duration_ns.tolist()) == inf and not np.isfinite(end_ns).all():
         raise FormatError(
             f"{tasks.name or 'the graph'}: times of operations add up to more than a number holds",
@@ -137,7 +144,7 @@ def list_schedule(tasks: Tasks, priority: Priority, queued: Csr | None = None) -
             hint="hespas-validate check shows the cycle",
         )
     cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
-    return Schedule(start_ns, end_ns, cause, by_resource)
+    return Schedule(start_ns, end_ns, cause, by_resource, added_ns)
 
 
 def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
@@ -169,27 +176,43 @@ def _work_behind(tasks: Tasks) -> FloatArray:
     return np.array(behind, np.float64)
 
 
-def _start_times(tasks: Tasks, rank: IntArray | None) -> tuple[FloatArray, IntArray]:
-    """When each task starts [ns], NaN for those that never do; those with a stream in order of starts."""
+def _start_times(tasks: Tasks, rank: IntArray | None) -> tuple[FloatArray, FloatArray, IntArray]:
+    """When each task starts [ns], NaN for those that never do; when those end that others slow down (NaN:
+    others); those with a stream in order of starts.
+    """
+    pressure = tasks.pressure if tasks.pressure is not None and tasks.pressure.matters else None
     if rank is not None:  # renumbered, so that the smaller number is the one to run first
         order = np.argsort(rank)
         deps = tasks.deps.take(order)
         deps = Csr(deps.offsets, rank[deps.values].astype(np.int32))
-        ranked = Tasks(tasks.name, tasks.duration_ns[order], tasks.stream[order], deps)
-        start_ns, ran = _start_times(ranked, None)
-        return start_ns[rank], order[ran]
+        mine = None if pressure is None else pressure.take(order)
+        ranked = Tasks(tasks.name, tasks.duration_ns[order], tasks.stream[order], deps, mine)
+        start_ns, ended_ns, ran = _start_times(ranked, None)
+        return start_ns[rank], ended_ns[rank], order[ran]
     consumers = tasks.deps.transpose(len(tasks))
-    return _simulate(
+    pace = None
+    if pressure is not None:
+        alone = np.full(len(tasks), -1, np.int64)
+        pace = Progress.of(pressure, tasks.duration_ns, tasks.stream, np.zeros(len(tasks), np.int64), alone)
+    start_ns, ran = _simulate(
         tasks.duration_ns.tolist(),
         tasks.stream.tolist(),
         tasks.deps.lengths.tolist(),
         consumers.offsets.tolist(),
         consumers.values.tolist(),
+        pace=pace or Steady(),
     )
+    return start_ns, np.full(len(tasks), nan) if pace is None else pace.columns()[0], ran
 
 
 def _simulate(
-    durations: list[float], streams: list[int], waiting: list[int], bounds: list[int], targets: list[int]
+    durations: list[float],
+    streams: list[int],
+    waiting: list[int],
+    bounds: list[int],
+    targets: list[int],
+    *,
+    pace: Steady,
 ) -> tuple[FloatArray, IntArray]:
     """The events in order of time. ``waiting`` counts dependencies still to end and is used up."""
     starts = [float("nan")] * len(streams)
@@ -218,17 +241,27 @@ def _simulate(
                 task = heappop(ready[stream])
                 idle[stream], starts[task] = False, now
                 ran.append(task)
-                heappush(ends, (now + durations[task], task))
+                pace.begin(task, now, durations[task], ends)
         changed.clear()
+        pace.settle(now, ends)
         if not ends or ends[0][0] == inf:
             return np.array(starts, np.float64), np.array(ran, np.int64)
         now = ends[0][0]
-        while ends and ends[0][0] == now:
-            task = heappop(ends)[1]
+        for task in _over(now, ends, pace):
             if streams[task] >= 0:
                 idle[streams[task]] = True
                 changed.add(streams[task])
             release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
+
+
+def _over(now: float, ends: list[tuple[float, int]], pace: Steady) -> list[int]:
+    """The tasks that end at a moment, taken from those that will."""
+    over: list[int] = []
+    while ends and ends[0][0] == now:
+        task = heappop(ends)[1]
+        if pace.end(task, now):
+            over.append(task)
+    return over
 
 
 def release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None:
@@ -292,7 +325,8 @@ class Block:
     ``trips`` are those it stands for (all but the first) and ``duration_ns`` the time they add. Within it,
     ``busy_ns`` is by stream, ``exposed_ns`` communicates while nothing computes, and the critical path spends
     ``critical_ns`` by operation class and stream, shape ``(CLASSES, streams)``, which sums to the duration;
-    ``wait_ns`` it waits for other ranks with nothing at work, by cause (:data:`hespas.graph.WAITS`).
+    ``wait_ns`` it waits for other ranks with nothing at work, by cause (:data:`hespas.graph.WAITS`);
+    ``added_ns`` is by how much operations took longer beside others.
     """
 
     region: int
@@ -302,6 +336,7 @@ class Block:
     exposed_ns: float
     critical_ns: FloatArray
     wait_ns: FloatArray
+    added_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,7 +360,8 @@ def busy_ns(program: Program, schedule: Schedule) -> FloatArray:
     tasks = program.tasks
     alone = (program.block < 0) & (tasks.stream != FREE)
     resource = kinds_of(tasks.stream)
-    busy = np.bincount(resource[alone], tasks.duration_ns[alone], len(STREAMS)).astype(np.float64)
+    worked = tasks.duration_ns[alone] + schedule.added_ns[alone]
+    busy = np.bincount(resource[alone], worked, len(STREAMS)).astype(np.float64)
     for kind in side_by_side(tasks.stream[alone]):
         mine = alone & (resource == kind)
         from_ns, to_ns = united(schedule.start_ns[mine], schedule.end_ns[mine])
@@ -334,6 +370,14 @@ def busy_ns(program: Program, schedule: Schedule) -> FloatArray:
         kind = int(resource[task])
         busy[kind] += program.blocks[int(program.block[task])].busy_ns[kind]
     return busy
+
+
+def interference_ns(program: Program, schedule: Schedule) -> float:
+    """By how much operations took longer beside others, summed over them; blocks say theirs."""
+    added = float(schedule.added_ns[program.tasks.stream != FREE].sum())
+    for number, block in enumerate(program.blocks):
+        added += block.added_ns * bool((program.block == number).any())
+    return added
 
 
 def exposed_ns(program: Program, schedule: Schedule) -> float:
@@ -413,6 +457,8 @@ class ClassResult:
     waited in (:data:`hespas.graph.WAITS`). ``unknown`` counts nodes whose time nobody knows: they took none,
     so that ``finish_ns`` is a lower bound. ``kept`` counts nodes whose time is a recorded one, beside those
     that are estimated for a device. ``extrapolated`` counts the loops that were not run trip by trip.
+    ``interference_ns`` is by how much communication and kernels beside each other made its operations longer,
+    summed over them.
     """
 
     rank_class: int
@@ -428,6 +474,7 @@ class ClassResult:
     extrapolated: int = 0
     unknown: int = 0
     kept: int = 0
+    interference_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import Csr, FloatArray
 from hespas.graph.opgraph import RegionTable
 from hespas.graph.passes import UnrollLoops, all_deps, bypass
+from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Block, Program, Tasks
 from hespas.simulator.streams import FREE, stream_codes
 
@@ -49,16 +50,21 @@ def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
     return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
 
 
-def flatten(graph: OpGraph, blocks: tuple[Block, ...], *, overlap_trips: bool) -> Program:
-    """All loops unrolled, trip after trip (:class:`UnrollLoops`). ``graph`` comes from :func:`prepared`."""
+def flatten(
+    graph: OpGraph, blocks: tuple[Block, ...], *, overlap_trips: bool, pressure: Pressure | None = None
+) -> Program:
+    """All loops unrolled, trip after trip (:class:`UnrollLoops`). ``graph`` comes from :func:`prepared`;
+    ``pressure`` is that of the nodes that the user knows. Blocks have theirs in their times.
+    """
     executions = region_multiplicity(graph.regions, graph.region)  # a graph may state others
     unroll = UnrollLoops(max_nodes=int(executions.sum()) + 1, overlap_trips=overlap_trips)
     flat = unroll(graph, Diagnostics())
-    tasks = Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat))
     of = flat.source_row
+    node = np.where(of > 0, of - 1, -1).astype(np.int32)
+    mine = None if pressure is None else pressure.take(node, node >= 0)
     return Program(
-        tasks=tasks,
-        node=np.where(of > 0, of - 1, -1).astype(np.int32),
+        tasks=Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat), mine),
+        node=node,
         block=np.where(of < 0, -1 - of, -1).astype(np.int32),
         op_class=flat.op_class.astype(np.int32),
         blocks=blocks,

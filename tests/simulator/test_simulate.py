@@ -243,6 +243,7 @@ def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(
     for found in done.classes:
         graph = estimated.workload.classes[found.rank_class]
         work = np.nansum(estimates[found.rank_class].duration_ns * graph.multiplicity)
+        work += found.interference_ns
         assert sum(found.busy_ns.values()) == pytest.approx(work)
         assert max(found.busy_ns.values()) <= found.finish_ns * (1 + 1e-12) <= work * (1 + 1e-9)
         assert sum(found.critical_path.class_ns.values()) == pytest.approx(found.finish_ns)

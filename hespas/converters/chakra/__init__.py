@@ -83,6 +83,7 @@ FORMAT = Format(
     write=lazily("hespas.converters.chakra.writer:write_chakra"),
     writes_directory=_writes_directory,
     flat=True,
+    in_parts=True,
     read_versions=READ_VERSIONS,
     write_versions=LATEST_VERSIONS,
     losses=_LOSSES,

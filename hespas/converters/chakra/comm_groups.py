@@ -10,10 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+import numpy as np
+
 from hespas.converters.chakra.contract import WHOLE_WORLD
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.files.streams import limits, read_document
 from hespas.graph import Diagnostics, ExplicitGroups, GroupSet, Workload
+from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -182,7 +185,7 @@ def groups_of_metadata(texts: Iterable[bytes]) -> tuple[bytes, set[str]]:
 
 def render_groups(groups: Mapping[int, Sequence[int]]) -> bytes:
     """The file's content, by ascending id."""
-    rows = ", ".join(f'"{number}": [{", ".join(map(str, groups[number]))}]' for number in sorted(groups))
+    rows = ", ".join(f'"{number}": {list(groups[number])}' for number in sorted(groups))
     return b"{" + rows.encode() + b"}"
 
 
@@ -225,16 +228,19 @@ class GroupIds(NamedTuple):
             by_members.setdefault(tuple(sorted(known[group])), []).append(group)
         return cls(known, stated, base, workload.num_ranks, by_members)
 
-    def is_idle(self, groups: GroupSet, rank: int) -> bool:
-        """Whether a collective over these groups has nothing to do on a rank: it has no group, or is alone in
-        one that the trace did not name.
+    def are_idle(self, groups: GroupSet, ranks: IntArray) -> BoolArray:
+        """Whether a collective over these groups has nothing to do on each rank: it has no group, or is alone
+        in one that the trace did not name.
         """
-        group = groups.group_of(rank)
-        if group < 0:
-            return True
+        group = groups.groups_of(ranks)
         if groups.max_group_size > 1 and groups.group_size != -1:
-            return False
-        return len(groups.members(group)) < 2 and self._known(groups, group) < 0
+            return group < 0
+        distinct, which = np.unique(group, return_inverse=True)
+        idle = [
+            number < 0 or (len(groups.members(number)) < 2 and self._known(groups, number) < 0)
+            for number in distinct.tolist()
+        ]
+        return np.array(idle, np.bool_)[which.reshape(-1)]
 
     def _known(self, groups: GroupSet, group: int) -> int:
         """The id that the trace gave a group, -1 for none."""
@@ -245,6 +251,19 @@ class GroupIds(NamedTuple):
         same = self.by_members.get(tuple(sorted(members)), [])
         found = same[place] if 0 <= place < len(same) else -1
         return found if found >= 0 and self.known[found] == members else -1
+
+    def numbers(self, groups: GroupSet, ranks: IntArray) -> IntArray:
+        """The id of the group that each rank belongs to; -1 for an idle collective, and for all ranks where
+        no trace named that group.
+        """
+        group = groups.groups_of(ranks)
+        fresh = -1 if self._is_unnamed(groups) else self.base[groups] + group
+        known = np.full(len(ranks), -1, np.int64)
+        if self.by_members:
+            distinct, which = np.unique(group, return_inverse=True)
+            named = [self._known(groups, number) if number >= 0 else -1 for number in distinct.tolist()]
+            known = np.array(named, np.int64)[which.reshape(-1)]
+        return np.where(group < 0, -1, np.where(known < 0, fresh, known))
 
     def text(self, groups: GroupSet, rank: int) -> bytes:
         """``pg_name`` of the group a rank belongs to; empty for an idle collective, and for all ranks where
@@ -281,7 +300,7 @@ class GroupIds(NamedTuple):
         found: dict[int, list[int]] = {}
         for groups in self.base:
             text = self.text(groups, rank)
-            if text and not self.is_idle(groups, rank):
+            if text and not self.are_idle(groups, np.array([rank]))[0]:
                 members: list[int] = groups.members(groups.group_of(rank)).tolist()
                 found[int(text)] = members
                 # Which of the groups of the same ranks it is, the lower ids say.
@@ -293,13 +312,13 @@ class GroupIds(NamedTuple):
         """``comm_group.json`` with the known groups and all that got a new id, but for groups of one; as it
         was stated where none did.
         """
-        listed = dict(self.known)
+        listed: dict[int, Sequence[int]] = dict(self.known)
         for groups, base in self.base.items():
             if self._is_unnamed(groups):
                 continue
-            for place, members in enumerate(groups):
+            for place, members in enumerate(groups.rows_of_ranks()):
                 if len(members) > 1 and self._known(groups, place) < 0:
-                    listed[base + place] = members.tolist()
+                    listed[base + place] = members
         if self.stated and len(listed) == len(self.known):
             return self.stated
         return render_groups(listed) if listed else b""

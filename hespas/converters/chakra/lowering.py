@@ -386,6 +386,8 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
 
 def _lost_documents(workload: Workload, groups: GroupIds, rank: str) -> list[str]:
     """Attachments of all classes but the list of process groups, which readers give to that of rank 0."""
+    if not any(graph.attachments for graph in workload.classes):
+        return []
     listed = render_groups(groups.of_rank(int(rank))) if rank else groups.document()
     first = int(workload.rank_class[workload.present[0]])
     lost: list[str] = []

@@ -64,11 +64,15 @@ class _Pattern:
         place[order] = np.arange(len(order))
         return cls(tuple(values[order].tolist()), place[inverse].astype(np.int32).tobytes())
 
+    def column(self) -> Longs:
+        """The value of each node."""
+        return np.array(self.values or (0,), np.int64)[np.frombuffer(self.which, np.int32)]
+
     def replaced(self, places: Longs, values: Sequence[int]) -> _Pattern:
         """With other values of some nodes."""
         if not len(places):
             return self
-        column = np.array(self.values, np.int64)[np.frombuffer(self.which, np.int32)]
+        column = self.column()
         column[places] = values
         return _Pattern.of(column)
 
@@ -80,6 +84,14 @@ class RankPeers:
     rank: int
     groups: _Pattern
     peers: _Pattern
+
+    def group_column(self) -> Longs:
+        """The group of each collective."""
+        return self.groups.column()
+
+    def peer_column(self) -> Longs:
+        """The peer of each message."""
+        return self.peers.column()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

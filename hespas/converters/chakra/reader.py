@@ -10,7 +10,7 @@ some of the ranks: the others are absent, and the job keeps its size.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
@@ -47,6 +47,7 @@ from hespas.converters.chakra.peers import (
     rank_peers,
     without_rows,
 )
+from hespas.converters.chakra.rank_map import RankMap, read_rank_map
 from hespas.converters.chakra.sniff import RANK_FILE
 from hespas.converters.chakra.spelling import LARGEST_MICROS
 from hespas.converters.chakra.templates import Decoded, Templates
@@ -55,6 +56,7 @@ from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words
 from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.files.shares import missing_ranks
 from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import find_cycle
@@ -95,6 +97,8 @@ class _Source:
     groups: Groups
     group_file: bytes
     is_directory: bool = False
+    rank_map: RankMap | None = None
+    """Says for whom each file stands, where there is one per class."""
 
 
 def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -107,6 +111,8 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
     source = _directory(path, options, faults) if path.is_dir() else _file(path, options, faults)
     job = _Job(source.groups, source.group_file)
+    if source.rank_map is not None:
+        return _mapped(source, source.rank_map, job, options, faults)
     for done, (rank, file) in enumerate(source.files):
         _read_rank(rank, file, job, options, diagnostics, alone=not source.is_directory)
         if options.progress:
@@ -158,6 +164,11 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _Source:
             hint="keep one job per folder",
         )
     name, ranks = next(iter(found.items()))
+    groups, data = read_groups(path, name, faults, options.comm_groups)
+    rank_map = read_rank_map(path, list(ranks))
+    if rank_map is not None:
+        return _Source(name, tuple(sorted(ranks.items())), groups, data, True, rank_map)
+    _check_shares(path, ranks)
     count = max(ranks, default=-1) + 1
     missing = list(islice((rank for rank in range(count) if rank not in ranks), 5))
     if missing and not _stated_size(next(iter(ranks.values())), options):
@@ -168,8 +179,19 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _Source:
         raise FormatError(
             "the file of rank 0 is missing", code="ET022", path=str(path), hint="copy the set again"
         )
-    groups, data = read_groups(path, name, faults, options.comm_groups)
     return _Source(name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
+
+
+def _check_shares(path: Path, ranks: Mapping[int, Path]) -> None:
+    """Raise :class:`FormatError` for a folder of which a share has not been written yet."""
+    for first, last in missing_ranks(entry.name for entry in path.glob(".*.missing")):
+        if not all(rank in ranks for rank in range(first, min(last, MAX_DEVICES) + 1)):
+            raise FormatError(
+                f"the share of ranks {first}-{last} has not been written yet",
+                code="ET022",
+                path=str(path),
+                hint="wait for it, or write it with `shard`",
+            )
 
 
 def _stated_size(path: Path, options: ReadOptions) -> int:
@@ -319,6 +341,37 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
         name=source.name,
         classes=tuple(graphs),
         rank_class=np.broadcast_to(np.int32(0), (count,)) if for_all else rank_class,
+        metadata=metadata,
+    )
+    return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
+
+
+def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions, faults: Faults) -> Workload:
+    """The whole job of which there is a file per class. Raises :class:`FormatError` where files and map do
+    not fit each other.
+    """
+    graphs: list[OpGraph] = []
+    metadata: dict[str, str] = {}
+    for number, (rank, path) in enumerate(source.files):
+        own = Faults(str(path), rank, faults.diagnostics, options.lenient, options.recover)
+        columns = _columns(path, options, faults.diagnostics)
+        facts = AttributeFacts.of(columns.attrs)
+        stated, rows = rank_peers(columns, facts, rank, job.groups, own)
+        _check_file(columns, facts, own)
+        peers = rank_map.peers(number, columns, stated, rows, job.groups)
+        graphs.append(to_graph(columns, facts, peers, source.name, own))
+        if not options.lenient:
+            _check_acyclic(columns, graphs[-1], own)
+        if not number:
+            metadata = {"format": "chakra", "version": columns.schema or columns.version} | _texts(columns)
+        if options.progress:
+            options.progress(number + 1, len(source.files))
+    if job.group_file:
+        graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
+    made = Workload(
+        name=source.name,
+        classes=tuple(graphs),
+        rank_class=rank_map.rank_class.astype(np.int32),
         metadata=metadata,
     )
     return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)

@@ -14,6 +14,9 @@ from hespas.graph.groups import ExplicitGroups
 __all__ = ["Ends"]
 
 
+_ROW = 4096
+
+
 @dataclass(frozen=True)
 class Ends:
     """Kernels of the first and the last stage."""
@@ -48,7 +51,12 @@ class Ends:
 
         def make(later: Kernels) -> object:
             return later.vector(
-                "lookup.wgrad", "embedding_backward", [r.whole], [r.whole], after=["backward:embedding.grad"]
+                "lookup.wgrad",
+                "embedding_backward",
+                [r.whole],
+                [r.whole],
+                after=["backward:embedding.grad"],
+                in_place=True,
             )
 
         r.later(k, make)
@@ -124,6 +132,7 @@ class Ends:
     def next_token(self, k: Kernels, number: int, x: Value) -> Value:
         """Two hidden vectors, normalised, to one."""
         r = self.rank
+        x = k.sums.get(x, x)
         k.module = f"layers.{number}.mtp"
         k.name_port(f"mtp.{number}.input", x)
         embedded = self.embed(k)
@@ -186,7 +195,8 @@ class Ends:
             return
         k.module = "optimizer"
         pure = r.training.pure_16bit
-        gradient = Tensor((elements,), r.precision.compute if pure else r.precision.gradient)
+        flat = (-(-elements // _ROW), min(elements, _ROW))  # kernels go over all tensors at once
+        gradient = Tensor(flat, r.precision.compute if pure else r.precision.gradient)
         after: list[Value] = list(reduced)
         if r.training.grad_norm:
             one = Tensor((1,), "f32")
@@ -196,9 +206,11 @@ class Ends:
                     "grad_norm.all_reduce", CollectiveKind.ALL_REDUCE, r.groups.everyone, one, after=[norm]
                 )
             after = [norm]
-        state = Tensor((elements,), r.precision.compute if pure else "f32")
-        copy = Tensor((elements,), r.precision.compute)
+        state = Tensor(flat, r.precision.compute if pure else "f32")
+        copy = Tensor(flat, r.precision.compute)
         reads = [gradient, state, state] + ([] if pure else [state])
         writes = [state, state] + ([copy] if pure else [state, copy])
-        updated = k.vector("adam", "adam", reads + ([copy] if pure else []), writes, after=after)
+        updated = k.vector(
+            "adam", "adam", reads + ([copy] if pure else []), writes, after=after, in_place=True
+        )
         regather(k, updated)

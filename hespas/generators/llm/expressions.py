@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from fractions import Fraction
 
 __all__ = ["ExpressionError", "evaluated"]
 
 _MOST_CHARACTERS, _MOST = 500, 2**62
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[-+*/%(),]))")
+_TOKEN = re.compile(r"\s*(?:([0-9]+)|([A-Za-z_]\w*)|(//|[-+*/%(),]))")
 
 
 class ExpressionError(ValueError):
@@ -43,7 +44,7 @@ def evaluated(sizes: Mapping[str, int | str]) -> dict[str, int]:
     """All sizes as whole numbers. Raises :class:`ExpressionError` that names the size: for what is no
     expression, names nobody has, sizes that need each other, and values that are not whole or not counts.
     """
-    found = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    found = {name: _whole(name, Fraction(size)) for name, size in sizes.items() if isinstance(size, int)}
     waiting = {name: _tokens(name, text) for name, text in sizes.items() if not isinstance(text, int)}
     while waiting:
         ready = [name for name, tokens in waiting.items() if all(each in found for each in _names(tokens))]
@@ -58,8 +59,21 @@ def _stuck(waiting: Mapping[str, list[str]], sizes: Mapping[str, int | str]) -> 
     for name, tokens in waiting.items():
         for each in _names(tokens):
             if each not in sizes:
-                return ExpressionError(f"{name}: no size is called {each!r}")
-    return ExpressionError(f"{' and '.join(sorted(waiting))} need each other")
+                close = get_close_matches(each, sizes, n=1)
+                meant = f"; did you mean {close[0]!r}?" if close else ""
+                return ExpressionError(f"{name}: no size is called {each!r}{meant}")
+    return ExpressionError(f"{_circle(waiting)} need each other")
+
+
+def _circle(waiting: Mapping[str, list[str]]) -> str:
+    """Names that need each other; others may only wait for them."""
+    path: list[str] = []
+    name = next(iter(waiting))
+    while name not in path:
+        path.append(name)
+        name = next(each for each in _names(waiting[name]) if each in waiting)
+    circle = path[path.index(name) :]
+    return f"{circle[0]}: {' and '.join(sorted(circle))}"
 
 
 def _tokens(name: str, text: str) -> list[str]:
@@ -86,39 +100,45 @@ def _names(tokens: list[str]) -> list[str]:
 
 def _whole(name: str, value: Fraction) -> int:
     if value.denominator != 1 or not 0 <= value <= _MOST:
-        raise ExpressionError(f"{name} is {float(value):g}, and must be a whole number that is not negative")
+        shown = f"{float(value):g}" if abs(value) <= _MOST else "beyond 2**62"
+        raise ExpressionError(f"{name}: {shown} is not a whole number from 0 to 2**62")
     return int(value)
 
 
 def _value(name: str, tokens: list[str], known: Mapping[str, int]) -> Fraction:
-    """Two stacks, of values and of what is still to be done (Dijkstra's shunting yard)."""
+    """Two stacks, of values and of what is still to be done (Dijkstra's shunting yard). What is open is
+    ``(``, ``max(`` before the comma of a function and ``max,`` behind it.
+    """
     values: list[Fraction] = []
     pending: list[str] = []
-    wants_value = True
+    wants_value, function = True, ""
     for token in tokens:
-        if token in _FUNCTIONS or token == "(":
-            _expect(name, token, fits=wants_value)
-            pending.append(token)
+        _expect(name, token, fits=(token == "(") if function else wants_value == _starts_value(token))
+        if token in _FUNCTIONS:
+            function = token
+            continue
+        if token == "(":
+            pending.append(f"{function}(")
+            function = ""
         elif token in _BINARY:
-            _expect(name, token, fits=not wants_value)
             while pending and pending[-1] in _BINARY and _BINARY[pending[-1]][0] >= _BINARY[token][0]:
                 _apply(name, pending.pop(), values)
             pending.append(token)
             wants_value = True
         elif token in {")", ","}:
-            _expect(name, token, fits=not wants_value)
             _close(name, token, values, pending)
             wants_value = token == ","
         else:
-            _expect(name, token, fits=wants_value)
             values.append(Fraction(int(token) if token.isdigit() else known[token]))
             wants_value = False
-    _expect(name, "the end", fits=not wants_value)
+    _expect(name, "the end", fits=not wants_value and not function)
     while pending:
         _apply(name, pending.pop(), values)
-    if len(values) != 1:
-        raise ExpressionError(f"{name}: no single value")
     return values[0]
+
+
+def _starts_value(token: str) -> bool:
+    return token not in _BINARY and token not in {")", ","}
 
 
 def _expect(name: str, token: str, *, fits: bool) -> None:
@@ -127,21 +147,26 @@ def _expect(name: str, token: str, *, fits: bool) -> None:
 
 
 def _close(name: str, token: str, values: list[Fraction], pending: list[str]) -> None:
-    while pending and pending[-1] != "(":
+    """Do what stands in parentheses, up to a comma or their end."""
+    while pending and pending[-1] in _BINARY:
         _apply(name, pending.pop(), values)
     if not pending:
         raise ExpressionError(f"{name}: {token!r} without an opening parenthesis")
+    opened = pending.pop()
+    function, mark = opened[:-1], opened[-1]
+    if function and (token == ",") != (mark == "("):
+        raise ExpressionError(f"{name}: {function} takes two values")
     if token == ",":
-        return
-    pending.pop()
-    if pending and pending[-1] in _FUNCTIONS:
-        _apply(name, pending.pop(), values)
+        _expect(name, token, fits=bool(function))
+        pending.append(f"{function},")
+    elif function:
+        _apply(name, function, values)
 
 
 def _apply(name: str, what: str, values: list[Fraction]) -> None:
     how = _FUNCTIONS.get(what) or (_BINARY[what][1] if what in _BINARY else None)
-    if how is None or len(values) < 2:
-        raise ExpressionError(f"{name}: {what!r} is not closed, or lacks a value")
+    if how is None:
+        raise ExpressionError(f"{name}: a parenthesis is not closed")
     right, left = values.pop(), values.pop()
     if right == 0 and what in {"/", "//", "%", "round_up"}:
         raise ExpressionError(f"{name}: division by 0")

@@ -13,9 +13,12 @@ it, which llm-foundry and older reports of MaxText and Megatron-LM count.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from enum import Enum
 
 from hespas.generators.llm.attention import attended_pairs
+from hespas.generators.llm.layout import Layout, layers_of_stages
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -24,11 +27,20 @@ from hespas.generators.llm.model import (
     Mamba,
     Mlp,
     Model,
+    expert_parameters,
     matrix_parameters,
 )
 from hespas.generators.llm.settings import Recompute, Training
 
-__all__ = ["Convention", "attention_flops", "forward_flops", "hardware_flops", "model_flops"]
+__all__ = [
+    "Convention",
+    "attention_flops",
+    "forward_flops",
+    "forward_parts",
+    "hardware_flops",
+    "model_flops",
+    "rank_flops",
+]
 
 
 class Convention(Enum):
@@ -70,55 +82,159 @@ def _scan_flops(block: Mamba, seq: int) -> float:
     return scores + 2.0 * block.inner * chunk + 4.0 * block.inner * block.state
 
 
+def _block_parts(block: Block, hidden: int) -> dict[str, float]:
+    """Active elements of the matrices of a block, by part."""
+    whole = float(matrix_parameters(block, hidden, active=True))
+    if not isinstance(block, Experts):
+        return {_PARTS[type(block)]: whole}
+    matrices = 3 if block.gated else 2
+    fixed = {
+        "router": float(hidden * block.experts),
+        "shared experts": float(matrices * hidden * block.shared_ffn),
+        "latent projections": 2.0 * hidden * block.latent,
+    }
+    return {"experts": whole - sum(fixed.values())} | {name: size for name, size in fixed.items() if size}
+
+
+_PARTS: Mapping[type[Block], str] = {
+    Attention: "attention projections",
+    LatentAttention: "attention projections",
+    Mlp: "feed-forward",
+    Mamba: "state-space projections",
+}
+
+
+def forward_parts(model: Model, seq: int, convention: Convention = Convention.HALF) -> dict[str, float]:
+    """Forward FLOPs of a token, by part; they add up to those of a sequence over its length."""
+    parts: defaultdict[str, float] = defaultdict(float)
+    for block, count in Counter(model.blocks()).items():
+        for name, size in _block_parts(block, model.hidden).items():
+            parts[name] += 2.0 * count * size
+        name = "state-space scan" if isinstance(block, Mamba) else "attention"
+        parts[name] += count * attention_flops(block, seq, convention) / seq
+    parts["head"] = 2.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
+    parts["further predictions"] = 4.0 * model.hidden**2 * model.mtp_layers
+    return {name: flops for name, flops in parts.items() if flops}
+
+
 def forward_flops(model: Model, seq: int, convention: Convention = Convention.HALF) -> float:
     """Forward FLOPs of one sequence."""
-    predictions = 1 + model.mtp_layers
-    head = model.vocab * model.hidden * predictions + 2 * model.hidden**2 * model.mtp_layers
-    matrices = sum(matrix_parameters(block, model.hidden, active=True) for block in model.blocks()) + head
-    return 2.0 * matrices * seq + sum(attention_flops(block, seq, convention) for block in model.blocks())
+    return seq * sum(forward_parts(model, seq, convention).values())
+
+
+def _attention(model: Model, seq: int, convention: Convention) -> float:
+    """Forward FLOPs of attention and scans of one sequence."""
+    blocks = Counter(model.blocks())
+    return sum(count * attention_flops(block, seq, convention) for block, count in blocks.items())
 
 
 def model_flops(model: Model, training: Training, convention: Convention = Convention.HALF) -> float:
     """Model FLOPs of a step: three times the forward pass. Where only adapters are trained matrices count
     twice, attention, whose operands all have gradients, three times.
     """
-    attention = sum(attention_flops(block, training.seq, convention) for block in model.blocks())
+    attention = _attention(model, training.seq, convention)
     forward = forward_flops(model, training.seq, convention)
     matrices = 2 if training.lora_rank else 3
     return training.global_batch * (matrices * (forward - attention) + 3 * attention)
 
 
-def hardware_flops(model: Model, training: Training) -> float:
-    """Those and what is computed again: by the backward pass of fused attention, which needs the scores
-    twice more in 2.5 passes of it, and as asked for.
+# --- as a machine does them
+
+
+def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
+    """Those and what is computed again: scores, in the backward pass of fused attention (arXiv 2205.14135,
+    2307.08691: five products where the model has four), and what the settings ask for. Which layers are the
+    first of their stage is the ``layout``'s; without one there is one stage.
     """
-    again = sum(_again(model, training, place) for place in range(len(model.layers)))
-    attention = sum(attention_flops(block, training.seq, Convention.EXACT) for block in model.blocks())
-    scores = 0.5 * attention
-    base = model_flops(model, training, Convention.EXACT)
-    return base + training.global_batch * (scores + again)
+    seq = training.seq
+    again = 0.0
+    for numbers in _stages(model, layout or Layout()):
+        for place, number in enumerate(numbers):
+            for block in model.all_layers[number]:
+                again += _scores(block, seq) + _again(block, training.recompute, place, model.hidden, seq)
+    return model_flops(model, training, Convention.EXACT) + training.global_batch * again
 
 
-def _again(model: Model, training: Training, place: int) -> float:
-    """Forward FLOPs of a sequence that a layer's backward pass does again."""
-    seq, recompute = training.seq, training.recompute
-    total = 0.0
-    for block in model.layers[place]:
-        matrices = 2.0 * seq * matrix_parameters(block, model.hidden, active=True)
-        attention = attention_flops(block, seq, Convention.EXACT)
-        total += _share(block, recompute, place, matrices, attention)
-    return total
+def _stages(model: Model, layout: Layout) -> list[list[int]]:
+    """The numbers of the layers of each stage."""
+    return [[each for chunk in chunks for each in chunk] for chunks in layers_of_stages(model, layout)]
 
 
-def _share(block: Block, recompute: Recompute, place: int, matrices: float, attention: float) -> float:
+def _scores(block: Block, seq: int) -> float:
+    if isinstance(block, Attention | LatentAttention):
+        return 2.0 * block.heads * block.head_dim * _pairs(block, seq, Convention.EXACT)
+    return 0.0
+
+
+def _again(block: Block, recompute: Recompute, place: int, hidden: int, seq: int) -> float:
+    """Forward FLOPs of a sequence that the backward pass of the ``place``-th layer of a stage does again."""
+    attention = attention_flops(block, seq, Convention.EXACT)
+    matrices = 2.0 * seq * matrix_parameters(block, hidden, active=True)
     if recompute.whole(place):
         return matrices + attention
     match block:
-        case Attention() | LatentAttention() if recompute.covers("core_attn", place):
-            return attention
+        case Attention() | LatentAttention():
+            core = attention if recompute.covers("core_attn", place) else 0.0
+            return core + 2.0 * seq * _projected_again(block, recompute, place, hidden)
         case Mlp() if recompute.covers("mlp", place):
             return matrices
         case Experts() if recompute.covers("moe", place):
             return matrices
         case _:
             return 0.0
+
+
+def _projected_again(
+    block: Attention | LatentAttention, recompute: Recompute, place: int, hidden: int
+) -> float:
+    """Elements of the projections of queries, keys and values that are computed again."""
+    if recompute.covers("qkv", place):
+        out = block.heads * (block.v_dim if isinstance(block, LatentAttention) else block.head_dim) * hidden
+        return matrix_parameters(block, hidden) - out
+    if isinstance(block, LatentAttention) and recompute.covers("mla_up_proj", place):
+        queries = (block.q_lora or hidden) * block.heads * block.head_dim
+        return queries + block.kv_lora * block.heads * (block.nope_dim + block.v_dim)
+    return 0.0
+
+
+def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float, ...]:
+    """Forward FLOPs of a step on one rank of each stage. Over all ranks they are those of the model and what
+    tensor ranks do alike: key heads fewer than ranks, down-projections of latent attention without sequence
+    parallelism, and rows of the head that pad it.
+    """
+    tokens = training.global_batch * training.seq / (layout.dp * layout.cp)
+    found: list[float] = []
+    for stage, numbers in enumerate(_stages(model, layout)):
+        sizes = sum(
+            _elements_of_rank(block, model.hidden, layout, training)
+            for each in numbers
+            for block in model.all_layers[each]
+        )
+        attention = sum(
+            attention_flops(block, training.seq, Convention.EXACT)
+            for each in numbers
+            for block in model.all_layers[each]
+        )
+        if stage == layout.pp - 1:
+            rows = layout.tp if layout.has_sequence_parallel else 1
+            sizes += -(-model.vocab // layout.tp) * model.hidden * (1 + model.mtp_layers)
+            sizes += 2 * model.hidden**2 * model.mtp_layers / rows
+        found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp))
+    return tuple(found)
+
+
+def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Training) -> float:
+    """Active elements of matrices that a token of a rank's sequences meets on that rank."""
+    tp = layout.tp
+    whole = matrix_parameters(block, hidden, active=True)
+    match block:
+        case Attention(heads=heads, kv_heads=kv_heads, head_dim=head):
+            return hidden * head * (2 * heads / tp + 2 * max(1, kv_heads // tp))
+        case LatentAttention():
+            down = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
+            return (whole - down) / tp + down / (tp if layout.has_sequence_parallel else 1)
+        case Experts():
+            routed = block.topk * expert_parameters(block, hidden)
+            return (whole - routed + routed * (training.capacity or 1.0)) / tp
+        case Mlp() | Mamba():
+            return whole / tp

@@ -59,6 +59,8 @@ class _Vector(NamedTuple):
 _VECTORS: Mapping[str, _Vector] = {
     "add": _Vector("aten::add", OpClass.ELEMENTWISE, 1.0),
     "mul": _Vector("aten::mul", OpClass.ELEMENTWISE, 1.0),
+    "add_rms_norm": _Vector("fused_add_rms_norm", OpClass.NORMALIZATION, 5.0),
+    "add_layer_norm": _Vector("fused_add_layer_norm", OpClass.NORMALIZATION, 9.0),
     "rms_norm": _Vector("aten::_fused_rms_norm", OpClass.NORMALIZATION, 4.0),
     "rms_norm_backward": _Vector("aten::_fused_rms_norm_backward", OpClass.NORMALIZATION, 8.0),
     "layer_norm": _Vector("aten::native_layer_norm", OpClass.NORMALIZATION, 8.0),
@@ -90,6 +92,7 @@ class Kernels:
     """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
     ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
     forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
+    ``pending`` are results that are yet to be added to the residual stream, ``sums`` the nodes that did it.
     """
 
     builder: GraphBuilder
@@ -98,6 +101,8 @@ class Kernels:
     again: bool = False
     local: dict[str, int] = field(default_factory=dict[str, int])
     follow: list[int] = field(default_factory=list[int])
+    pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
+    sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])
     _dtypes: dict[str, DType] = field(default_factory=dict[str, DType])
 
@@ -127,11 +132,14 @@ class Kernels:
         transcendentals: float = 0.0,
         bytes_read: float | None = None,
         bytes_written: float | None = None,
+        in_place: bool = False,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
     ) -> int:
-        """A node that waits for the values ``after`` and follows ``control``; others find it as ``port``."""
+        """A node that waits for the values ``after`` and follows ``control``; others find it as ``port``.
+        What it writes ``in_place``, into weights, gradients or states, is no new value.
+        """
         builder = self.builder
         operands = [self._row(each) for each in reads]
         results = [self._row(each) for each in writes]
@@ -146,7 +154,7 @@ class Kernels:
             data_deps=list(dict.fromkeys(data)),
             control_deps=list(dict.fromkeys(each for each in (*control, *self._followed(kind)) if each >= 0)),
             operands=operands,
-            results=results,
+            results=() if in_place else results,
             flops=flops,
             transcendentals=transcendentals,
             bytes_read=sum(map(sizes, operands)) if bytes_read is None else bytes_read,
@@ -220,6 +228,7 @@ class Kernels:
         result: str,
         batch: int = 1,
         accumulate: bool = False,
+        in_place: bool = False,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
@@ -238,6 +247,7 @@ class Kernels:
             reads + (writes if accumulate else []),
             writes,
             flops=flops,
+            in_place=in_place,
             after=after,
             control=control,
             port=port,
@@ -260,6 +270,7 @@ class Kernels:
         control: Sequence[int] = (),
         port: str = "",
         scale: float = 1.0,
+        in_place: bool = False,
     ) -> int:
         """An elementwise, row by row or indexing kernel; FLOPs are counted on its largest tensor, ``scale``
         times. One that picks rows (embedding) reads only what it picks.
@@ -276,6 +287,7 @@ class Kernels:
             flops=how.flops * elements,
             transcendentals=how.transcendentals * elements,
             bytes_read=sum(map(self.bytes_of, writes)) if picks else None,
+            in_place=in_place,
             after=after,
             control=control,
             port=port,
@@ -330,6 +342,7 @@ class Kernels:
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
+        in_place: bool = False,
     ) -> int:
         """A collective of ``tensor``, the whole buffer: the result of an all-gather, the operand of others.
         Groups have more than one rank.
@@ -348,6 +361,7 @@ class Kernels:
             [reads],
             [writes],
             kind=NodeKind.COLLECTIVE,
+            in_place=in_place,
             after=after,
             control=control,
             port=port,

@@ -112,15 +112,10 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
     try:
         size = evaluated(sizes)
     except ExpressionError as error:
-        key = str(error).partition(":")[0].partition(" ")[0]
-        raise fault(path, key, str(error), _ABOUT.example) from error
-    for name in ("hidden", "layers", "vocab", "heads", "kv_heads", "head_dim", "topk", "moe_every"):
-        if size[name] < 1:
-            raise fault(path, name, f"expected 1 or more, got {size[name]}", _ABOUT.example)
-    if size["layers"] > _MOST_LAYERS:
-        raise fault(
-            path, "layers", f"{size['layers']:,} layers are more than {_MOST_LAYERS:,}", _ABOUT.example
-        )
+        key, _, wrong = str(error).partition(": ")
+        raise fault(path, key, wrong, _ABOUT.example) from error
+    for key, wrong, remedy in _faults(file, size):
+        raise fault(path, key, wrong, remedy)
     return Model(
         name=file.name,
         hidden=size["hidden"],
@@ -134,6 +129,37 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
         mtp_layers=size["mtp_layers"],
         source=file.source,
     )
+
+
+def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+    """Keys that do not go together: the key, what is wrong, and what to write."""
+    needed = ["hidden", "layers", "vocab", "heads", "kv_heads", "head_dim", "topk", "moe_every"]
+    needed += ["nope_dim", "v_dim"] if size["kv_lora"] else []
+    is_mixed = not size["experts"] or size["dense_layers"] or size["moe_every"] > 1
+    needed += ["ffn"] if "-" in file.hybrid or (is_mixed and not file.hybrid) else []
+    needed += ["moe_ffn"] if size["experts"] else []
+    needed += ["experts"] if "E" in file.hybrid else []
+    if "M" in file.hybrid:
+        needed += [name for name in size if name.startswith("mamba_")]
+    for name in needed:
+        if size[name] < 1:
+            yield name, f"expected 1 or more, got {size[name]}", f"write it as {name} = 1; {_ABOUT.example}"
+    for name in ("layers", "mtp_layers"):
+        if size[name] > _MOST_LAYERS:
+            yield name, f"{size[name]:,} are more than {_MOST_LAYERS:,} layers", "write fewer"
+    if size["heads"] % size["kv_heads"]:
+        yield (
+            "kv_heads",
+            f"{size['heads']} heads do not share {size['kv_heads']} key heads",
+            "a number that divides heads",
+        )
+    if size["experts"] and size["topk"] > size["experts"]:
+        yield "topk", f"a token uses {size['topk']} of {size['experts']} experts", "at most experts"
+    if size["mamba_heads"] % (size["mamba_groups"] or 1):
+        wrong = f"{size['mamba_heads']} heads do not part into {size['mamba_groups']} groups"
+        yield "mamba_groups", wrong, "a number that divides mamba_heads"
+    if file.windows and not size["window"] and not size["chunk"]:
+        yield "windows", "layers are limited, and by what is not stated", "add window or chunk"
 
 
 _SIZES = frozenset(name for name, kind in ModelFile.__annotations__.items() if kind == "_Size")

@@ -8,16 +8,18 @@ a row does not say is assumed, and told.
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from hespas.generators.llm.flops import Convention, model_flops
+from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.model import Experts, Mamba, Model
+from hespas.generators.llm.model import Block, Experts, Mamba, Model
 from hespas.generators.llm.model_file import load_model
+from hespas.generators.llm.model_table import model_in_table
 from hespas.generators.llm.settings import (
     Overlap,
     Precision,
@@ -29,7 +31,16 @@ from hespas.generators.llm.settings import (
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
 
-__all__ = ["PublishedRun", "published_flops", "row_of", "rows_of", "run_of"]
+__all__ = [
+    "PUBLISHERS",
+    "PublishedRun",
+    "convention_of",
+    "published_flops",
+    "publisher_flops",
+    "row_of",
+    "rows_of",
+    "run_of",
+]
 
 _MOST_COUNT = 10**9
 
@@ -48,13 +59,14 @@ class PublishedRun:
 def rows_of(table: Path) -> Iterator[Mapping[str, str]]:
     """The rows of a table. Raises ``FormatError`` for what is no such table."""
     try:
-        with table.open(newline="", encoding="utf-8") as stream:
+        with table.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
             missing = {"model", "num_accelerators", "seq_len", "global_batch"} - set(reader.fieldnames or ())
             if missing:
                 raise FormatError(
                     f"no column {', '.join(sorted(missing))}", path=str(table), position="header",
-                    hint="a table of runs has the columns of docs/generation.md",
+                    hint="a table of runs has a column for each setting: model, num_accelerators, seq_len, "
+                    "global_batch, micro_batch, dp, tp, pp, ...",
                 )  # fmt: skip
             for row in reader:
                 yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
@@ -70,13 +82,15 @@ def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
     row = next(islice(rows_of(table), number, None), None)
     if row is None:
         raise UsageError(f"{table} has no row {number:,}", hint="rows count from 0, the header not counted")
-    return run_of(row, f"{table}:{number}", diagnostics)
+    return run_of(row, f"{table}:{number}", diagnostics, table.parent / "models.csv")
 
 
-def run_of(row: Mapping[str, str], place: str, diagnostics: Diagnostics) -> PublishedRun:
-    """The run that the cells of a row describe."""
+def run_of(
+    row: Mapping[str, str], place: str, diagnostics: Diagnostics, models: Path | None = None
+) -> PublishedRun:
+    """The run that the cells of a row describe; ``models`` is a table of models that do not ship."""
     cells = _Cells(row, place, diagnostics)
-    model = _model(cells)
+    model = _model(cells, models)
     layout = _layout(cells, model)
     return PublishedRun(model=model, layout=layout, training=_training(cells, layout), row=row, place=place)
 
@@ -101,7 +115,7 @@ class _Cells:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not (value == int(value) and 0 < value <= _MOST_COUNT):
+        if not (0 < value <= _MOST_COUNT and value.is_integer()):
             raise FormatError(f"{clipped(text)!r} is no count", path=self.place, position=f"column {name}")
         return int(value)
 
@@ -109,17 +123,23 @@ class _Cells:
         self.diagnostics.warning(f"row.{code}", self.place, message)
 
 
-def _model(cells: _Cells) -> Model:
+def _model(cells: _Cells, beside: Path | None) -> Model:
+    """A model that ships, else one of the table of models beside that of runs."""
     name = cells.text("model")
     try:
-        found = load_model(name)
+        found = load_model(name) if not name.endswith(".toml") and os.sep not in name else None
+        hint = "describe it in a .toml file"
     except UsageError as error:
+        found, hint = None, error.hint or ""
+    if found is None and beside is not None and (found := model_in_table(beside, name)):
+        cells.assumed("model", f"the configuration of {clipped(name)} is that of {beside.name}")
+    if found is None:
         raise UnsupportedError(
             f"the configuration of model {clipped(name)!r} is not known",
             path=cells.place,
             position="column model",
-            hint=error.hint or "describe it in a .toml file",
-        ) from error
+            hint=hint,
+        )
     if found.positions == "learned":
         return replace(found, max_positions=max(found.max_positions, cells.count("seq_len", 1)))
     return found
@@ -129,6 +149,12 @@ def _layout(cells: _Cells, model: Model) -> Layout:
     tp, pp, cp = (cells.count(name, 1) for name in ("tp", "pp", "cp"))
     ranks = cells.count("num_accelerators", 1)
     dp = cells.count("dp") or max(1, ranks // (tp * pp * cp))
+    if dp * tp * pp * cp != ranks:
+        raise FormatError(
+            f"dp x tp x pp x cp = {dp * tp * pp * cp:,} ranks on {ranks:,} accelerators",
+            path=cells.place,
+            hint="num_accelerators is the product of the degrees; leave dp empty to have it computed",
+        )
     vp = cells.count("vp") or 1
     if not cells.text("vp") and pp > 1:
         cells.assumed("vp", "virtual stages are not stated: none assumed")
@@ -140,6 +166,13 @@ def _layout(cells: _Cells, model: Model) -> Layout:
         cells.assumed(
             "sequence-parallel", "sequence parallelism is not stated: assumed with tensor parallelism"
         )
+    if tp > 1 and stated.startswith("no") and experts:
+        cells.assumed(
+            "sequence-parallel",
+            "no sequence parallelism is stated, which experts need with tensor parallelism",
+        )
+    if not text and dp > 1:
+        cells.assumed("sharding", "sharding is not stated: a distributed optimizer assumed (zero 1)")
     counts = _ends_count(cells, model, pp * vp)
     return Layout(
         dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=cells.count("ep", 1), etp=cells.count("etp", 1),
@@ -187,12 +220,7 @@ _STYLES: Mapping[str, Style] = {
 
 def _training(cells: _Cells, layout: Layout) -> Training:
     batch = cells.count("global_batch", layout.dp)
-    micro = cells.count("micro_batch")
-    if not micro:
-        micro = 1
-        cells.assumed("micro-batch", "the micro-batch is not stated: one sequence assumed")
-    if batch % (layout.dp * micro):
-        micro = next(size for size in range(micro, 0, -1) if batch % (layout.dp * size) == 0 or size == 1)
+    micro = _micro_batch(cells, batch, layout.dp)
     source, notes = cells.text("source"), cells.text("notes").casefold()
     lora = cells.text("train_type") == "lora"
     framework = cells.text("framework").casefold()
@@ -206,16 +234,55 @@ def _training(cells: _Cells, layout: Layout) -> Training:
         recompute=_recompute(cells),
         schedule="interleaved" if layout.vp > 1 else "1f1b",
         style=style,
-        overlap=_overlap(notes, source, layout),
-        lora_rank=16 if lora else 0,
+        overlap=_overlap(cells, notes, layout),
+        lora_rank=_lora_rank(cells),
         lora_attention_only=lora,
-        capacity=1.0 if "capacity factor 1 " in notes else 1.25 if "capacity factor 1.25" in notes else 0.0,
+        capacity=_capacity(cells, notes),
         pure_16bit="weights bfloat16" in optimizer,
         optimizer_offload="cpu offload of the optimizer" in optimizer,
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
         compiled="no torch.compile" not in notes and source != "llm-foundry",
         transposed_weights=not lora and _needs_transposed(cells),
     )
+
+
+def _micro_batch(cells: _Cells, batch: int, dp: int) -> int:
+    """Sequences of a micro-batch: stated, or the batch over what passes a rank makes, or one."""
+    micro = cells.count("micro_batch")
+    passes = cells.count("grad_accum")
+    if not micro and passes and batch % (dp * passes) == 0:
+        return batch // (dp * passes)
+    if not micro:
+        cells.assumed("micro-batch", "the micro-batch is not stated: one sequence assumed")
+        return 1
+    if batch % (dp * micro):
+        fits = next((size for size in range(min(micro, batch), 0, -1) if batch % (dp * size) == 0), micro)
+        if fits != micro:
+            cells.assumed(
+                "micro-batch",
+                f"a batch of {batch:,} does not part into micro-batches of {micro}: {fits} taken",
+            )
+        return fits
+    return micro
+
+
+def _lora_rank(cells: _Cells) -> int:
+    """The rank of adapters; 0 where all weights are trained."""
+    if cells.text("train_type") != "lora":
+        return 0
+    stated = re.search(r"rank (\d{1,6})", cells.text("optimizer"))
+    if not stated:
+        cells.assumed("lora-rank", "the rank of adapters is not stated: 16 assumed")
+    return int(stated[1]) if stated else 16
+
+
+def _capacity(cells: _Cells, notes: str) -> float:
+    """The capacity factor of experts; 0 where no token is dropped."""
+    stated = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
+    if not stated and "over capacity dropped" in notes:
+        cells.assumed("capacity", "the capacity at which tokens are dropped is not stated: 1 assumed")
+        return 1.0
+    return float(stated[1]) if stated else 0.0
 
 
 def _in_16_bits(precision: Precision, source: str, optimizer: str) -> Precision:
@@ -234,12 +301,18 @@ def _needs_transposed(cells: _Cells) -> bool:
     return not blackwell or "nvfp4" in cells.text("precision").casefold()
 
 
-def _overlap(notes: str, source: str, layout: Layout) -> Overlap:
-    """What the source overlaps: nothing where its notes say so; tensor parallelism where they name it."""
-    if "communication overlap off" in notes:
+def _overlap(cells: _Cells, notes: str, layout: Layout) -> Overlap:
+    """What the source overlaps: nothing where its notes say so, nor in Megatron-LM before 2023; tensor
+    parallelism where notes name it, and in recipes of Megatron-Bridge for dense models.
+    """
+    source, framework = cells.text("source"), cells.text("framework")
+    if "communication overlap off" in notes or re.search(r"Megatron-LM \(202[0-2]", framework):
         return Overlap.none()
-    tensor = layout.tp > 1 and ("tp overlap" in notes or "async tp" in notes)
-    return Overlap(tensor=tensor, experts="overlap" in notes and source == "Megatron-Bridge")
+    named = any(words in notes for words in ("tp overlap", "async tp", "overlap for dp, tp"))
+    recipe = source == "Megatron-Bridge" and not cells.text("ep")
+    if layout.tp > 1 and recipe and not named:
+        cells.assumed("tensor-overlap", "whether tensor parallelism overlaps is not stated: assumed it does")
+    return Overlap(tensor=layout.tp > 1 and (named or recipe), experts="moe a2a overlap true" in notes)
 
 
 _PRECISIONS = (
@@ -323,22 +396,60 @@ def _offloaded(text: str) -> list[str]:
     return match[1].split("+") if match else []
 
 
+# --- FLOPs as sources count them
+
+PUBLISHERS: Mapping[str, Convention] = {
+    "MLPerf-Training": Convention.HALF,
+    "Megatron-Bridge": Convention.HALF,
+    "Megatron-LM": Convention.FULL,
+    "SimuMax": Convention.HALF,
+    "llm-foundry": Convention.FULL,
+    "maxtext": Convention.HALF,
+    "torchtitan": Convention.HALF,
+    "tpu-recipes": Convention.HALF,
+}
+"""How the rates that a source prints count attention; of MaxText before July 2025 notes say that all of it is
+counted.
+"""
+
+
+def convention_of(row: Mapping[str, str]) -> Convention:
+    """How the rate that a row prints counts attention."""
+    if "without the causal half" in row.get("notes", ""):
+        return Convention.FULL
+    return PUBLISHERS.get(row.get("source", ""), Convention.HALF)
+
+
 def published_flops(run: PublishedRun) -> float:
-    """Model FLOPs of a step as the source counts them: Megatron's formula for hybrid models takes the inner
-    width of a Mamba block as twice the hidden one, whatever it is.
+    """FLOPs of a step as the column ``model_tflop_per_step`` counts them, whatever the source: half of the
+    square of causal attention.
+    """
+    return model_flops(_as_published(run), run.training, Convention.HALF)
+
+
+def publisher_flops(run: PublishedRun) -> float:
+    """FLOPs of a step as the rate that the row prints counts them. Those of Megatron-LM in 2021 count layers
+    that are computed again (arXiv 2104.04473, section 5.1).
+    """
+    model, training, convention = _as_published(run), run.training, convention_of(run.row)
+    flops = model_flops(model, training, convention)
+    if run.row.get("hw_tflops_per_gpu") and not run.row.get("model_tflops_per_gpu"):
+        head = 2.0 * model.vocab * model.hidden * training.seq
+        flops += training.global_batch * (forward_flops(model, training.seq, convention) - head)
+    return flops
+
+
+def _as_published(run: PublishedRun) -> Model:
+    """Megatron's formula for hybrid models takes the inner width of a Mamba block as twice the hidden one,
+    whatever it is.
     """
     model = run.model
-    if run.row.get("source") == "Megatron-Bridge":
-        model = replace(
-            model,
-            layers=tuple(
-                tuple(
-                    replace(block, heads=2 * model.hidden // block.head_dim)
-                    if isinstance(block, Mamba)
-                    else block
-                    for block in layer
-                )
-                for layer in model.layers
-            ),
-        )
-    return model_flops(model, run.training, Convention.HALF)
+    if run.row.get("source") != "Megatron-Bridge":
+        return model
+
+    def widened(block: Block) -> Block:
+        if isinstance(block, Mamba):
+            return replace(block, heads=2 * model.hidden // block.head_dim)
+        return block
+
+    return replace(model, layers=tuple(tuple(map(widened, layer)) for layer in model.layers))

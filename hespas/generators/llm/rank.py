@@ -103,8 +103,15 @@ class Rank:
     # --- norms and residuals
 
     def norm(self, k: Kernels, name: str, x: Value, port: str) -> Value:
-        """A norm over the residual stream."""
-        return k.vector(name, f"{self.model.norm}_norm", [self.stream], [self.stream], after=[x], port=port)
+        """A norm over the residual stream, with the addition in front of it where that is left to it."""
+        what, one = f"{self.model.norm}_norm", [self.stream]
+        if x not in k.pending:
+            return k.vector(name, what, one, one, after=[x], port=port)
+        before = k.pending.pop(x)
+        node = k.vector(name, f"add_{what}", one * 2, one * 2, after=[before, x], port=port)
+        k.sums[x] = node
+        k.name_port(port.removesuffix("norm") + "input", node)
+        return node
 
     def norm_backward(self, k: Kernels, name: str, grad: Value, x: Value, skip: Value) -> Value:
         """The gradient of a norm's input, to which that of the residual connection is added."""
@@ -113,8 +120,20 @@ class Rank:
         return k.vector(name, what, reads, [self.stream], after=[grad, x, skip])
 
     def residual(self, k: Kernels, x: Value, y: Value, name: str = "residual") -> Value:
-        """The sum of the stream and what a block adds."""
-        return k.vector(name, "add", [self.stream, self.stream], [self.stream], after=[x, y])
+        """The sum of the stream and what a block adds: a kernel of its own, or of the next norm where a
+        compiler merges elementwise operations.
+        """
+        x = k.sums.get(x, x)
+        if self.training.style == "megatron":
+            return k.vector(name, "add", [self.stream, self.stream], [self.stream], after=[x, y])
+        k.pending[y] = x
+        return y
+
+    def settled(self, k: Kernels, x: Value) -> Value:
+        """The stream with what is yet to be added."""
+        if x not in k.pending:
+            return x
+        return k.vector("residual", "add", [self.stream] * 2, [self.stream], after=[k.pending.pop(x), x])
 
     def added(self, k: Kernels, key: str, x: Value, y: Value) -> Value:
         """The stream with what a block adds, which some models normalise first."""
@@ -250,6 +269,7 @@ class Rank:
                 result=self.precision.gradient if accumulates else self.precision.compute,
                 batch=layer.count,
                 accumulate=accumulates,
+                in_place=True,
                 after=[f"backward:{port}", source],
                 port=f"{port}.weights",
             )

@@ -133,7 +133,12 @@ class _Stage:
             tensor = Tensor((elements,), self.training.precision.compute)
             nodes.append(
                 k.collective(
-                    f"weights{name}.all_gather", CollectiveKind.ALL_GATHER, groups, tensor, control=[ahead]
+                    f"weights{name}.all_gather",
+                    CollectiveKind.ALL_GATHER,
+                    groups,
+                    tensor,
+                    control=[ahead],
+                    in_place=True,
                 )
             )
         return nodes
@@ -156,7 +161,8 @@ class _Stage:
         kind = CollectiveKind.REDUCE_SCATTER if self.layout.zero else CollectiveKind.ALL_REDUCE
         for name, elements, groups in self._shares(weights):
             tensor = Tensor((elements,), element)
-            node = k.collective(f"gradients{name}.{kind.name.lower()}", kind, groups, tensor, after=after)
+            called = f"gradients{name}.{kind.name.lower()}"
+            node = k.collective(called, kind, groups, tensor, after=after, in_place=True)
             copies = self.rank.groups.copies
             if not name and copies.group_size > 1:
                 shard = Tensor((max(1, elements // groups.group_size),), element)
@@ -223,9 +229,10 @@ class _Stage:
         k.module = ""
         if self._is_last(chunk):
             self.ends.loss(k, x)
-        else:
-            k.name_port("out", x)
-            self._send(k, x, backward=False)
+            return
+        x = self.rank.settled(k, x)
+        k.name_port("out", x)
+        self._send(k, x, backward=False)
 
     def _layer(self, k: Kernels, number: int, x: Value) -> Value:
         if number < len(self.model.layers):

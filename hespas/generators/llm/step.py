@@ -14,7 +14,7 @@ from hespas.generators.llm.model import Model, model_parameters
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.stage import stage_graph
 from hespas.generators.spec import Account
-from hespas.graph import Workload
+from hespas.graph import PROGRAM_BYTES, Workload
 
 __all__ = ["LlmStep", "training_workload"]
 
@@ -37,6 +37,10 @@ def training_workload(
     return Workload(name=model.name, classes=graphs, rank_class=ranks, metadata=metadata or {})
 
 
+_STATES = ("weights", "master weights", "optimizer moments", "gradients")
+"""Parts of the memory account that stay from step to step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlmStep:
     """An optimizer step of a language model: a generator."""
@@ -51,8 +55,15 @@ class LlmStep:
         return self.model.name
 
     def workload(self) -> Workload:
-        """The step of all ranks. Raises ``UsageError`` that names the rule which a layout breaks."""
-        return training_workload(self.model, self.layout, self.training)
+        """The step of all ranks. Raises ``UsageError`` that names the rule which a layout breaks. States,
+        which are no values of the step, are stated as what it writes over.
+        """
+        check_layout(self.model, self.layout, self.training)
+        held: list[str] = []
+        for stage in memory_of(self.model, self.layout, self.training):
+            size = sum(stage.parts.get(each, 0) for each in _STATES)
+            held.append(f"{size} {size} {size}")
+        return training_workload(self.model, self.layout, self.training, {PROGRAM_BYTES: ";".join(held)})
 
     def account(self) -> Account:
         """Parameters of the model; FLOPs of all ranks; memory of the fullest. Raises ``UsageError`` that
@@ -63,7 +74,7 @@ class LlmStep:
         return Account(
             parameters=model_parameters(self.model),
             model_flops_per_step=model_flops(self.model, self.training),
-            hardware_flops_per_step=hardware_flops(self.model, self.training),
+            hardware_flops_per_step=hardware_flops(self.model, self.training, self.layout),
             peak_memory_bytes=float(fullest.peak_bytes),
             memory=fullest.filling,
         )

@@ -8,6 +8,7 @@ import numpy as np
 
 from hespas.graph import Csr, OpGraph
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Program
 
 __all__ = ["Actor", "Cast", "cast_of"]
@@ -39,6 +40,7 @@ class Cast:
     stream: SmallIntArray
     deps: Csr
     owner: SmallIntArray
+    pressure: Pressure | None
 
     def actor_of(self, task: int) -> Actor:
         """Whose a task is."""
@@ -57,6 +59,8 @@ def cast_of(actors: tuple[Actor, ...]) -> Cast:
     lengths = [part.deps.lengths for part in parts]
     values = [part.deps.values + offset for part, offset in zip(parts, first.tolist(), strict=False)]
     nothing = np.empty(0, np.int64)
+    pressed = any(part.pressure is not None for part in parts)
+    pressures = [Pressure.none(len(part)) if part.pressure is None else part.pressure for part in parts]
     return Cast(
         actors=actors,
         first=first,
@@ -64,4 +68,5 @@ def cast_of(actors: tuple[Actor, ...]) -> Cast:
         stream=np.concatenate([np.empty(0, np.int32), *(part.stream for part in parts)]),
         deps=Csr.from_lengths(np.concatenate([nothing, *lengths]), np.concatenate([nothing, *values])),
         owner=np.repeat(np.arange(len(actors), dtype=np.int32), sizes),
+        pressure=Pressure.joined(pressures) if pressed else None,
     )

@@ -17,6 +17,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.meetings import Meetings
+from hespas.simulator.progress import Progress, Steady
 from hespas.simulator.schedule import Schedule, Tasks, causes_of, release
 from hespas.simulator.streams import FREE
 
@@ -57,13 +58,15 @@ def joint_schedule(
     stream = _apart(cast)
     queued = cast.deps if queued is None else queued
     begin_ns = np.zeros(len(cast.deps)) if begin_ns is None else begin_ns[cast.owner]
-    if rank is None:
-        start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns)
+    order = None if rank is None else np.argsort(rank)
+    progress = _progress(cast, meetings, order)
+    pace = progress or Steady()
+    if rank is None or order is None:
+        start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns, pace)
     else:
-        order = np.argsort(rank)
         deps = queued.take(order)
         deps = Csr(deps.offsets, rank[deps.values].astype(np.int32))
-        start_ns, end_ns, ran = _run(deps, stream[order], _reordered(meetings, order), begin_ns[order])
+        start_ns, end_ns, ran = _run(deps, stream[order], _reordered(meetings, order), begin_ns[order], pace)
         start_ns, end_ns, ran = start_ns[rank], end_ns[rank], order[ran]
     if np.isnan(end_ns).any() and sum(meetings.duration_ns.tolist()) == inf:
         raise FormatError(
@@ -73,9 +76,32 @@ def joint_schedule(
         )
     tasks = Tasks("job", meetings.duration_ns, stream.astype(np.int32), cast.deps)
     cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
-    schedule = Schedule(start_ns, end_ns, cause, by_resource)
-    wait_ns = np.where(meetings.ended_by >= 0, end_ns - start_ns - meetings.duration_ns, 0.0)
+    waits = meetings.ended_by >= 0
+    wait_ns = np.where(waits, end_ns - start_ns - meetings.duration_ns, 0.0)
+    added_ns = np.zeros(len(start_ns))
+    if progress is not None:
+        ended, moved = (column if rank is None else column[rank] for column in progress.columns())
+        wait_ns = np.where(waits & ~np.isnan(ended), moved - start_ns, wait_ns)
+        begun = np.where(waits, moved, start_ns)
+        added_ns = np.where(np.isnan(ended), 0.0, np.maximum(ended - (begun + meetings.duration_ns), 0.0))
+    schedule = Schedule(start_ns, end_ns, cause, by_resource, added_ns)
     return JointSchedule(schedule, np.maximum(wait_ns, 0.0), _awaited(meetings, start_ns))
+
+
+def _progress(cast: Cast, meetings: Meetings, order: IntArray | None) -> Progress | None:
+    """The pace of tasks in some ``order``; None where nothing slows anything down."""
+    if cast.pressure is None or not cast.pressure.matters:
+        return None
+    met = np.where(meetings.is_message, -1, meetings.ended_by)
+    if order is None:
+        order = np.arange(len(cast.deps))
+    return Progress.of(
+        cast.pressure.take(order),
+        meetings.duration_ns[order],
+        cast.stream[order],
+        cast.owner[order].astype(np.int64),
+        met[order],
+    )
 
 
 def _apart(cast: Cast) -> IntArray:
@@ -122,9 +148,10 @@ class _Open:
     first: list[int]
     at: list[int]
     lags: list[float]
+    pace: Steady
 
     @classmethod
-    def of(cls, meetings: Meetings) -> _Open:
+    def of(cls, meetings: Meetings, pace: Steady) -> _Open:
         count = meetings.count
         waiting = np.flatnonzero(meetings.ended_by >= 0)
         return cls(
@@ -134,6 +161,7 @@ class _Open:
             meetings.arrivals.offsets.tolist(),
             meetings.arrivals.values.tolist(),
             meetings.lag_ns.tolist(),
+            pace,
         )
 
     def arrive(self, task: int, now: float, ends: list[tuple[float, int]]) -> None:
@@ -144,7 +172,7 @@ class _Open:
             self.left[meeting] -= 1
             if not self.left[meeting]:
                 for each in self.ends[meeting]:
-                    heappush(ends, (self.over_ns[meeting], each))
+                    self.pace.move(each, now, self.over_ns[meeting], ends)
 
 
 @dataclass(slots=True)
@@ -195,7 +223,11 @@ class _Streams:
 
 
 def _run(
-    deps: Csr, stream: IntArray, meetings: Meetings, begin_ns: FloatArray
+    deps: Csr,
+    stream: IntArray,
+    meetings: Meetings,
+    begin_ns: FloatArray,
+    pace: Steady,
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """Starts and ends of all tasks, and those with a stream in order of starts; what depends on nothing is
     ready at ``begin_ns``. At one moment all that ends then ends first, then idle streams take up work.
@@ -206,7 +238,7 @@ def _run(
     durations: list[float] = np.where(stream == FREE, 0.0, meetings.duration_ns).tolist()
     alone: list[bool] = (meetings.ended_by < 0).tolist()
     comes: list[bool] = (meetings.arrivals.lengths > 0).tolist()
-    still, streams = _Open.of(meetings), _Streams.of(stream)
+    still, streams = _Open.of(meetings, pace), _Streams.of(stream)
     starts, finished = [nan] * len(deps), [nan] * len(deps)
     roots = np.flatnonzero(deps.lengths == 0)
     fresh: list[int] = roots[begin_ns[roots] == 0].tolist()
@@ -220,11 +252,14 @@ def _run(
             if task < 0:  # not an end: its rank begins
                 fresh.append(-1 - task)
                 continue
+            if not pace.end(task, now):
+                continue
             finished[task] = now
             streams.end(task)
             release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
         begun = streams.queue(fresh) if fresh else streams.starting()
         if not begun and not fresh:
+            pace.settle(now, ends)
             if not ends or ends[0][0] == inf:
                 return _columns(starts, finished, streams.ran)
             now = ends[0][0]
@@ -232,7 +267,9 @@ def _run(
         for task in begun:
             starts[task] = now
             if alone[task]:
-                heappush(ends, (now + durations[task], task))
+                pace.begin(task, now, durations[task], ends)
+            else:
+                pace.wait(task)
             if comes[task]:
                 still.arrive(task, now, ends)
 

@@ -23,6 +23,7 @@ from hespas.simulator.schedule import (
     busy_ns,
     covered,
     exposed_ns,
+    interference_ns,
 )
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, COPY, FREE, STREAMS, kinds_of
 
@@ -93,10 +94,15 @@ def _mine(cast: Cast, meetings: Meetings, done: JointSchedule, place: int) -> _M
     start, end, wait = done.schedule.start_ns[rows], done.schedule.end_ns[rows], done.wait_ns[rows]
     cause = done.schedule.cause[rows]
     schedule = Schedule(
-        start, end, np.where(cause >= 0, cause - rows.start, -1), done.schedule.by_resource[rows]
+        start,
+        end,
+        np.where(cause >= 0, cause - rows.start, -1),
+        done.schedule.by_resource[rows],
+        done.schedule.added_ns[rows],
     )
     waits = meetings.ended_by[rows] >= 0
-    takes = np.where(waits, end - start - wait, meetings.duration_ns[rows])
+    # without what was added: the schedule has that
+    takes = np.where(waits, end - start - wait - schedule.added_ns, meetings.duration_ns[rows])
     tasks = replace(actor.program.tasks, duration_ns=takes, stream=cast.stream[rows])
     return _Mine(
         replace(actor.program, tasks=tasks),
@@ -130,6 +136,7 @@ def _of_actor(
         wait_ns=dict(zip(WAITS, waited.tolist(), strict=True)),
         critical_path=critical_path(_spent_ns(cast, path), done.schedule.by_resource[shown]),
         extrapolated=len(mine.program.blocks),
+        interference_ns=interference_ns(mine.program, mine.schedule),
     )
     return Scheduled(
         result=result, busy_ns=busy, wait_ns=waited, spans=spans, tasks=chosen, path=np.empty(0, np.int64)
@@ -145,6 +152,7 @@ def run_of(cast: Cast, meetings: Meetings, done: JointSchedule, place: int) -> T
         busy_ns=busy_ns(mine.program, mine.working),
         critical_ns=_spent_ns(cast, _path(done, mine.last)),
         wait_ns=_exposed_wait_ns(mine),
+        added_ns=interference_ns(mine.program, mine.schedule),
     )
 
 

@@ -26,6 +26,7 @@ from hespas.simulator.list_scheduler import (
     rest_of_loop,
     too_long,
 )
+from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Block, Program
 from hespas.simulator.trips import flatten, prepared, with_trips
 
@@ -44,14 +45,16 @@ def with_loops(
     diagnostics: Diagnostics,
     *,
     overlap_trips: bool,
+    pressures: Sequence[Pressure] | None = None,
 ) -> list[Actor] | None:
     """The actors with their programs, of at most about ``limit`` executions each; those given have none yet
-    (any stands in). ``vary`` gives a program the times of a rank, where they differ.
+    (any stands in); ``pressures`` are those of the rank classes. ``vary`` gives a program the times of a
+    rank, where they differ.
 
     None where loops in which ranks meet have different trips and are too long to be run one by one.
     """
     draft = _Draft(
-        list(actors), together, vary or _as_it_is, diagnostics, vary is not None, overlap_trips, {}
+        list(actors), together, vary or _as_it_is, diagnostics, vary is not None, overlap_trips, pressures, {}
     )
     alike: dict[int, OpGraph] = {}
     for actor in actors:
@@ -86,6 +89,7 @@ class _Draft:
     diagnostics: Diagnostics
     varies: bool
     overlap_trips: bool
+    pressures: Sequence[Pressure] | None
     flat: dict[int, Program]
     reduced: list[OpGraph] = field(default_factory=list[OpGraph])
     blocks: list[list[Block]] = field(default_factory=list[list[Block]])
@@ -106,7 +110,9 @@ class _Draft:
 
     def unrolled(self, graph: OpGraph, place: int) -> Program:
         """A graph of one of the actors, or a part of it, with the blocks that it has by now."""
-        return flatten(graph, tuple(self.blocks[place]), overlap_trips=self.overlap_trips)
+        pressure = None if self.pressures is None else self.pressures[self.actors[place].rank_class]
+        blocks = tuple(self.blocks[place])
+        return flatten(graph, blocks, overlap_trips=self.overlap_trips, pressure=pressure)
 
     def linked(self) -> list[list[_Loop]] | None:
         """Loops that have to be run together, inner ones first; None where their trips differ."""

@@ -14,6 +14,7 @@ Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import log1p, sqrt
 
@@ -32,6 +33,7 @@ from hespas.simulator.job.symmetry import Colours, every_rank, refined
 from hespas.simulator.job.talk import talk_of
 from hespas.simulator.job.together import Together, queued
 from hespas.simulator.list_scheduler import ListScheduler, expanded
+from hespas.simulator.progress import Pressure
 from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
 from hespas.simulator.schedule import PRIORITIES, Priority, Program, Simulation, Tasks
 from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
@@ -47,7 +49,7 @@ _MOST_TASKS = 20_000_000
 class JobScheduler:
     """The schedule of a whole job; fields are its options.
 
-    ``priority``, ``max_executions`` and ``overlap_trips`` are those of
+    ``priority``, ``max_executions``, ``overlap_trips`` and ``interference`` are those of
     :class:`hespas.simulator.ListScheduler`, the second of
     all ranks that are simulated together. ``protocol`` says whether who sends waits for the receiver;
     ``differing`` how long a collective takes whose members state different times. ``starts`` says whether
@@ -69,6 +71,7 @@ class JobScheduler:
     seed: int = 0
     stragglers: tuple[tuple[int, float], ...] = field(default=())
     symmetry: bool = True
+    interference: bool = True
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
@@ -92,18 +95,24 @@ class JobScheduler:
         """``job-schedule``."""
         return "job-schedule"
 
-    def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
-        """The step of each rank; see the module. O(executions log executions) of the ranks simulated."""
+    def run(
+        self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
+    ) -> Simulation:
+        """The step of each rank; see the module. ``pressures`` are those of the rank classes.
+        O(executions log executions) of the ranks simulated.
+        """
+        pressures = pressures if self.interference else None
         if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
             alike = ListScheduler(
                 priority=self.priority,
                 max_executions=self.max_executions,
                 overlap_trips=self.overlap_trips,
             )
-            return replace(alike.run(workload, diagnostics), simulator=self.name)
+            return replace(alike.run(workload, diagnostics, pressures), simulator=self.name)
         relations = relations_of(workload)
         pace = self._pace(workload)
-        whole = _Whole(self, workload, relations, self._colours(relations, pace), pace, diagnostics)
+        colours = self._colours(relations, pace)
+        whole = _Whole(self, workload, relations, colours, pace, diagnostics, pressures)
         return whole.run()
 
     def _pace(self, workload: Workload) -> FloatArray:
@@ -144,6 +153,7 @@ class _Whole:
     colours: Colours
     pace: FloatArray
     diagnostics: Diagnostics
+    pressures: Sequence[Pressure] | None
     graphs: dict[_Kind, OpGraph] = field(default_factory=dict[_Kind, OpGraph])
 
     def run(self) -> Simulation:
@@ -227,6 +237,7 @@ class _Whole:
             options.priority,
             self.diagnostics,
             overlap_trips=options.overlap_trips,
+            pressure=None if self.pressures is None else self.pressures[self._kind(rank)[0]],
         )
         program = self._jittered(program, rank)
         whose = ClassOf(self._kind(rank)[0], rank, int(self.colours.count[alike].sum()))
@@ -263,6 +274,7 @@ class _Whole:
             self._jittered if self.options.jitter else None,
             self.diagnostics,
             overlap_trips=self.options.overlap_trips,
+            pressures=self.pressures,
         )
         if found is None:
             self.diagnostics.warning(

@@ -46,10 +46,10 @@ def memory_by_class(
     ran. Any other one by the times of its spans.
     """
     scheduled = workload.metadata.get("is_scheduled") == "true"
-    stated = _program_bytes(workload)
     found: list[RankMemory] = []
     for rank_class, rank in shown.items():
         graph = workload.classes[rank_class]
+        stated = _program_bytes(workload, rank_class)
         if stated is None and not _tells_who_reads(graph):
             continue
         when = _moments(graph, timeline, rank)
@@ -83,9 +83,10 @@ def _moments(graph: OpGraph, timeline: Timeline, rank: int) -> Moments:
     return in_time(graph, node, timeline.start_ns[mine], end_ns, blocks)
 
 
-def _program_bytes(workload: Workload) -> ProgramBytes | None:
-    """What the metadata says of parameters and results, where that is of the one class that there is."""
-    parts = workload.metadata.get(PROGRAM_BYTES, "").split()
-    if len(workload.classes) != 1 or len(parts) != 3 or not all(part.isdigit() for part in parts):
+def _program_bytes(workload: Workload, rank_class: int) -> ProgramBytes | None:
+    """What the metadata says of parameters and results, where that is said of each class that there is."""
+    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
+    parts = classes[rank_class].split() if len(classes) == len(workload.classes) else []
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
         return None
     return ProgramBytes(*map(float, parts))

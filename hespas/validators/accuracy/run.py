@@ -250,7 +250,7 @@ def end_to_end(
         for model in models:
             asked = for_job(model, source.num_ranks)
             estimates = [estimate_with(asked, graph, device) for graph in source.program.classes]
-            done = simulate(source.program, estimates, diagnostics=diagnostics)
+            done = simulate(source.program, estimates, device=device, diagnostics=diagnostics)
             for basis, measured in (("span", step.span_ns), ("busy", step.busy_ns)):
                 yield EndToEnd(
                     workload=cases.workload,

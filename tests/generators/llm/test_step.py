@@ -4,6 +4,7 @@ wrong (numbers of its defects in the comments).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -288,6 +289,18 @@ def test_products_and_their_traffic_are_pipelined_where_that_is_asked_for() -> N
     assert graph.multiplicity[graph.p2p.node].sum() == 8 * 3 * (8 * 8 + 2)
     assert calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).tensor) == [A] * 8  # of the embedding
     assert hespas.check(pieces).valid
+
+
+def test_compilers_merge_additions_into_the_next_norm() -> None:
+    alone, merged = (step(DENSE, Layout(pp=2), style=each) for each in ("megatron", "torchtitan"))
+    for plain, fused in zip(alone.classes, merged.classes, strict=True):
+        names = Counter(fused.op_name(node) for node in range(len(fused)))
+        adds = Counter(plain.op_name(node) for node in range(len(plain)))["aten::add"]
+        assert adds == 8 * 8  # two of each of four layers, for eight micro-batches
+        left = names["aten::add"]  # what leaves a stage is added before it is sent
+        assert (left, names["fused_add_rms_norm"]) in {(8, 56), (0, 64)}
+    assert product_flops(merged) == product_flops(alone)
+    assert hespas.check(merged).valid
 
 
 def test_settings_are_not_spent_on_generating() -> None:

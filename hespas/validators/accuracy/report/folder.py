@@ -141,7 +141,7 @@ def _simulated(
     model = for_job(load_estimator(estimators[0]), workload.num_ranks)
     found = Diagnostics()
     estimates = [estimate_with(model, graph, devices[0], found) for graph in workload.classes]
-    return simulate(workload, estimates, diagnostics=found).timeline
+    return simulate(workload, estimates, device=devices[0], diagnostics=found).timeline
 
 
 def _write(content: bytes, path: Path) -> None:

@@ -66,10 +66,10 @@ def same_sequence(job: Job, report: Report) -> None:
     if job.is_uniform or report.has("ET007"):
         return
     sequences = _Sequences(job)
+    used = set[int]().union(*_used_rows(job))
     for number, channel in enumerate(job.equivalence.channels):
-        used = any(number in rows for rows in _used_rows(job))
         kinds = sorted(channel.kinds)
-        for kind in kinds[1:] if used else ():
+        for kind in kinds[1:] if number in used else ():
             _compare(report, sequences, number, (kinds[0], kind))
 
 

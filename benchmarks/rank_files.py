@@ -1,0 +1,245 @@
+"""Files of all ranks: a Llama-70B-like job on 32,768 ranks, against a plain copy of the same bytes.
+
+``python -m benchmarks.rank_files``: a stand-in job of 16 pipeline stages by tensor parallelism of 8 by data
+parallelism of the rest, about 1,000 operations per rank. Its rank files are written and copied in turn, each
+seen to the disk alike, on ``--ranks`` ranks (2,048: each 1,000 take 0.3 GB, twice); then written once on
+``--most`` ranks (0: not at all) for the peak of memory; then as one file per class on 32,768 ranks, with a
+check of both. Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import hespas
+from benchmarks.process import run
+from hespas.converters import WriteOptions
+from hespas.graph import (
+    CollectiveKind,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Permutation,
+    StridedGroups,
+    Workload,
+)
+
+__all__ = ["job", "main"]
+
+_STAGES, _TENSOR, _LAYERS, _MICROBATCHES = 16, 8, 80, 8
+_ALL_RANKS = 32_768
+_ROUNDS = 5
+_FLUSHES_AT_ONCE = 8
+_MOST_TIMES, _MOST_MB, _MOST_S = 2.0, 1_000.0, 5.0
+_HIDDEN_BYTES = 8192 * 4096 * 2 / _TENSOR
+_OPS = ("norm", "qkv", "rotary", "attention", "project", "mlp norm", "mlp up", "mlp act", "mlp down")
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The program of one stage in the making: each operation waits for the one before it."""
+
+    builder: GraphBuilder
+    last: int = -1
+
+    def add(self, name: str, duration_ns: float, kind: NodeKind = NodeKind.COMPUTE) -> int:
+        b = self.builder
+        op_class = OpClass.CONTRACTION if kind is NodeKind.COMPUTE else OpClass.COLLECTIVE
+        row = b.strings.add(name)
+        deps = [] if self.last < 0 else [self.last]
+        flops, read, written = (4e12, 3e8, 1e8) if kind is NodeKind.COMPUTE else (0.0, 1e8, 1e8)
+        node = b.add_node(
+            name_row=row,
+            op_row=row,
+            op_class=op_class,
+            kind=kind,
+            data_deps=deps,
+            flops=flops,
+            bytes_read=read,
+            bytes_written=written,
+        )
+        b.set(node, duration_ns=duration_ns)
+        self.last = node
+        return node
+
+    def collective(self, kind: CollectiveKind, groups: StridedGroups, duration_ns: float) -> None:
+        node = self.add(kind.name.lower(), duration_ns, NodeKind.COLLECTIVE)
+        row = self.builder.group_set(groups)
+        self.builder.add_collective(node, kind, group_set=row, comm_bytes=_HIDDEN_BYTES)
+
+    def message(self, kind: NodeKind, permutation: Permutation, tag: int) -> None:
+        node = self.add(kind.name.lower(), 50_000, kind)
+        row = self.builder.permutation(permutation)
+        self.builder.add_p2p(node, permutation=row, comm_bytes=_HIDDEN_BYTES, tag=tag)
+
+
+def _stage(stage: int, data: int) -> OpGraph:
+    """All microbatches forward, then backward, then gradients over the replicas."""
+    made = _Stage(GraphBuilder(f"stage{stage}"))
+    shape = [_STAGES, data, _TENSOR]
+    tensor, replicas = (StridedGroups.from_mesh(shape, [axis]) for axis in (2, 1))
+    ranks, stride = _STAGES * data * _TENSOR, data * _TENSOR
+    onward, back = (Permutation(ranks, (_STAGES, stride), step, wraps=False) for step in (1, -1))
+    later, earlier = stage < _STAGES - 1, stage > 0
+    for way, comes, goes in ((onward, earlier, later), (back, later, earlier)):
+        for batch in range(_MICROBATCHES):
+            if comes:
+                made.message(NodeKind.RECV, way, batch)
+            for _ in range(_LAYERS // _STAGES):
+                for name in _OPS:
+                    made.add(name, 100_000.0 + 1_000 * stage)
+                    if name in ("norm", "mlp norm"):
+                        made.collective(CollectiveKind.ALL_GATHER, tensor, 40_000)
+                    elif name in ("project", "mlp down"):
+                        made.collective(CollectiveKind.REDUCE_SCATTER, tensor, 40_000)
+            if goes:
+                made.message(NodeKind.SEND, way, batch)
+    for _ in range(_LAYERS // _STAGES):
+        made.collective(CollectiveKind.REDUCE_SCATTER, replicas, 400_000)
+        made.add("optimizer", 200_000)
+        made.collective(CollectiveKind.ALL_GATHER, replicas, 400_000)
+    return made.builder.build()
+
+
+def job(ranks: int) -> Workload:
+    """The job; ``ranks`` is a multiple of 128."""
+    data = ranks // (_STAGES * _TENSOR)
+    return Workload(
+        name="llama",
+        classes=tuple(_stage(stage, data) for stage in range(_STAGES)),
+        rank_class=np.repeat(np.arange(_STAGES, dtype=np.int32), data * _TENSOR),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """Seconds on the clock, and of CPU in user mode and in the kernel."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def by(cls, action: Callable[[], object]) -> _Took:
+        """What an action takes."""
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        action()
+        return cls(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+
+
+def _write(workload: Workload, target: Path, jobs: int, *, only_classes: bool = False) -> None:
+    options = WriteOptions(jobs=jobs, name="llama", only_classes=only_classes)
+    hespas.write(workload, target, format="chakra", options=options)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy each file, then see all of them to the disk, several at once, as our writer does."""
+    target.mkdir()
+    for file in sorted(source.iterdir()):
+        shutil.copyfile(file, target / file.name)
+    with ThreadPoolExecutor(_FLUSHES_AT_ONCE) as pool:
+        list(pool.map(_flush, sorted(target.iterdir())))
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _against_a_copy(folder: Path, ranks: int) -> bool:
+    """Whether files are written in less than twice the time of a copy."""
+    workload, reference = job(ranks), folder / "reference"
+    _write(workload, reference, 1)
+    size = sum(file.stat().st_size for file in reference.iterdir())
+    read = _Took.by(lambda: hespas.read(reference))
+    print(f"{ranks:,} ranks: read in {read.cpu_s / ranks * 1e3:.2f} CPU ms per file")
+    rounds: dict[int, list[tuple[_Took, _Took]]] = {1: [], 2: []}
+    for _ in range(_ROUNDS):
+        copied = _Took.by(lambda: _copy(reference, folder / "copy"))
+        shutil.rmtree(folder / "copy")
+        for jobs, found in rounds.items():
+            found.append((_Took.by(partial(_write, workload, folder / "written", jobs)), copied))
+            shutil.rmtree(folder / "written")
+    shutil.rmtree(reference)
+    kept = True
+    for jobs, found in rounds.items():
+        wall = [written.wall_s / copied.wall_s for written, copied in found]
+        cpu = statistics.median(written.cpu_s / copied.cpu_s for written, copied in found)
+        kept &= statistics.median(wall) <= _MOST_TIMES
+        print(
+            f"{ranks:,} ranks, {size / 1e6:,.0f} MB, {jobs} thread{'s' * (jobs > 1)}: "
+            f"{statistics.median(wall):.2f} times as long as a plain copy (min {min(wall):.2f}, "
+            f"max {max(wall):.2f}; both synced to disk), {cpu:.2f} times its CPU"
+        )
+    return kept
+
+
+def _in_bounded_memory(folder: Path, ranks: int) -> bool:
+    """Whether a process that writes all files stays below the limit of memory."""
+    target = folder / "all"
+    begin = time.perf_counter()
+    usage = run(
+        [sys.executable, "-m", "benchmarks.rank_files", "--write", str(target), "--ranks", str(ranks)]
+    )
+    wall_s = time.perf_counter() - begin
+    with os.scandir(target) as entries:
+        sizes = [entry.stat().st_size for entry in entries]
+    print(
+        f"{ranks:,} ranks, {len(sizes):,} files, {sum(sizes) / 1e9:.1f} GB: {usage.peak_mb:.0f} MB peak, "
+        f"{usage.user_s:.1f} s user, {usage.system_s:.1f} s system, {wall_s:.0f} s wall"
+    )
+    shutil.rmtree(target)
+    return usage.peak_mb <= _MOST_MB
+
+
+def _as_classes(folder: Path) -> bool:
+    """Whether one file per class is written soon enough; how long a check of them takes."""
+    workload, target = job(_ALL_RANKS), folder / "classes"
+    written = _Took.by(lambda: _write(workload, target, 2, only_classes=True))
+    size = sum(file.stat().st_size for file in target.iterdir())
+    begin = time.process_time()
+    report = hespas.check(target, profile="astra-sim")
+    checked_s = time.process_time() - begin
+    verdict = "valid" if report.valid else "not valid"
+    print(
+        f"{_ALL_RANKS:,} ranks as {len(workload.classes)} classes, {size / 1e6:.1f} MB: written in "
+        f"{written.cpu_s:.2f} CPU s ({written.wall_s:.2f} s wall); check --profile astra-sim: {verdict}, "
+        f"{checked_s:.2f} CPU s"
+    )
+    return report.valid and written.wall_s <= _MOST_S
+
+
+def main() -> int:
+    """Measure and print; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2048)
+    parser.add_argument("--most", type=int, default=8192)
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.write:
+        _write(job(given.ranks), given.write, 2)
+        return 0
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        kept = [_as_classes(Path(folder)), _against_a_copy(Path(folder), given.ranks)]
+        if given.most:
+            kept.append(_in_bounded_memory(Path(folder), given.most))
+    return int(not all(kept))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,303 @@
+"""The files of many ranks in one folder: patched and written by several threads, equal ones once.
+
+Ranks whose traces are equal byte by byte are names of one file (hard links) where the file system has those,
+copies where it has none. In a folder that an interrupted run has left, files that are whole stay as they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+import numpy as np
+
+from hespas.converters.chakra.expansion import Template
+from hespas.converters.chakra.job_traces import Account, Batch, JobTraces
+from hespas.converters.chakra.wire import Bytes, Longs
+from hespas.files.shares import file_names
+from hespas.files.streams import PackedInput, damage_errors, open_input, open_output
+from hespas.graph.errors import FormatError, InvariantError, OutputError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+__all__ = ["RankFolder", "write_ranks"]
+
+_RANKS_AT_ONCE, _BYTES_AT_ONCE = 64, 16 << 20
+"""Ranks that a thread takes together, fewer of large ones."""
+_WAITING_PER_THREAD = 2
+_NO_LINK = frozenset({errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS})
+_PART = ".part"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFolder:
+    """A folder of files ``NAME.{rank}SUFFIX``. ``resumes``: what is in it already may be whole, and others
+    may write the same beside us, so that a file appears at once. ``syncs``: each file is seen to the disk.
+    """
+
+    path: Path
+    name: str
+    suffix: str
+    packed: bool
+    resumes: bool = False
+    syncs: bool = False
+
+    def file(self, rank: int) -> str:
+        """The path of a rank's file."""
+        return f"{self.path}/{self.name}.{rank}{self.suffix}"
+
+    def put(self, rank: int, data: Bytes) -> None:
+        """Write one rank's file, if it is not there."""
+        self.put_pieces(rank, lambda: [data])
+
+    def put_pieces(self, rank: int, pieces: Callable[[], Iterable[Bytes]]) -> None:
+        """Write one rank's file of pieces, which can be asked for again, if it is not there."""
+        path = self.file(rank)
+        if not self.resumes:
+            self._write(path, pieces())
+        elif not self._holds(path, pieces()):
+            temporary = self._part(rank)
+            self._write(temporary, pieces())
+            Path(temporary).replace(path)
+
+    def link(self, first: int, ranks: Iterable[int]) -> None:
+        """Give the file of the first rank the names of others, whose traces are equal. Where a file can have
+        no more names, or none at all, copies are made.
+        """
+        source = self.file(first)
+        for rank in ranks:
+            path = self.file(rank)
+            if self.resumes and _is_same(source, path):
+                continue
+            target = self._part(rank) if self.resumes else path
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                shutil.copyfile(source, target)
+                source = path if error.errno == errno.EMLINK else source
+            if self.resumes:
+                Path(target).replace(path)
+
+    def remove_others(self, names: Set[str], ranks: Longs) -> None:
+        """Remove what is neither the file of one of these ranks nor of these names: parts of files that a
+        killed writer has left. Raises :class:`InvariantError` where a rank has no file.
+        """
+        wanted = {Path(self.file(rank)).name for rank in ranks.tolist()}
+        found = set(file_names(self.path))
+        if not wanted <= found:
+            raise InvariantError(f"{len(wanted - found)} files of ranks were not written")
+        for name in found - wanted - names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _part(self, rank: int) -> str:
+        """A name for the file of a rank while it is written."""
+        return f"{self.path}/.{rank}-{os.getpid():x}-{os.urandom(4).hex()}{_PART}"
+
+    def _write(self, path: str, pieces: Iterable[Bytes]) -> None:
+        if self.packed:
+            with open_output(Path(path), packed=True) as stream:
+                for piece in pieces:
+                    stream.write(piece.data)
+        else:
+            _write_raw(path, pieces)
+        if self.syncs:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def _holds(self, path: str, pieces: Iterable[Bytes]) -> bool:
+        """Whether a file has just these bytes."""
+        try:
+            with open_input(Path(path)) as raw:
+                stream = PackedInput(raw, Path(path)) if self.packed else raw
+                same = all(_read(stream, len(piece)) == piece.tobytes() for piece in pieces)
+                return same and not stream.read(1)
+        except FormatError:
+            return False
+        except damage_errors():
+            return False
+
+
+def _read(stream: BinaryIO | PackedInput, size: int) -> bytes:
+    """So many bytes, fewer at the end."""
+    parts: list[bytes] = []
+    while size and (part := stream.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _write_raw(path: str, pieces: Iterable[Bytes]) -> None:
+    """Without the buffers of a stream: a piece is most often the whole file."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        for piece in pieces:
+            rest = piece.data
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+    finally:
+        os.close(handle)
+
+
+def _is_same(one: str, other: str) -> bool:
+    with suppress(OSError):
+        return Path(one).samefile(other)
+    return False
+
+
+def write_ranks(
+    job: JobTraces,
+    ranks: Longs,
+    folder: RankFolder,
+    *,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Account:
+    """Write the files of ascending ranks with ``jobs`` threads; ``progress`` gets how many are done.
+
+    A template is encoded per class, pattern of idle nodes and widths of values; a rank costs a patch of its
+    bytes and the file. Memory: the templates of one class, and some files per thread. Raises
+    :class:`OutputError` where the system refuses.
+    """
+    account = Account()
+    equal = _Equal()
+    try:
+        with _Threads(jobs, progress) as threads:
+            for batch in job.batches(ranks):
+                for write in _tasks(batch, folder, equal):
+                    threads.run(write)
+                account.add(batch.runs, len(batch.ranks))
+        for first, others in equal.links.items():
+            folder.link(first, others)
+    except OSError as error:
+        raise OutputError(
+            f"cannot be written: {error.strerror or error}",
+            path=str(folder.path),
+            hint="free some space or choose another destination",
+        ) from error
+    if progress and equal.links:
+        progress(len(ranks))
+    return account
+
+
+_Values = tuple[bytes, tuple[int, ...], bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Equal:
+    """Ranks whose traces are those of an earlier one: ``links`` has them by that rank."""
+
+    links: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    _of_class: int = -1
+    _first: dict[_Values, int] = field(default_factory=dict["_Values", int])
+
+    def first_of_each(self, batch: Batch, template: Template, spelled: Bytes) -> Longs:
+        """The rows of ranks whose trace no earlier rank of the class has."""
+        if batch.runs.of_class != self._of_class:
+            self._of_class = batch.runs.of_class
+            self._first.clear()
+        rows = template.distinct(spelled)
+        fresh: list[int] = []
+        for row, rank in enumerate(batch.ranks.tolist()):
+            first = self._first.setdefault((batch.runs.pattern, batch.widths, rows[row].tobytes()), rank)
+            if first == rank:
+                fresh.append(row)
+            else:
+                self.links.setdefault(first, []).append(rank)
+        return np.array(fresh, np.int64)
+
+
+_Write = Callable[[], int]
+"""Writes some files and says how many."""
+
+
+def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
+    """What is to be written of a batch, in parts that threads can take."""
+    writer, values = batch.runs.writer, batch.values
+    template = None
+    if len(batch.ranks) > 1:
+        template = writer.template(values.variables(0), batch.widths)
+    if template is None:
+        for row, rank in enumerate(batch.ranks.tolist()):
+            variables = values.variables(row)
+            folder.put_pieces(rank, partial(writer.pieces, variables))
+            yield _written_already
+        return
+    spelled = values.spelled(batch.widths)
+    rows = equal.first_of_each(batch, template, spelled)
+    step = max(1, min(_RANKS_AT_ONCE, _BYTES_AT_ONCE // max(1, len(template.data))))
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        yield _PatchedRanks(template, spelled[some], batch.ranks[some].tolist(), folder)
+
+
+def _written_already() -> int:
+    """One file: it is encoded where templates are, and not by a thread."""
+    return 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PatchedRanks:
+    """Some ranks of a template, for one thread."""
+
+    template: Template
+    spelled: Bytes
+    ranks: list[int]
+    folder: RankFolder
+
+    def __call__(self) -> int:
+        for rank, data in zip(self.ranks, self.template.patched(self.spelled), strict=True):
+            self.folder.put(rank, data)
+        return len(self.ranks)
+
+
+class _Threads:
+    """Runs writes one after the other, or some at once, and tells how many files there are."""
+
+    def __init__(self, jobs: int, progress: Callable[[int], None] | None) -> None:
+        self._files, self._progress = 0, progress
+        self._waiting: deque[Future[int]] = deque()
+        self._limit = jobs * _WAITING_PER_THREAD
+        self._pool: ThreadPoolExecutor | None = None
+        if jobs > 1:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._pool = ThreadPoolExecutor(jobs)
+
+    def run(self, write: _Write) -> None:
+        """Write now, or as soon as a thread is free."""
+        if self._pool is None:
+            self._done(write())
+            return
+        self._waiting.append(self._pool.submit(write))
+        if len(self._waiting) > self._limit:
+            self._done(self._waiting.popleft().result())
+
+    def _done(self, files: int) -> None:
+        self._files += files
+        if self._progress:
+            self._progress(self._files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for each in self._waiting:
+                self._done(each.result())

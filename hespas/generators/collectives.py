@@ -1,0 +1,242 @@
+"""Micro-benchmarks of collectives and messages: each kind at each size, one after another or all at once.
+
+A size is that of the whole buffer, as benchmarks of communication libraries print it: an all-gather of S
+bytes over N ranks has a payload of S / N in Chakra's sense. Buffers hold whole elements of every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from hespas.generators.spec import Account
+from hespas.graph import (
+    CollectiveKind,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Permutation,
+    Workload,
+    find_dtype,
+)
+from hespas.graph.errors import UsageError
+from hespas.graph.groups import GroupSet, StridedGroups
+
+__all__ = ["KINDS", "CollectiveBenchmark", "parse_groups", "parse_sizes"]
+
+_COLLECTIVES: Mapping[str, CollectiveKind] = {
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "reduce": CollectiveKind.REDUCE,
+}
+KINDS = (*_COLLECTIVES, "permute", "ping_pong")
+"""What can be asked for: collectives, a shift around the ring of all ranks, and messages there and back
+between neighbours. ASTRA-sim has no ``reduce``.
+"""
+
+_REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE})
+_UNITS: Mapping[str, int] = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_MOST_BYTES, _MOST_RANKS = 1 << 50, 1 << 24
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """``1KiB-1GiB`` (each power of two between) or ``4KiB,1MiB``. Raises ``UsageError`` for others."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        first = _size(low)
+        last = _size(high) if dash else first
+        if last < first:
+            raise UsageError(f"sizes {part}: the last is smaller than the first", hint=f"{high}-{low}")
+        while first <= last:
+            found.append(first)
+            first *= 2
+    return tuple(found)
+
+
+def _size(text: str) -> int:
+    number = text.rstrip("BKMGi")
+    unit = _UNITS.get(text[len(number) :])
+    if unit is None or not (number.isascii() and number.isdigit() and len(number) < len(str(_MOST_BYTES))):
+        raise UsageError(f"{text!r} is no size", hint="1024, 64KiB, 1MiB or 1GiB")
+    size = int(number) * unit
+    if not 0 < size <= _MOST_BYTES:
+        raise UsageError(f"{text!r} is no size of a buffer", hint="1 B to 1 PiB")
+    return size
+
+
+def parse_groups(text: str, ranks: int) -> GroupSet:
+    """``8x4:inner`` or ``8x4:outer``: ranks row by row over a mesh, groups along its last or its first axis;
+    ``2x4x8:0,2``: along some axes by number; empty: all ranks. Raises ``UsageError`` for others.
+    """
+    if not text:
+        return StridedGroups.all_ranks(ranks)
+    mesh, _, along = text.partition(":")
+    sizes = [_extent(part, text) for part in mesh.split("x")]
+    if prod(sizes) != ranks:
+        raise UsageError(f"groups {text}: a mesh of {prod(sizes):,} ranks, not {ranks:,}", hint="--ranks")
+    named = {"inner": len(sizes) - 1, "outer": 0}
+    axes = [named[each] if each in named else _extent(each, text) for each in along.split(",")]
+    if len(set(axes)) < len(axes) or max(axes) >= len(sizes):
+        raise UsageError(f"groups {text}: no such axes of the mesh", hint=f"0..{len(sizes) - 1}, each once")
+    return StridedGroups.from_mesh(sizes, axes)
+
+
+def _extent(text: str, whole: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_RANKS))):
+        raise UsageError(f"groups {whole}: {text!r} is no number", hint="8x4:inner, 8x4:outer or 2x4x8:0,2")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveBenchmark:
+    """Every kind at every size [B], ``repeat`` times. ``separate``: none waits for another."""
+
+    kinds: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: int
+    groups: str = ""
+    repeat: int = 1
+    dtype: str = "bf16"
+    separate: bool = False
+
+    @property
+    def name(self) -> str:
+        """What is measured, on how many ranks."""
+        return f"collectives-{self.ranks}"
+
+    def account(self) -> Account:
+        """Nothing is computed."""
+        return Account(parameters=0.0, model_flops_per_step=0.0, hardware_flops_per_step=0.0)
+
+    def workload(self) -> Workload:
+        """One class; three where neighbours talk: those who send first, who receive first, and one alone."""
+        self._check()
+        if "ping_pong" not in self.kinds:
+            return Workload.spmd(_graph(self, 0), self.ranks)
+        classes = [_graph(self, 0), _graph(self, 1)]
+        rank_class = np.arange(self.ranks, dtype=np.int32) % 2
+        if self.ranks % 2:
+            classes.append(_graph(self, 2))
+            rank_class[-1] = 2
+        return Workload(name=self.name, classes=tuple(classes), rank_class=rank_class)
+
+    def _check(self) -> None:
+        unknown = [each for each in self.kinds if each not in KINDS]
+        if unknown or not self.kinds:
+            raise UsageError(
+                f"no such kind: {', '.join(unknown) or '(none)'}", hint=f"known are {', '.join(KINDS)}"
+            )
+        if not 2 <= self.ranks <= _MOST_RANKS:
+            raise UsageError("collectives need at least two ranks", hint=f"--ranks 2 to {_MOST_RANKS:,}")
+        if find_dtype(self.dtype) is None:
+            raise UsageError(f"no such element type: {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
+        if parse_groups(self.groups, self.ranks).group_size < 2:
+            raise UsageError(f"groups {self.groups}: groups of one rank", hint="an axis of two or more")
+
+
+def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:
+    """The program of those who send first (role 0), receive first (1) or have no neighbour (2)."""
+    nodes = _Nodes(bench, GraphBuilder(bench.name), parse_groups(bench.groups, bench.ranks))
+    tag = 0
+    for kind in bench.kinds:
+        for size in bench.sizes:
+            for turn in range(bench.repeat):
+                label = f"{kind}/{size}/{turn}"
+                if kind in _COLLECTIVES:
+                    nodes.collective(label, _COLLECTIVES[kind], size)
+                elif kind == "permute":
+                    nodes.message(label, NodeKind.PERMUTE, nodes.ring, size, -1)
+                elif role < 2:
+                    nodes.ping_pong(label, role, size, tag)
+                    tag += 2
+    return nodes.builder.build()
+
+
+class _Nodes:
+    """Adds nodes, each behind the one before unless they are separate."""
+
+    def __init__(self, bench: CollectiveBenchmark, builder: GraphBuilder, groups: GroupSet) -> None:
+        self.builder = builder
+        self.ring = Permutation.from_pairs(
+            [(r, (r + 1) % bench.ranks) for r in range(bench.ranks)], bench.ranks
+        )
+        self._there = _neighbours(bench.ranks, 0)
+        self._back = _neighbours(bench.ranks, 1)
+        self._chained = not bench.separate
+        self._groups = builder.group_set(groups)
+        self._members = groups.group_size
+        self._type = find_dtype(bench.dtype)
+        self._last: list[int] = []
+
+    def _node(
+        self, label: str, op: str, kind: NodeKind, op_class: OpClass, elements: tuple[int, int], *, wait: bool
+    ) -> int:
+        types = [self.builder.types.add(self._type, (count,)) for count in elements]
+        node = self.builder.add_node(
+            name_row=self.builder.strings.add(label),
+            op_row=self.builder.strings.add(op),
+            op_class=op_class,
+            kind=kind,
+            control_deps=self._last if wait else (),
+            operands=[] if kind is NodeKind.RECV else types[:1],
+            results=[] if kind is NodeKind.SEND else types[1:],
+            flops=0.0,
+            transcendentals=0.0,
+            bytes_read=0.0 if kind is NodeKind.RECV else self.builder.types.bytes_of(types[0]),
+            bytes_written=0.0 if kind is NodeKind.SEND else self.builder.types.bytes_of(types[1]),
+        )
+        self._last = [node]
+        return node
+
+    def _count(self, size_bytes: int, parts: int) -> int:
+        """Elements of a buffer of about a size: as many for each part."""
+        bits = 8 if self._type is None else self._type.bits
+        return max(1, size_bytes * 8 // (bits * parts)) * parts
+
+    def collective(self, label: str, kind: CollectiveKind, size_bytes: int) -> None:
+        whole = self._count(size_bytes, self._members)
+        shard = whole // self._members
+        sent = shard if kind is CollectiveKind.ALL_GATHER else whole
+        got = shard if kind is CollectiveKind.REDUCE_SCATTER else whole
+        op = f"c10d::{kind.name.lower()}"
+        node = self._node(label, op, NodeKind.COLLECTIVE, OpClass.COLLECTIVE, (sent, got), wait=self._chained)
+        types = self.builder.types
+        sent_bytes, got_bytes = (types.bytes_of(types.add(self._type, (each,))) for each in (sent, got))
+        self.builder.add_collective(
+            node,
+            kind,
+            group_set=self._groups,
+            comm_bytes=sent_bytes,
+            operand_bytes=sent_bytes,
+            result_bytes=got_bytes,
+            reduction="add" if kind in _REDUCES else "",
+        )
+
+    def message(
+        self, label: str, kind: NodeKind, way: Permutation, size_bytes: int, tag: int, *, wait: bool = False
+    ) -> None:
+        count = self._count(size_bytes, 1)
+        op = f"c10d::{kind.name.lower()}"
+        node = self._node(label, op, kind, OpClass.P2P, (count, count), wait=wait or self._chained)
+        size = self.builder.types.bytes_of(self.builder.types.add(self._type, (count,)))
+        self.builder.add_p2p(node, permutation=self.builder.permutation(way), comm_bytes=size, tag=tag)
+
+    def ping_pong(self, label: str, role: int, size_bytes: int, tag: int) -> None:
+        """There and back: whoever was sent to answers."""
+        first, second = (NodeKind.SEND, NodeKind.RECV) if role == 0 else (NodeKind.RECV, NodeKind.SEND)
+        self.message(f"{label}/there", first, self._there, size_bytes, tag)
+        self.message(f"{label}/back", second, self._back, size_bytes, tag + 1, wait=True)
+
+
+def _neighbours(ranks: int, first: int) -> Permutation:
+    """Even ranks to the odd one behind them (``first`` 0), or back."""
+    pairs: Sequence[tuple[int, int]] = [(rank + first, rank + 1 - first) for rank in range(0, ranks - 1, 2)]
+    return Permutation.from_pairs(pairs, ranks)

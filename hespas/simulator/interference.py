@@ -1,0 +1,100 @@
+"""How much communication and kernels beside each other slow each other down, from what is known of both.
+
+A collective holds units of a GPU (channels) from its start to its end, also while it waits for others: a
+kernel limited by arithmetic has the rest. While its bytes move, each is read from and written to memory: a
+kernel limited by memory has the rest of the bandwidth, and the collective loses as much beside it. Shares
+become slow-downs by the factors of :mod:`hespas.hardware.interference`. Recorded times have all this in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hespas.estimators import kept_durations
+from hespas.estimators.roofline import Roofline
+from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device
+from hespas.hardware.interference import factor_of, held_of
+from hespas.simulator.progress import Pressure
+from hespas.simulator.streams import COMMUNICATION, COMPUTE, kinds_of, stream_codes
+
+__all__ = ["pressures_of"]
+
+_MOST_TAKEN = 0.5
+"""Of the units and of the bandwidth of the memory of a device: beyond, the form has no data."""
+_TIMES = {
+    CollectiveKind.ALL_REDUCE: 2.0,
+    CollectiveKind.ALL_GATHER: 1.0,
+    CollectiveKind.REDUCE_SCATTER: 1.0,
+    CollectiveKind.ALL_TO_ALL: 1.0,
+}
+"""How often the buffer of a collective leaves a rank, in the limit of many ranks; any other: once."""
+
+
+def pressures_of(
+    workload: Workload, estimates: Sequence[Estimate], device: Device, diagnostics: Diagnostics
+) -> tuple[Pressure, ...] | None:
+    """Per rank class, of its nodes; None where communication takes nothing from the kernels of a device."""
+    held = held_of(device)
+    if held is None:
+        return None
+    found = tuple(
+        _of_class(graph, estimate, device, held.units)
+        for graph, estimate in zip(workload.classes, estimates, strict=True)
+    )
+    compute, memory = factor_of(device, "compute"), factor_of(device, "memory")
+    diagnostics.info(
+        "simulate.interference",
+        device.name,
+        f"beside a collective, which holds {held.units} of {device.units} {device.unit_name}s, kernels run "
+        f"slower by factors {compute.value:.2f} +- {compute.std_error:.2f} (arithmetic) and "
+        f"{memory.value:.2f} +- {memory.std_error:.2f} (memory) of the share it takes: {memory.source}",
+        count=int(any(pressure.matters for pressure in found)),
+    )
+    return found
+
+
+def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) -> Pressure:
+    estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
+    kinds = kinds_of(stream_codes(graph))
+    computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & estimated
+    talks = (kinds == COMMUNICATION) & np.isin(
+        graph.kind, (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
+    )
+    arithmetic = _arithmetic_share(graph, device)
+    share = min(units / device.units, _MOST_TAKEN)
+    taken = np.clip(_bandwidth_share(graph, estimate.duration_ns, device), 0.0, _MOST_TAKEN)
+    moves = factor_of(device, "memory").value * taken / (1.0 - taken)
+    holds = factor_of(device, "compute").value * share / (1.0 - share)
+    return Pressure(
+        holds=np.where(talks, holds, 0.0),
+        moves=np.where(talks, moves, 0.0),
+        by_units=np.where(computes, arithmetic, 0.0),
+        by_memory=np.where(computes, 1.0 - arithmetic, 0.0),
+        stretches=(graph.kind == int(NodeKind.COLLECTIVE)) & estimated,
+    )
+
+
+def _arithmetic_share(graph: OpGraph, device: Device) -> FloatArray:
+    """1 where arithmetic limits a node, 0 where memory does, half where nobody knows."""
+    peaks = Roofline().estimate(graph, device, Diagnostics())
+    limits = np.array([name == "compute" for name in peaks.bounds])[peaks.bound]
+    return np.where(peaks.bound < 0, 0.5, limits.astype(np.float64))
+
+
+def _bandwidth_share(graph: OpGraph, duration_ns: FloatArray, device: Device) -> FloatArray:
+    """The share of the memory's bandwidth that the bytes a node sends and receives take, 0 where unknown."""
+    sent = np.zeros(len(graph))
+    table = graph.collectives
+    times = np.array([_TIMES.get(kind, 1.0) for kind in sorted(CollectiveKind)])[table.kind]
+    payload = np.fmax(table.comm_bytes, np.fmax(table.operand_bytes, table.result_bytes))
+    sent[table.node] = np.nan_to_num(times * payload)
+    sent[graph.p2p.node] = np.nan_to_num(graph.p2p.comm_bytes)
+    bytes_per_s = device.main_memory.bandwidth_bytes_per_s
+    links = max((link.bandwidth_bytes_per_s for link in device.links if link.kind != "pcie"), default=np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.minimum(np.where(duration_ns > 0, sent / duration_ns * 1e9, 0.0), links)
+        return np.nan_to_num(2.0 * rate / bytes_per_s)

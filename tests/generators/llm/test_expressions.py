@@ -1,0 +1,134 @@
+"""Sizes as expressions: exact, evaluated when all is known, and refused with what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hespas.generators.llm.expressions import ExpressionError, evaluated
+
+
+def value(text: str, **sizes: int | str) -> int:
+    stated: dict[str, int | str] = {"x": text, **sizes}
+    return evaluated(stated)["x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4 * hidden", 16384),
+        ("round_up(8 * hidden / 3, 256)", 11008),
+        ("max(min(1, 2), 3) * 2", 6),
+        ("(1 + 2) * 3 - 4", 5),
+        ("2 - 1 - 1", 0),
+        ("12 / 3 / 2", 2),
+        ("10 / 4 * 2", 5),
+        ("7 // 2 + 7 % 4", 6),
+        ("1 + 2 * 3", 7),
+        ("round_up(5, 5)", 5),
+        (" hidden ", 4096),
+    ],
+)
+def test_expressions_are_exact(text: str, expected: int) -> None:
+    assert value(text, hidden=4096) == expected
+
+
+def test_order_does_not_matter() -> None:
+    sizes: dict[str, int | str] = {"c": "b + 1", "b": "a * 2", "a": 3}
+    assert evaluated(sizes) == {"a": 3, "b": 6, "c": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "an empty expression"),
+        ("  ", "an empty expression"),
+        ("1 2", "'2' does not fit where it stands"),
+        ("1 +", "'the end' does not fit"),
+        ("* 1", "'\\*' does not fit"),
+        ("2 ** 3", "'\\*' does not fit"),
+        ("-1", "'-' does not fit"),
+        ("(1", "a parenthesis is not closed"),
+        ("1)", "without an opening parenthesis"),
+        ("1, 2", "without an opening parenthesis"),
+        ("(1, 2)", "',' does not fit"),
+        ("()", "'\\)' does not fit"),
+        ("max(1)", "max takes two values"),
+        ("max(1, 2, 3)", "max takes two values"),
+        ("max((1, 2), 3)", "',' does not fit"),
+        ("max", "'the end' does not fit"),
+        ("max 1", "'1' does not fit"),
+        ("(max)(1, 2)", "'\\)' does not fit"),
+        ("hiden", "no size is called 'hiden'; did you mean 'hidden'\\?"),
+        ("__import__", "no size is called '__import__'$"),
+        ("hidden.real", "'\\.' in 'hidden.real' is no part of an expression"),
+        ("1e3", "'e3' does not fit|no size is called 'e3'"),
+        ("hidden / 3", "1365.33 is not a whole number"),
+        ("1 - 2", "-1 is not a whole number"),
+        ("1 / (2 - 2)", "division by 0"),
+        ("1 // 0", "division by 0"),
+        ("1 % 0", "division by 0"),
+        ("round_up(1, 0)", "division by 0"),
+        ("9" * 30, "beyond 2\\*\\*62"),
+        ("1 +" * 200 + "1", "an expression of 601 characters"),
+        ("٣", "is no part of an expression"),
+    ],
+)
+def test_what_is_no_expression_is_refused(text: str, wrong: str) -> None:
+    with pytest.raises(ExpressionError, match=f"^x: .*(?:{wrong})"):
+        value(text, hidden=4096)
+
+
+def test_sizes_that_need_each_other_are_named_and_others_not() -> None:
+    with pytest.raises(ExpressionError, match=r"^b: b and c need each other$"):
+        evaluated({"a": "b", "b": "c + 1", "c": "b"})
+    with pytest.raises(ExpressionError, match=r"^x: x need each other$"):
+        evaluated({"x": "x"})
+
+
+def test_a_whole_number_has_bounds_too() -> None:
+    with pytest.raises(ExpressionError, match=r"^x: -1 is not"):
+        evaluated({"x": -1})
+    with pytest.raises(ExpressionError, match=r"^y: beyond"):
+        evaluated({"x": 2**62, "y": "x * x"})
+
+
+def test_long_expressions_need_no_recursion() -> None:
+    assert value("(" * 249 + "1" + ")" * 249) == 1
+
+
+_Known = tuple[str, int]
+
+
+def _joined(parts: tuple[_Known, str, _Known]) -> _Known:
+    (left, a), sign, (right, b) = parts
+    return f"({left} {sign} {right})", {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+_TREES = st.recursive(
+    st.integers(0, 50).map(lambda each: (str(each), each)),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(_joined),
+    max_leaves=8,
+)
+
+
+@given(_TREES)
+def test_random_expressions_have_their_value(tree: _Known) -> None:
+    text, expected = tree
+    if 0 <= expected <= 2**62:
+        assert value(text) == expected
+        assert value(f"({text} + 3) / 4 * 4") == expected + 3
+    else:
+        with pytest.raises(ExpressionError, match="is not a whole number"):
+            value(text)
+
+
+@given(st.text(alphabet="0123456789+-*/%(), xmaround_up", max_size=40))
+def test_any_text_gives_a_value_or_an_error_that_names_the_size(text: str) -> None:
+    said = ""
+    try:
+        found = value(text)
+    except ExpressionError as error:
+        found, said = 0, str(error)
+    assert said.startswith("x: ") or (not said and found >= 0)
