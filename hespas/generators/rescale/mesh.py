@@ -105,7 +105,7 @@ def find_mesh(workload: Workload) -> Mesh:
     """
     marks = {1, workload.num_ranks}
     for groups in workload.group_sets:
-        for size, stride in member_digits(groups, workload.num_ranks):
+        for size, stride in _member_digits(groups, workload.num_ranks):
             marks |= {stride, stride * size}
     for permutation in _permutations(workload):
         if permutation.pairs is None:
@@ -124,7 +124,7 @@ def find_mesh(workload: Workload) -> Mesh:
     return Mesh(tuple((f"axis{place}", size) for place, size in enumerate(sizes)))
 
 
-def member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
+def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
     """The digits that the members of each group run over, slowest first."""
     rows = groups if isinstance(groups, StridedGroups) else member_rows(groups)
     if isinstance(rows, StridedGroups):
@@ -174,7 +174,7 @@ def _permutations(workload: Workload) -> Iterator[Permutation]:
 def group_axes(groups: GroupSet, mesh: Mesh) -> tuple[str, ...]:
     """The axes that the members of a group set vary over, in ring order. Raises ``UnsupportedError``."""
     names: list[str] = []
-    for digit in member_digits(groups, mesh.num_ranks):
+    for digit in _member_digits(groups, mesh.num_ranks):
         covered = mesh.covered(digit)
         if covered is None:
             raise UnsupportedError(

@@ -290,6 +290,18 @@ def test_traces_without_views_want_a_second_one(tmp_path: Path) -> None:
     assert differences(made.classes[0], large.classes[0]) == ["name"]
 
 
+def test_the_data_axis_of_a_pipeline_grows_and_its_messages_go_on() -> None:
+    source = hespas.read(RUNS.parent / "chakra" / "pipeline_2x2")
+    assert isinstance(source, Workload)
+    made = Rescale(sizes={"dp": 8})(source, Diagnostics())
+    assert made.class_sizes == (8, 8)
+    assert {groups.num_ranks for groups in made.group_sets} == {16}
+    sends = [(each.digit, each.target_of(3)) for each in made.classes[0].permutations]
+    assert ((2, 8), 11) in sends
+    with pytest.raises(UnsupportedError, match="axis pp is a pipeline"):
+        Rescale(sizes={"pp": 4})(source, Diagnostics())
+
+
 def test_options_without_rescale_are_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         hespas.convert(RUNS / "dp2.mlir.gz", tmp_path / "x.json", rescale="dp")
