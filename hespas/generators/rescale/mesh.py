@@ -19,7 +19,7 @@ from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.groups import Digit, digits_of, groups_text
 from hespas.graph.membership import member_rows
 
-__all__ = ["Mesh", "find_mesh", "group_axes", "member_digits", "permutation_axes", "stated_mesh"]
+__all__ = ["Mesh", "find_mesh", "group_axes", "permutation_axes", "stated_mesh"]
 
 _NAME_THEM = "name the axes, outermost first: `mesh=dp=2,tp=4`"
 
