@@ -81,7 +81,7 @@ def parse_groups(text: str, ranks: int) -> GroupSet:
     mesh, _, along = text.partition(":")
     sizes = [_extent(part, text) for part in mesh.split("x")]
     if prod(sizes) != ranks:
-        raise UsageError(f"groups {text}: a mesh of {prod(sizes):,} ranks, not {ranks:,}", hint="--ranks")
+        raise UsageError(f"groups {text}: a mesh of {prod(sizes):,} ranks, not {ranks:,}", hint="`ranks`")
     named = {"inner": len(sizes) - 1, "outer": 0}
     axes = [named[each] if each in named else _extent(each, text) for each in along.split(",")]
     if len(set(axes)) < len(axes) or max(axes) >= len(sizes):
@@ -135,7 +135,7 @@ class CollectiveBenchmark:
                 f"no such kind: {', '.join(unknown) or '(none)'}", hint=f"known are {', '.join(KINDS)}"
             )
         if not 2 <= self.ranks <= _MOST_RANKS:
-            raise UsageError("collectives need at least two ranks", hint=f"--ranks 2 to {_MOST_RANKS:,}")
+            raise UsageError("collectives need at least two ranks", hint=f"`ranks=2` to {_MOST_RANKS:,}")
         if find_dtype(self.dtype) is None:
             raise UsageError(f"no such element type: {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
         if parse_groups(self.groups, self.ranks).group_size < 2:

@@ -87,7 +87,7 @@ class RandomJob:
             raise UsageError("a random job has at least two ranks, one node and a width of one")
         if self.classes < 1 or self.ranks % self.classes:
             raise UsageError(
-                f"{self.ranks} ranks are no whole multiple of {self.classes} classes", hint="--classes"
+                f"{self.ranks} ranks are no whole multiple of {self.classes} classes", hint="`classes`"
             )
         shares = (self.collective_share, self.p2p_share)
         if min(shares) < 0 or sum(shares) > 1:
@@ -95,7 +95,7 @@ class RandomJob:
         if self.broken and self.broken not in RULES:
             raise UsageError(f"no rule {self.broken!r} to break", hint=f"known are {', '.join(RULES)}")
         if self.broken and self.broken != "cycle" and self.classes < 2:
-            raise UsageError(f"--break {self.broken} needs ranks that differ", hint="--classes 2")
+            raise UsageError(f"`broken={self.broken}` needs ranks that differ", hint="`classes=2`")
 
 
 @dataclass(slots=True)

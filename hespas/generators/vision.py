@@ -130,7 +130,7 @@ class VisionStep:
         """One class of ranks."""
         self.model.check()
         if self.dp < 1 or self.batch < 1:
-            raise UsageError("a step has at least one rank, and one image on each", hint="--dp, --batch")
+            raise UsageError("a step has at least one rank, and one image on each", hint="`dp`, `batch`")
         if self.dtype not in {"bf16", "f16", "f32"}:
             raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16 or f32")
         builder = GraphBuilder(self.name)

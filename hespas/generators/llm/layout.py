@@ -259,7 +259,7 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout)
     if layout.zero not in range(4):
-        yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "--zero 1")
+        yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
         yield BrokenRule(
             "shard-divides-dp",
@@ -277,7 +277,11 @@ def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
     }
     for name, value in counts.items():
         if value < 1:
-            yield BrokenRule(f"{name}-positive", f"{name} is {value}, and must be 1 or more", f"--{name} 1")
+            yield BrokenRule(
+                f"{name}-positive",
+                f"{name} is {value}, and must be 1 or more",
+                f"`{name.replace('-', '_')}=1`",
+            )
 
 
 def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
@@ -307,7 +311,7 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
         yield BrokenRule(
             "cp-divides-seq",
             f"a sequence of {training.seq:,} tokens does not part into {why}",
-            "another --seq or --cp",
+            "another `seq` or `cp`",
         )
 
 
@@ -328,7 +332,7 @@ def _batches(layout: Layout, training: Training) -> Iterator[BrokenRule]:
         yield BrokenRule(
             "batch-divides",
             f"a global batch of {training.global_batch:,} is no multiple of dp x micro-batch = {each:,}",
-            "another --global-batch, --micro-batch or --dp",
+            "another `global_batch`, `micro_batch` or `dp`",
         )
 
 
@@ -338,54 +342,54 @@ def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[Brok
         yield BrokenRule(
             "pp-divides-layers",
             f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",
-            "a smaller --pp or --vp",
+            "a smaller `pp` or `vp`",
         )
     if layout.vp > 1 and layout.pp == 1:
         yield BrokenRule(
-            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "--vp 1, or --pp 2 and more"
+            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "`vp=1`, or `pp=2` and more"
         )
     count = micro_batches(layout, training)
     if layout.vp > 1 and layout.pp > 1 and count % layout.pp:
         yield BrokenRule(
             "vp-micro-batches",
             f"interleaving needs micro-batches in multiples of {layout.pp} stages, and there are {count}",
-            "another --global-batch, or --vp 1",
+            "another `global_batch`, or `vp=1`",
         )
     if layout.vp > 1 and training.schedule in {"gpipe", "zero-bubble"}:
         yield BrokenRule(
             "vp-schedule",
             f"schedule {training.schedule} has no virtual stages",
-            "--schedule interleaved, or --vp 1",
+            "`schedule=interleaved`, or `vp=1`",
         )
 
 
 def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
     mixtures = [block for block in dict.fromkeys(model.blocks()) if isinstance(block, Experts)]
     if not mixtures and (layout.ep > 1 or layout.etp > 1):
-        yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to spread", "--ep 1 --etp 1")
+        yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to spread", "`ep=1` `etp=1`")
     if mixtures and layout.tp > 1 and not layout.sequence_parallel:
         yield BrokenRule(
             "moe-needs-sequence-parallel",
             f"experts on {layout.tp} tensor ranks need sequence parallelism: each rank routes its own tokens",
-            "--sequence-parallel, or --tp 1",
+            "`sequence_parallel`, or `tp=1`",
         )
     stage = layout.dp * layout.cp * layout.tp
     if stage % (layout.ep * layout.etp):
         yield BrokenRule(
             "ep-divides-stage",
             f"the {stage:,} ranks of a stage do not part into ep x etp = {layout.ep * layout.etp:,}",
-            "an --ep x --etp that divides dp x cp x tp",
+            "an `ep` x `etp` that divides dp x cp x tp",
         )
     for block in mixtures:
         if block.experts % layout.ep:
             yield BrokenRule(
                 "ep-divides-experts",
                 f"{block.experts} experts do not spread over {layout.ep} expert ranks",
-                "an --ep that divides them",
+                "an `ep` that divides them",
             )
         if block.ffn % layout.etp:
             yield BrokenRule(
                 "etp-divides-ffn",
                 f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
-                "an --etp that divides it",
+                "an `etp` that divides it",
             )

@@ -155,15 +155,15 @@ class ServingStep:
         for name in ("batch", "prompt", "page"):
             if getattr(self, name) < 1:
                 raise UsageError(
-                    f"{name} is {getattr(self, name)}, and must be 1 or more", hint=f"--{name} 1"
+                    f"{name} is {getattr(self, name)}, and must be 1 or more", hint=f"`{name}=1`"
                 )
         if self.context < 0 or self.drafts < 1:
-            raise UsageError("context is negative, or nothing is drafted", hint="--context 0, --drafts 1")
+            raise UsageError("context is negative, or nothing is drafted", hint="`context=0`, `drafts=1`")
         if self.layout.cp > 1 or self.layout.vp > 1:
             raise UsageError(
                 "serving has neither context ranks nor virtual stages",
                 code="serving-layout",
-                hint="--cp 1 --vp 1",
+                hint="`cp=1` `vp=1`",
             )
         batch = Training(seq=self.layout.tp, global_batch=self.layout.dp)
         check_layout(self.model, replace(self.layout, zero=0), batch)
@@ -171,7 +171,7 @@ class ServingStep:
     def _disaggregated(self) -> Workload:
         """As many ranks that prefill as ranks that decode, in front of them."""
         if self.layout.pp > 1:
-            raise UsageError("disaggregated serving has no pipeline", code="serving-layout", hint="--pp 1")
+            raise UsageError("disaggregated serving has no pipeline", code="serving-layout", hint="`pp=1`")
         ranks = self.layout.ranks
         graphs = tuple(
             _Stage(self, 0, phase, f"{self.name}.{phase}").graph() for phase in ("prefill", "decode")
