@@ -143,7 +143,7 @@ def test_what_cannot_be_read_again_is_told_of_the_input(
     def damaged(*_: object, **__: object) -> None:
         raise FormatError("the table has no rows", path="a temporary")
 
-    monkeypatch.setattr("hespas.api.conversion._event_account", damaged)
+    monkeypatch.setattr("hespas.api.conversion.event_account", damaged)
     words = every_conversion(tmp_path, "p.csv")
     done = CliRunner().invoke(convert_app, words)
     assert (done.exit_code, f"error: {words[0]}: " in done.stderr) == (4, True), done.output

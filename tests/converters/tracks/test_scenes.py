@@ -126,6 +126,7 @@ def test_a_block_of_trips_is_named_by_its_loop_and_a_rank_says_for_whom_it_stand
         shown_by=np.zeros(4, np.int32),
         busy_ns=np.zeros((4, 1)),
         exposed_wait_ns=np.zeros((4, 2)),
+        interference_ns=np.zeros(4),
     )
     scene = scene_of(Simulated(timeline, Workload.spmd(builder.build(), 4)), Diagnostics())
     assert [label(scene, row) for row in range(2)] == [
