@@ -126,7 +126,8 @@ def queued(
     after: list[IntArray] = []
     before: list[IntArray] = []
     for talk, offset in zip(talks, first.tolist(), strict=False):
-        waits = talk.receives | (protocol == "rendezvous")
+        # in program order also behind what is sent, which a queue of the device runs first
+        waits = talk.receives | (protocol == "rendezvous") | (order is None)
         place = np.concatenate([talk.call_place, talk.move_place[waits]])
         queue = np.concatenate([talk.calls, talk.moves[waits]])[np.argsort(place, kind="stable")]
         if order is not None:

@@ -180,6 +180,18 @@ def test_a_posted_receive_holds_no_stream_and_is_no_work() -> None:
     assert len(set(done.timeline.stream[mine].tolist())) == 2
 
 
+def test_a_collective_does_not_overtake_what_is_to_be_sent_first() -> None:
+    both = StridedGroups.all_ranks(2)
+
+    def first(p: Part) -> None:
+        p.message(NodeKind.SEND, FORWARD, 5, p.compute(10))
+        p.collective(both, 2)  # is ready at once, but its partner waits for the message
+
+    receiver = program(lambda p: p.collective(both, 2, p.message(NodeKind.RECV, FORWARD, 5)))
+    done = run(stages([program(first), receiver], [0, 1]))
+    assert done.timeline.finish_ns.tolist() == [17, 17]
+
+
 def test_messages_meet_by_tag() -> None:
     def send(p: Part) -> None:
         first = p.message(NodeKind.SEND, FORWARD, 2, tag=1)
