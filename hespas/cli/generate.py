@@ -76,6 +76,8 @@ class Output:
             raise UsageError(
                 "--out DST writes the workload, --dry-run only says what it would be", hint="give one"
             )
+        if self.out == Path("-"):
+            raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
         check_reports(
             {"--json": self.json_file}, {"--out": [self.out] if self.out else []}, overwrite=self.overwrite
         )

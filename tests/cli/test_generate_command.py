@@ -113,6 +113,7 @@ def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
         (("gpt-9", "--dry-run"), "GPT-2"),
         (("gpt-2",), "--out DST writes the workload"),
         (("gpt-2", "--dry-run", "--out", "x"), "--out DST writes the workload"),
+        (("gpt-2", "--out", "-"), "not one stream"),
         (("--dry-run",), "a MODEL or a --row is needed"),
         (("gpt-2", "--precision", "fp3", "--dry-run"), "no precision 'fp3'"),
         (("gpt-2", "--recompute", "everything", "--dry-run"), "nothing that can be computed again"),
