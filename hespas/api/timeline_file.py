@@ -127,14 +127,15 @@ def aligned(profiles: Sequence[Profile]) -> list[Profile]:
     the median (see :mod:`hespas.converters.meetings`); one that shares none begins at 0 itself.
     """
     found = meetings_of(profiles)
+    owners: list[int] = found.profile.tolist()
     ends_ns = [
         float(profiles[which].start_ns[event] + profiles[which].duration_ns[event])
-        for which, event in zip(found.profile.tolist(), found.event.tolist(), strict=True)
+        for which, event in zip(owners, found.event.tolist(), strict=True)
     ]
     starts_ns = [_step_start(profile) for profile in profiles]
     # a message may be sent long before it is received: only collectives are left together
     together = np.where(found.sends < 0, found.instance, -1)
-    shifts = clock_shifts(found.profile.tolist(), together, ends_ns, starts_ns)
+    shifts = clock_shifts(owners, together, ends_ns, starts_ns)
     return [profile.shifted(shifts[which]) for which, profile in enumerate(profiles)]
 
 

@@ -36,7 +36,7 @@ def shapes_of(model: VisionModel) -> dict[str, tuple[int, ...]]:
 
 def loss(model: VisionModel, weights: dict[str, Any], images: Any, times: Any) -> Any:
     jnp, nn = jax.numpy, jax.nn
-    x = images @ weights["patches"]
+    x: Any = images @ weights["patches"]
     said = None
     if model.diffusion:
         said = nn.silu(nn.silu(times @ weights["t0"]) @ weights["t2"])
@@ -48,7 +48,7 @@ def loss(model: VisionModel, weights: dict[str, Any], images: Any, times: Any) -
         return x if scale is None else x * (1 + scale[:, None])
 
     for layer in range(model.layers):
-        said_here = [None] * 4
+        said_here: Any = [None] * 4
         if model.diffusion:
             said_here = jnp.split(said @ weights[f"{layer}.mod"], 6, axis=-1)
         q, k, v = jnp.split(norm(x, said_here[0]) @ weights[f"{layer}.qkv"], 3, axis=-1)
@@ -72,7 +72,10 @@ def test_flops_of_products_are_those_that_xla_has(model: VisionModel, tmp_path: 
     times = jax.ShapeDtypeStruct((BATCH, 256), f32)
 
     def step(weights: Any, images: Any, times: Any) -> Any:
-        return jax.value_and_grad(lambda given: loss(model, given, images, times))(weights)
+        def given(weights: Any) -> Any:
+            return loss(model, weights, images, times)
+
+        return jax.value_and_grad(given)(weights)
 
     file = tmp_path / "step.mlir"
     file.write_text(jax.jit(step).lower(weights, images, times).as_text())
