@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -155,7 +155,9 @@ def _is_shared(context: typer.Context, name: str) -> bool:
 
 def _plain(value: object) -> str | int:
     """An option's value as one of a grid."""
-    only = value[0] if isinstance(value, list) and value else value
+    only = value
+    if isinstance(value, list) and value:
+        only = cast("list[object]", value)[0]
     return only if isinstance(only, int) else str(only)
 
 

@@ -47,7 +47,8 @@ def kinds_and_equal(
     if alike is None:
         return None
     ranks, _ = run_all(traces.of_ranks(range(workload.num_ranks)), options)
-    for rank, shown_by in zip(ranks, alike.shown_by.tolist(), strict=True):
+    places: list[int] = alike.shown_by.tolist()
+    for rank, shown_by in zip(ranks, places, strict=True):
         shown, full = alike.ranks[shown_by], rank.result()
         assert list(shown.start_ns) == list(full.start_ns)
         assert list(shown.end_ns) == list(full.end_ns)

@@ -11,6 +11,7 @@ import pytest
 
 import hespas
 from hespas.graph import Timeline, Workload
+from hespas.simulator import ListScheduler
 from hespas.simulator.memory import RankMemory, memory_by_class, memory_use
 from tests.simulator.memory.test_memory_use import Draft, looped
 
@@ -103,7 +104,7 @@ def test_loops_that_are_extrapolated_need_what_unrolled_ones_do() -> None:
     expected = memory_use(graph)
     assert expected is not None
     for most in (1, 10_000):
-        scheduler = hespas.simulator.ListScheduler(max_executions=most)
+        scheduler = ListScheduler(max_executions=most)
         (found,) = hespas.simulate(workload, simulator=scheduler).memory
         assert found.use.peak_bytes == expected.peak_bytes
 
