@@ -46,6 +46,8 @@ class Part:
     head: int = -1
     tail: int = -1
     posts: list[int] = field(default_factory=list[int])
+    begins: list[int] = field(default_factory=list[int])
+    """Nodes that do not run ahead of the pass: they follow the one before."""
     ports: dict[str, int] = field(default_factory=dict[str, int])
     needs: list[Need] = field(default_factory=list[Need])
 
@@ -151,6 +153,8 @@ def _between(parts: Sequence[Part], sequence: Sequence[Instance], shift: list[in
             edges.add(need.node + moved, producer.ports[need.port] + shift[found])
         if part.head >= 0 and tails:
             order.add(part.head + moved, tails[-1])
+        for begin in part.begins if tails else ():
+            order.add(begin + moved, tails[-1])
         for post in part.posts if len(tails) > 1 else ():
             order.add(post + moved, tails[-2])
         if part.tail >= 0:

@@ -94,15 +94,24 @@ class _Mixture:
 
     @property
     def each(self) -> int:
-        """Tokens of one local expert."""
-        return max(1, round(self.received / self.local))
+        """Tokens of a local expert that some token reaches."""
+        missed = (1 - 1 / self.local) ** self.received if self.local > 1 else 0.0
+        reached = min(self.local, max(1, round(self.local * (1 - missed))))
+        return max(1, round(self.received / reached))
+
+    @property
+    def busy(self) -> int:
+        """Local experts that some token reaches, in the mean: all of them but in steps of few tokens."""
+        if self.received >= 4 * self.local:
+            return self.local
+        return min(self.local, max(1, round(self.received / self.each)))
 
     def layers(self) -> tuple[Linear, Linear]:
         """Both grouped products."""
         gates = 2 if self.block.gated else 1
         return (
-            Linear(name="fc1", inputs=self.width, outputs=self.ffn * gates, rows=self.each, count=self.local),
-            Linear(name="fc2", inputs=self.ffn, outputs=self.width, rows=self.each, count=self.local),
+            Linear(name="fc1", inputs=self.width, outputs=self.ffn * gates, rows=self.each, count=self.busy),
+            Linear(name="fc2", inputs=self.ffn, outputs=self.width, rows=self.each, count=self.busy),
         )
 
 

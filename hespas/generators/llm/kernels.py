@@ -92,7 +92,8 @@ class Kernels:
     """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
     ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
     forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
-    ``pending`` are results that are yet to be added to the residual stream, ``sums`` the nodes that did it.
+    ``made`` are gradients of weights since it was last emptied. ``pending`` are results that are yet to be
+    added to the residual stream, ``sums`` the nodes that did it.
     """
 
     builder: GraphBuilder
@@ -101,6 +102,7 @@ class Kernels:
     again: bool = False
     local: dict[str, int] = field(default_factory=dict[str, int])
     follow: list[int] = field(default_factory=list[int])
+    made: list[int] = field(default_factory=list[int])
     pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])

@@ -262,7 +262,7 @@ class Rank:
         accumulates = self.training.style == "megatron" and not self.training.pure_16bit
 
         def make(later: Kernels) -> object:
-            return later.product(
+            node = later.product(
                 f"{layer.name}.wgrad",
                 (layer.inputs, layer.outputs, layer.rows),
                 left=element,
@@ -273,6 +273,8 @@ class Rank:
                 after=[f"backward:{port}", source],
                 port=f"{port}.weights",
             )
+            later.made.append(node)
+            return node
 
         self.later(k, make)
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hespas.generators.llm.assemble import Part
-from hespas.generators.llm.attention import heads_of, projection, queries_and_keys
+from hespas.generators.llm.attention import attended_pairs, heads_of, projection, queries_and_keys
 from hespas.generators.llm.ends import Ends
 from hespas.generators.llm.feedforward import forward_experts, forward_mlp
 from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
@@ -308,7 +308,7 @@ class _Stage:
         if isinstance(block, Attention) and (block.window or block.chunk):
             reach = min(reach, block.window or block.chunk)
         pages = -(-(reach + each.queries) // self.step.page)
-        pairs = each.queries * reach + each.queries * (each.queries + 1) / 2
+        pairs = _pairs(block, each.queries, each.context)
         return AttentionShape(
             batch=each.batch, heads=heads, kv_heads=kv_heads, queries=each.queries,
             keys=pages * self.step.page, head_dim=head, value_dim=value, pairs=pairs,
@@ -361,15 +361,20 @@ class _Stage:
         k.vector("sample", "softmax", [whole], [Tensor((rows,), "i64")], after=[logits])
 
 
+def _pairs(block: Attention | LatentAttention, queries: int, context: int) -> float:
+    """Pairs of a new token and a key that it sees, of one sequence."""
+    window, chunk = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
+    before = attended_pairs(context, window, chunk) if context else 0.0
+    return attended_pairs(context + queries, window, chunk) - before
+
+
 def _attended(block: Block, queries: int, context: int) -> float:
     """FLOPs of a sequence's new tokens in attention."""
-    pairs = queries * context + queries * (queries + 1) / 2
     match block:
         case Attention(heads=heads, head_dim=head):
-            reach = min(context, block.window or block.chunk or context)
-            return 4.0 * heads * head * (queries * reach + queries * (queries + 1) / 2)
+            return 4.0 * heads * head * _pairs(block, queries, context)
         case LatentAttention(heads=heads, head_dim=head, v_dim=value):
-            return 2.0 * heads * (head + value) * pairs
+            return 2.0 * heads * (head + value) * _pairs(block, queries, context)
         case _:
             return 0.0
 

@@ -69,7 +69,15 @@ class _Stage:
     def has_variants(self) -> bool:
         """Whether the first forward and the last backward pass of a step do more than the others."""
         overlap = self.training.overlap
-        return self.layout.zero < 2 and (overlap.gradients or (self.layout.zero == 1 and overlap.parameters))
+        gathers = self.layout.zero in {1, 2} and not self.frees_weights and overlap.parameters
+        return gathers or (self.layout.zero < 2 and overlap.gradients)
+
+    @property
+    def frees_weights(self) -> bool:
+        """Whether weights are gathered for each pass: FSDP, which keeps them until the backward pass where
+        only gradients are sharded. Megatron-Core keeps them whole.
+        """
+        return self.layout.zero == 3 or (self.layout.zero == 2 and self.training.style != "megatron")
 
     @cached_property
     def rank(self) -> Rank:
@@ -141,6 +149,8 @@ class _Stage:
                     in_place=True,
                 )
             )
+        if ahead < 0 and k.part.kind != "end":
+            k.part.begins += nodes
         return nodes
 
     def _shares(self, weights: Weights) -> Iterator[tuple[str, int, StridedGroups]]:
@@ -212,14 +222,16 @@ class _Stage:
     def _forward(self, k: Kernels, first: bool) -> None:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
-        gathers = self.layout.zero >= 2 or (
-            self.layout.zero == 1 and first and self.training.overlap.parameters
-        )
+        once = self.layout.zero in {1, 2} and first and self.training.overlap.parameters
+        gathers = self.frees_weights or once
+        if self.frees_weights and (self._is_first(chunk) or self._is_last(chunk)):
+            k.module = "ends"
+            k.follow = self._gather(k, self.rest, -1)
         x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
         ahead = -1
         pending = self._gathered(k, numbers[0], -1) if gathers and numbers else []
         for place, number in enumerate(numbers):
-            k.follow = pending
+            k.follow = [*k.follow, *pending]
             pending = []
             before = len(self.builder)
             if gathers and place + 1 < len(numbers):
@@ -245,6 +257,7 @@ class _Stage:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
         grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
+        before_chunk = sum(map(len, self.chunks[:chunk]))
         gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
         if gathers and numbers:
             pending = self._gathered(k, numbers[-1], -1)
@@ -253,12 +266,12 @@ class _Stage:
             k.follow, pending, before = pending, [], len(self.builder)
             if gathers and place:
                 pending = self._gathered(k, numbers[place - 1], ahead)
-            grad = self._layer_backward(k, number, grad, place)
+            grad = self._layer_backward(k, number, grad, before_chunk + place)
             ahead = k.first_compute(before)
             k.module = f"layers.{number}"
-            k.name_port(f"done.{number}", k.part.tail)
             if not self.splits:
                 self._reduce_here(k, number, k.part.tail, last)
+            k.made = []
         k.module = ""
         if self._is_first(chunk):
             self.ends.embed_backward(k, grad)
@@ -276,7 +289,7 @@ class _Stage:
     def _reduce_here(self, k: Kernels, number: int, done: Value, last: bool) -> None:
         """Reduce a layer's gradients after its pass: each micro-batch with FSDP, else after the last."""
         if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
-            for place, node in enumerate(self._reduced(k, self._weights_of(number), [done])):
+            for place, node in enumerate(self._reduced(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{place}", node)
 
     def _weights(self, k: Kernels, last: bool) -> None:
@@ -327,7 +340,7 @@ class _Stage:
 
     def _regather(self, k: Kernels, updated: Value) -> None:
         """Updated weights, where they are not gathered ahead of their use."""
-        if self.layout.zero not in {1} or isinstance(updated, str):
+        if self.frees_weights or not self.layout.zero or isinstance(updated, str):
             return
         if not self.training.overlap.parameters:
             for numbers in self.chunks:
