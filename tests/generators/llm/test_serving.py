@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import hespas
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.model import LatentAttention, Model
+from hespas.generators.llm.model import Attention, LatentAttention, Model
 from hespas.generators.llm.serving import PHASES, Phase, ServingStep
 from hespas.graph import NodeKind, OpClass, OpGraph
 from hespas.graph.errors import UsageError
@@ -114,3 +115,25 @@ def test_stages_of_a_pipeline_hand_on() -> None:
 def test_what_cannot_be_served_is_refused(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         step(**settings).workload()
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 2), (3, 6), (64, 128)])
+def test_experts_that_no_token_reaches_are_not_read(batch: int, tokens: int) -> None:
+    graph = step(MIXTURE, batch=batch, context=16).workload().classes[0]
+    table = graph.contractions
+    rows = [
+        row for row, node in enumerate(table.node.tolist()) if graph.node_name(node) == "layers.0.moe.fc1"
+    ]
+    (row,) = rows
+    assert int(table.batch[row]) <= min(16, tokens)
+    assert int(table.batch[row]) * int(table.m[row]) == pytest.approx(tokens, rel=0.1)
+
+
+def test_a_window_limits_what_a_prompt_sees_of_itself() -> None:
+    block = DENSE.layers[0][0]
+    assert isinstance(block, Attention)
+    narrow = replace(DENSE, layers=((replace(block, window=32), DENSE.layers[0][1]),) * 8)
+    made = step(narrow, phase="prefill", prompt=256)
+    flops = total(made.workload().classes[0], OpClass.ATTENTION)[0]
+    assert flops == 8 * 8 * 64 * 4 * (32 * 33 / 2 + (256 - 32) * 32)
+    assert product_flops(made.workload()) == pytest.approx(made.account().model_flops_per_step)

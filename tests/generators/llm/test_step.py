@@ -303,6 +303,31 @@ def test_compilers_merge_additions_into_the_next_norm() -> None:
     assert hespas.check(merged).valid
 
 
+def test_weights_are_gathered_no_earlier_than_a_layer_ahead() -> None:
+    workload = step(DENSE, Layout(dp=4, zero=3), global_batch=8)
+    graph = workload.classes[0]
+    done = hespas.simulate(workload, "H100-SXM", system="dgx-h100").timeline
+    mine = done.rank == 0
+    starts = dict(zip(done.node[mine].tolist(), done.start_ns[mine].tolist(), strict=True))
+    names = {graph.node_name(node): node for node in reversed(range(len(graph)))}
+    loss = starts[names["loss0.cross_entropy"]]
+    gathers = [node for node in range(len(graph)) if graph.node_name(node) == "layers.7.weights.all_gather"]
+    forward, backward, *_ = sorted(starts[node] for node in gathers)
+    assert forward > starts[names["layers.5.attention.norm"]]
+    assert backward > loss
+    waited = set(graph.data_deps.values.tolist())
+    made = [node for node in range(len(graph)) if ".wgrad" in graph.node_name(node)]
+    layers = [node for node in made if graph.node_name(node).startswith("layers.")]
+    assert layers
+    assert set(layers) <= waited
+
+
+def test_layers_computed_again_are_counted_in_each_stage() -> None:
+    layout, recompute = Layout(pp=2, vp=2), recompute_of("full:3")
+    one, other = step(DENSE, layout, recompute=recompute), step(DENSE, Layout(pp=2), recompute=recompute)
+    assert product_flops(one) == pytest.approx(product_flops(other))
+
+
 def test_settings_are_not_spent_on_generating() -> None:
     layout = Layout(dp=4096, tp=8, pp=2)
     workload: Workload = step(DENSE, layout, global_batch=4096 * 4)
