@@ -197,7 +197,9 @@ class _Stage:
         if step.phase == "disaggregated":  # the layout of both pools, whose first data rank begins the second
             layout = replace(layout, dp=2 * layout.dp)
         tokens = sum(each.batch * each.queries for each in self.sequences)
-        layout = replace(layout, sequence_parallel=tokens % layout.tp == 0 and self._routes())
+        if self._routes():  # each tensor rank routes its own tokens, which are filled up to as many for each
+            tokens = -(-tokens // layout.tp) * layout.tp
+        layout = replace(layout, sequence_parallel=self._routes())
         training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision)
         self.rank = Rank(step.model, layout, training, batch_tokens=tokens)
 

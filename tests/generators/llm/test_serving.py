@@ -137,3 +137,9 @@ def test_a_window_limits_what_a_prompt_sees_of_itself() -> None:
     flops = total(made.workload().classes[0], OpClass.ATTENTION)[0]
     assert flops == 8 * 8 * 64 * 4 * (32 * 33 / 2 + (256 - 32) * 32)
     assert product_flops(made.workload()) == pytest.approx(made.account().model_flops_per_step)
+
+
+def test_no_token_is_dropped_where_tensor_ranks_route() -> None:
+    graph = step(MIXTURE, Layout(tp=4, ep=4), batch=3, context=16).workload().classes[0]
+    routed = [node for node in range(len(graph)) if graph.node_name(node) == "layers.0.moe.permute"]
+    assert [graph.types.shape(int(graph.results.row(node)[0])) for node in routed] == [(2, 512)]
