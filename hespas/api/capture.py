@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -11,10 +12,10 @@ import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.captures.axes import CollectiveRow
-from hespas.captures.jax.lowering import Platform, lower
+from hespas.captures.jax.lowering import Lowered, Platform, lower
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner
-from hespas.captures.program import captured, collective_rows
+from hespas.captures.program import Captured, captured, collective_rows
 from hespas.captures.target import load_function, load_object
 from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
@@ -24,7 +25,7 @@ from hespas.files.documents import Count, Figure
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import totals
 
 if TYPE_CHECKING:
@@ -164,24 +165,10 @@ def capture(
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
     chosen, said = _function(function, args)
-    lowered = lower(
-        chosen,
-        arguments or said,
-        keywords,
-        devices,
-        platform=platform,
-        explicit=explicit,
-        diagnostics=found,
+    lowering = partial(
+        lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
     )
-    done = captured(
-        lowered.program,
-        lowered.name,
-        mesh=devices,
-        partitioner=partitioner,
-        timeout_s=timeout_s,
-        metadata={"framework": "jax"},
-        diagnostics=found,
-    )
+    done = _captured(lowering, devices, partitioner, timeout_s, found)
     size = 0
     if destination is not None:
         size = write(
@@ -197,6 +184,36 @@ def capture(
         written="" if destination is None else str(destination),
         written_bytes=size,
     )
+
+
+def _captured(
+    lowering: Callable[..., Lowered],
+    mesh: Mesh,
+    partitioner: Partitioner,
+    timeout_s: float,
+    found: Diagnostics,
+) -> Captured:
+    """The program of each device. What Shardy cannot do is left to GSPMD where neither is asked for."""
+
+    def one(*, shardy: bool) -> Captured:
+        lowered = lowering(shardy=shardy, diagnostics=found)
+        return captured(
+            lowered.program,
+            lowered.name,
+            mesh=mesh,
+            partitioner="shardy" if shardy else "gspmd",
+            timeout_s=timeout_s,
+            metadata={"framework": "jax"},
+            diagnostics=found,
+        )
+
+    if partitioner != "auto":
+        return one(shardy=partitioner == "shardy")
+    try:
+        return one(shardy=True)
+    except UnsupportedError as error:
+        found.warning("capture.fallback", "partitioner", f"{error.text}; GSPMD propagates shardings instead")
+    return one(shardy=False)
 
 
 def _function(

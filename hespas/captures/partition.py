@@ -18,7 +18,7 @@ from typing import Literal
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition_child import PARTITIONED, REFUSED, Settings
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
 __all__ = ["TIMEOUT_S", "Partitioner", "partition"]
 
@@ -29,7 +29,9 @@ TIMEOUT_S = 1800.0
 """How long a program may keep the partitioner busy."""
 
 _POLLED_S = 0.01
-_LAST_LINES = 400
+_MOST_SAID = 400
+_SUSPECTED = re.compile(r"(?:\\n|\s)*Suspected Python Code")
+_KINDS: dict[str, type[HespasError]] = {"UsageError": UsageError, "FormatError": FormatError}
 _SHARDY = (b"sdy.", b"xla.sdy", b"sdy\0")
 _FATAL = re.compile(r"(?:Check failed|F\d{4} |LLVM ERROR|assertion).*", re.IGNORECASE)
 _WAYS_ROUND = (
@@ -55,7 +57,13 @@ def partition(
     ``UnsupportedError`` where the partitioner refuses, crashes or does not finish.
     """
     wanted = {} if axes is None else Mesh.of(axes).axes
-    shardy = partitioner == "shardy" or (partitioner == "auto" and any(mark in program for mark in _SHARDY))
+    is_shardy = any(mark in program for mark in _SHARDY)
+    if is_shardy and partitioner == "gspmd":
+        raise UsageError(
+            "the program has the annotations of Shardy, which GSPMD does not read",
+            hint="capture the function itself with `partitioner=gspmd`, or leave that out",
+        )
+    shardy = is_shardy or partitioner == "shardy"
     with tempfile.TemporaryDirectory(prefix="hespas-partition-") as scratch:
         source, folder = Path(scratch, "program"), Path(scratch, "out")
         source.write_bytes(program)
@@ -116,18 +124,15 @@ def _is_whole(path: Path) -> bool:
         return file.read().rstrip().endswith(b"}")
 
 
-def _failure(
-    folder: Path, errors: Path, status: int | None, timeout_s: float
-) -> UnsupportedError | UsageError:
+def _failure(folder: Path, errors: Path, status: int | None, timeout_s: float) -> HespasError:
     """Why there is no partitioned program."""
     refusal = folder / REFUSED
     if refusal.exists():
         told = json.loads(refusal.read_text(encoding="utf-8"))
-        kind = {"UsageError": UsageError}.get(told["kind"], UnsupportedError)
         if told["kind"] == "XLA":
-            return UnsupportedError(
-                f"XLA's partitioner refuses the program: {told['message']}", hint=_WAYS_ROUND
-            )
+            why = _SUSPECTED.split(told["message"])[0].strip()[:_MOST_SAID]
+            return UnsupportedError(f"XLA's partitioner refuses the program: {why}", hint=_WAYS_ROUND)
+        kind = _KINDS.get(told["kind"], UnsupportedError)
         return kind(told["message"], hint=told["hint"] or None)
     said = errors.read_text(encoding="utf-8", errors="replace")
     fatal = _FATAL.search(said)
@@ -136,5 +141,5 @@ def _failure(
         how = f"does not finish within {timeout_s:g} s"
     else:
         how = f"ends with status {status}" if status >= 0 else f"ends with signal {-status}"
-    told = f": {last[:_LAST_LINES]}" if last else ""
+    told = f": {last[:_MOST_SAID]}" if last else ""
     return UnsupportedError(f"XLA's partitioner {how}{told}", hint=_WAYS_ROUND)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from hespas.converters.stablehlo.communication import read_mesh
+from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, Module, Operation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.sandbox import bounded_memory
@@ -45,6 +45,7 @@ _MEMORY_BYTES, _MEMORY_PER_BYTE = 8 << 30, 2_000
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 _FRONTEND = "mhlo.frontend_attributes"
 _CUSTOM_PARTITIONING = "CustomSPMDPartitioning"
+_COLLECTIVES = frozenset(f"stablehlo.{name}" for name in COMMUNICATION - {"send", "recv"})
 
 
 class Settings(NamedTuple):
@@ -162,11 +163,17 @@ class _Program:
         op.attributes["mesh"] = sdy.MeshAttr.get(sizes)
 
     def check(self) -> None:
-        """Raise ``UnsupportedError`` for what another process cannot partition."""
+        """Raise ``UsageError`` for what is partitioned already, ``UnsupportedError`` for what another process
+        cannot partition.
+        """
+        by_hand = any("SPMDFullToShardShape" in _called(op) for op in self._operations)
         for op in self._operations:
-            if op.name == "stablehlo.custom_call" and _CUSTOM_PARTITIONING in str(
-                op.attributes["call_target_name"]
-            ):
+            if op.name in _COLLECTIVES and not by_hand and not _is_manual(op):
+                raise UsageError(
+                    f"the program is partitioned already: {op.name} stands outside of any shard_map",
+                    hint="leave `mesh` out",
+                )
+            if _CUSTOM_PARTITIONING in _called(op):
                 raise UnsupportedError(
                     "the program partitions an operation by a function of its own (custom_partitioning), "
                     "which lives in the process that lowered it",
@@ -219,6 +226,20 @@ def _walk(module: Module, bindings: Bindings) -> Iterator[Operation]:
 
     module.operation.walk(visit)
     return iter(found)
+
+
+def _called(op: Operation) -> str:
+    return str(op.attributes["call_target_name"]) if op.name == "stablehlo.custom_call" else ""
+
+
+def _is_manual(op: Operation) -> bool:
+    """Whether an operation stands within a ``shard_map``, or in a function that one may call."""
+    above: Any = op
+    while above is not None and above.name != "func.func":
+        if above.name == "sdy.manual_computation":
+            return True
+        above = above.parent
+    return above is None or _name(above) != "main"
 
 
 def _name(op: Operation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hespas.captures.axes import CollectiveRow, axes_of
 from hespas.captures.mesh import Mesh
@@ -13,6 +14,10 @@ from hespas.converters.hlo.reader import read_module
 from hespas.graph import CollectiveKind, Diagnostics, Workload
 
 __all__ = ["Captured", "captured", "collective_rows"]
+
+
+_OWN_LINES = 'source_file="-"'
+"""Where operations of a text without locations come from: MLIR does not know its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ def captured(
     Raises what :func:`hespas.captures.partition.partition` does.
     """
     text = partition(program, axes=mesh, partitioner=partitioner, timeout_s=timeout_s)
+    own = f'source_file="{Path(path).name}"'.replace("\\", "/")
+    text = text.replace(_OWN_LINES, own if '"' not in Path(path).name else _OWN_LINES)
     workload = read_module(text.encode(), path, ReadOptions(), diagnostics)
     stated = {"mesh": str(mesh)} if mesh is not None else {}
     described = {**workload.metadata, "partitioner": "xla", **stated, **(metadata or {})}

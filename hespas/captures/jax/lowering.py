@@ -6,7 +6,8 @@ import inspect
 import io
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -46,9 +47,11 @@ def lower(
     *,
     platform: Platform = "tpu",
     explicit: Sequence[str] = (),
+    shardy: bool = True,
     diagnostics: Diagnostics,
 ) -> Lowered:
     """Trace and lower ``function`` on ``mesh``, whose axes in ``explicit`` are typed (``AxisType.Explicit``).
+    Shardings are annotated for Shardy, or for GSPMD.
 
     ``arguments`` are values or abstract values, a text (:mod:`.arguments`), or a function that makes them,
     given the mesh if it takes one. None: ``function`` takes the mesh alone and returns the step with its
@@ -62,7 +65,7 @@ def lower(
     kinds = [_kind(jax, explicit=name in explicit) for name in mesh.names]
     abstract = jax.sharding.AbstractMesh(mesh.sizes, mesh.names, axis_types=tuple(kinds))
     name = _name(function)
-    with jax.sharding.use_abstract_mesh(abstract), warnings.catch_warnings():
+    with _annotated(jax, shardy=shardy), jax.sharding.use_abstract_mesh(abstract), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         with users_code(f"making the arguments of {name}"):
             call = _call(jax, function, arguments, dict(keywords or {}), abstract)
@@ -86,6 +89,20 @@ def _jax() -> ModuleType:
 def _kind(jax: ModuleType, *, explicit: bool) -> object:
     kinds = jax.sharding.AxisType
     return kinds.Explicit if explicit else kinds.Auto
+
+
+@contextmanager
+def _annotated(jax: ModuleType, *, shardy: bool) -> Generator[None]:
+    """Within, JAX annotates for the one or the other partitioner."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update(_WHOSE, shardy)
+    try:
+        yield
+    finally:
+        jax.config.update(_WHOSE, before)
+
+
+_WHOSE = "jax_use_shardy_partitioner"
 
 
 # --- the step and its arguments
