@@ -119,7 +119,7 @@ def _tell(done: GenerationResult) -> None:
 # --- language models
 
 _LAYOUT, _STEP, _HABITS, _SERVING = "Layout", "Step", "Habits of the framework", "Serving"
-_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline")
+_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context")
 
 _Model = Annotated[
     str, typer.Argument(metavar="MODEL|FILE.toml", help="A model that ships, or one of your own.")
@@ -156,6 +156,12 @@ _SequenceParallel = Annotated[
 _Ring = Annotated[
     bool,
     typer.Option("--ring-attention", help="Keys go round a ring, not gathered.", rich_help_panel=_LAYOUT),
+]
+_Exchange = Annotated[
+    bool,
+    typer.Option(
+        "--context-all-to-all", help="Context ranks exchange tokens for heads.", rich_help_panel=_LAYOUT
+    ),
 ]
 _Seq = Annotated[int, _degree("Length of a sequence.", _STEP, metavar="TOKENS")]
 _GlobalBatch = Annotated[int, _degree("Sequences of a step (0: a micro-batch each).", _STEP, least=0)]
@@ -226,6 +232,7 @@ def llm(
     data_shard: _DataShard = 0,
     sequence_parallel: _SequenceParallel = True,
     ring_attention: _Ring = False,
+    context_all_to_all: _Exchange = False,
     seq: _Seq = 4096,
     global_batch: _GlobalBatch = 0,
     micro_batch: _MicroBatch = 1,
@@ -234,7 +241,7 @@ def llm(
     schedule: _Schedule = "1f1b",
     lora_rank: _Lora = 0,
     style: _Style = "megatron",
-    overlap: _Overlap = "gradients,parameters,pipeline",
+    overlap: _Overlap = "gradients,parameters,pipeline,context",
     capacity: _Capacity = 0.0,
     imbalance: _Imbalance = 1.0,
     phase: _Phase = "train",
@@ -294,6 +301,7 @@ def llm(
         layout = Layout(
             dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, zero=3 if fsdp else zero, shard=data_shard,
             sequence_parallel=sequence_parallel, ring_attention=ring_attention,
+            context_all_to_all=context_all_to_all,
         )  # fmt: skip
         numbers = precision_of(precision)
         if phase != "train":

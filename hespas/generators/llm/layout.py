@@ -6,7 +6,7 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -301,6 +301,7 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
                 f"{block.kv_heads} key heads neither spread over {tp} tensor ranks nor repeat on them",
                 "a tp that divides kv_heads, or a multiple of it",
             )
+    yield from _exchanges(layout, blocks)
     parts = cp * (tp if layout.has_sequence_parallel else 1)
     if training.seq % (2 * cp if cp > 1 else 1) or training.seq % parts:
         why = (
@@ -313,6 +314,33 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
             f"a sequence of {training.seq:,} tokens does not part into {why}",
             "another `seq` or `cp`",
         )
+
+
+def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
+    """Rules of context ranks that exchange tokens for heads."""
+    tp, cp = layout.tp, layout.cp
+    if cp == 1 or not layout.context_all_to_all:
+        return
+    if layout.ring_attention:
+        yield BrokenRule(
+            "cp-one-way",
+            "keys go round a ring of context ranks, or tokens are exchanged for heads, not both",
+            "`ring_attention`, or `context_all_to_all`",
+        )
+    for block in blocks:
+        if isinstance(block, Attention | LatentAttention) and block.heads % (tp * cp):
+            yield BrokenRule(
+                "cp-divides-heads",
+                f"heads {block.heads:,} do not part into {tp} tensor x {cp} context ranks that exchange them",
+                "a `cp` that divides the heads of a tensor rank, or no `context_all_to_all`",
+            )
+        kv_heads = max(1, block.kv_heads // tp) if isinstance(block, Attention) else cp
+        if kv_heads % cp and cp % kv_heads:
+            yield BrokenRule(
+                "cp-kv-heads",
+                f"{kv_heads} key heads of a tensor rank neither spread over {cp} context ranks nor repeat",
+                "a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
+            )
 
 
 def _shared_by_tensor_ranks(block: Block) -> tuple[str, int]:

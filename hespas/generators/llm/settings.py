@@ -150,7 +150,8 @@ class Overlap:
     gathers of sharded weights run ahead of their layer (distributed optimizer, FSDP); ``tensor``: collectives
     of tensor parallelism are split in as many parts as there are ranks and pipelined with the products beside
     them; ``experts``: tokens travel to experts beside the shared expert; ``pipeline``: messages between
-    stages leave while the stage computes on.
+    stages leave while the stage computes on; ``context``: keys go round a ring of context ranks beside
+    attention to those before.
     """
 
     gradients: bool = True
@@ -158,11 +159,12 @@ class Overlap:
     tensor: bool = False
     experts: bool = False
     pipeline: bool = True
+    context: bool = True
 
     @classmethod
     def none(cls) -> Overlap:
         """Nothing overlaps."""
-        return cls(gradients=False, parameters=False, pipeline=False)
+        return cls(gradients=False, parameters=False, pipeline=False, context=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
