@@ -3,8 +3,9 @@
 Weights and gradients travel as frameworks have them travel. With a sharded optimizer (ZeRO-1) gradients are
 reduce-scattered once a step and updated weights gathered, layer by layer, beside computation where that is
 asked for. FSDP (ZeRO-2, -3) gathers the weights of a layer before its forward pass, and before its backward
-pass where they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch. Experts'
-weights are reduced over the ranks that hold the same experts.
+pass where they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch; so too with
+what stands outside of layers, an embedding among it, whose backward pass does not read it. Experts' weights
+are reduced over the ranks that hold the same experts.
 """
 
 from __future__ import annotations
@@ -204,6 +205,10 @@ class _Stage:
     def _is_last(self, chunk: int) -> bool:
         return self.stage == self.layout.pp - 1 and chunk == self.layout.vp - 1
 
+    def _has_rest(self, chunk: int) -> bool:
+        """Whether what stands outside of layers is this chunk's: only one of a stage has any."""
+        return self._is_first(chunk) or self._is_last(chunk)
+
     def _receive(self, k: Kernels, backward: bool) -> int:
         way = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
         tag = 2 * k.part.chunk + backward
@@ -224,7 +229,7 @@ class _Stage:
         numbers = self.chunks[chunk]
         once = self.layout.zero in {1, 2} and first and self.training.overlap.parameters
         gathers = self.frees_weights or once
-        if self.frees_weights and (self._is_first(chunk) or self._is_last(chunk)):
+        if self.frees_weights and self._has_rest(chunk):
             k.module = "ends"
             k.follow = self._gather(k, self.rest, -1)
         x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
@@ -256,14 +261,18 @@ class _Stage:
     def _backward(self, k: Kernels, last: bool) -> None:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
-        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
-        before_chunk = sum(map(len, self.chunks[:chunk]))
         gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
+        if gathers and self._is_last(chunk):
+            k.module = "ends"
+            k.follow = self._gather(k, self.rest, -1)
+        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
+        made_of_head, k.made = k.made, []
+        before_chunk = sum(map(len, self.chunks[:chunk]))
         if gathers and numbers:
             pending = self._gathered(k, numbers[-1], -1)
         for place in reversed(range(len(numbers))):
             number = numbers[place]
-            k.follow, pending, before = pending, [], len(self.builder)
+            k.follow, pending, before = [*k.follow, *pending], [], len(self.builder)
             if gathers and place:
                 pending = self._gathered(k, numbers[place - 1], ahead)
             grad = self._layer_backward(k, number, grad, before_chunk + place)
@@ -274,10 +283,15 @@ class _Stage:
             k.made = []
         k.module = ""
         if self._is_first(chunk):
+            if gathers and not self._is_last(chunk):
+                k.module = "ends"
+                k.follow = self._gather(k, self.rest, ahead)
             self.ends.embed_backward(k, grad)
         else:
             self._send(k, grad, backward=True)
         k.name_port("done", k.part.tail)
+        if not self.splits:
+            self._reduce_rest_here(k, made_of_head)
 
     def _layer_backward(self, k: Kernels, number: int, grad: Value, place: int) -> Value:
         grad = backward_layer(self.rank, k, self.layer(number), number, grad, place=place)
@@ -292,16 +306,24 @@ class _Stage:
             for place, node in enumerate(self._reduced(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{place}", node)
 
+    def _reduce_rest_here(self, k: Kernels, made: Sequence[int]) -> None:
+        """Reduce gradients of what stands outside of layers each micro-batch, with FSDP."""
+        if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
+            return
+        k.module = "ends"
+        for place, node in enumerate(self._reduced(k, self.rest, [*made, k.part.tail])):
+            k.name_port(f"reduced.rest.{place}", node)
+
     def _weights(self, k: Kernels, last: bool) -> None:
         made = self.rank.deferred or []
         for make in made:
             make(k)
         k.module = ""
         k.name_port("done", k.part.tail)
-        if last and self.training.overlap.gradients:
-            for number in reversed(self.chunks[k.part.chunk]):
-                k.module = f"layers.{number}"
-                self._reduce_here(k, number, k.part.tail, last)
+        for number in reversed(self.chunks[k.part.chunk]):
+            k.module = f"layers.{number}"
+            self._reduce_here(k, number, k.part.tail, last)
+        self._reduce_rest_here(k, k.made)
         if self.rank.deferred is not None:
             self.rank.deferred.clear()
 
@@ -333,7 +355,14 @@ class _Stage:
         """Gradients of what stands outside of layers, and of norms under sequence parallelism."""
         done = [each for each in reduced if isinstance(each, str) and each.endswith(":done")]
         k.module = "ends"
-        nodes: list[Value] = [*reduced, *self._reduced(k, self.rest, done)]
+        nodes: list[Value] = list(reduced)
+        if self.layout.zero >= 2:
+            kind = "weights" if self.splits else "backward"
+            chunk = next(filter(self._has_rest, range(self.layout.vp)), 0)
+            places = range(len(list(self._shares(self.rest))))
+            nodes += [f"{kind}@{chunk}:reduced.rest.{place}" for place in places]
+        else:
+            nodes += self._reduced(k, self.rest, done)
         nodes += self.ends.shared_gradients(k, self.stage, done, sum(map(len, self.chunks)))
         k.module = ""
         return nodes
