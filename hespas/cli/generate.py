@@ -177,6 +177,13 @@ _Recompute = Annotated[
         help="What the backward pass computes again.",
     ),
 ]  # fmt: skip
+_Offload = Annotated[
+    str,
+    typer.Option(
+        metavar="optimizer|MODULES", rich_help_panel=_STEP,
+        help="What moves to the host: states of the optimizer, kept activations.",
+    ),
+]  # fmt: skip
 _Schedule = Annotated[ScheduleName, typer.Option(help="Order of a stage's passes.", rich_help_panel=_STEP)]
 _Lora = Annotated[int, _degree("Train adapters of this rank only (0: all weights).", _STEP, least=0)]
 _Style = Annotated[Style, typer.Option(help="Whose kernels.", rich_help_panel=_HABITS)]
@@ -238,6 +245,7 @@ def llm(
     micro_batch: _MicroBatch = 1,
     precision: _Precision = "bf16",
     recompute: _Recompute = "none",
+    offload: _Offload = "",
     schedule: _Schedule = "1f1b",
     lora_rank: _Lora = 0,
     style: _Style = "megatron",
@@ -287,6 +295,7 @@ def llm(
             ServingStep,
             Training,
             load_model,
+            offload_of,
             precision_of,
             recompute_of,
         )
@@ -313,10 +322,12 @@ def llm(
                 diagnostics,
             )  # fmt: skip
             return
+        optimizer_offload, again = offload_of(offload, recompute_of(recompute))
         training = Training(
             seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,
-            precision=numbers, recompute=recompute_of(recompute), schedule=schedule, style=style,
-            overlap=_overlap(overlap), lora_rank=lora_rank, capacity=capacity, imbalance=imbalance,
+            precision=numbers, recompute=again, optimizer_offload=optimizer_offload, schedule=schedule,
+            style=style, overlap=_overlap(overlap), lora_rank=lora_rank, capacity=capacity,
+            imbalance=imbalance,
         )  # fmt: skip
         output.make(LlmStep(model=load_model(model), layout=layout, training=training), diagnostics)
 

@@ -337,6 +337,34 @@ class Kernels:
         self.builder.set(node, useful_flops=dims * shape.pairs)
         return node
 
+    def transfer(
+        self,
+        name: str,
+        tensor: Tensor,
+        *,
+        stores: bool,
+        after: Sequence[Value] = (),
+        control: Sequence[int] = (),
+        port: str = "",
+        in_place: bool = False,
+    ) -> int:
+        """A copy to the memory of the host, or back. Its bytes are those that cross the link, once."""
+        size = self.bytes_of(tensor)
+        return self.node(
+            name,
+            "aten::copy_",
+            OpClass.HOST,
+            [tensor],
+            [tensor],
+            kind=NodeKind.MEM_STORE if stores else NodeKind.MEM_LOAD,
+            bytes_read=size if stores else 0.0,
+            bytes_written=0.0 if stores else size,
+            after=after,
+            control=control,
+            port=port,
+            in_place=in_place,
+        )
+
     def collective(
         self,
         name: str,

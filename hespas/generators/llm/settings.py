@@ -7,12 +7,13 @@ micro-batches; degrees of parallelism are in :mod:`hespas.generators.llm.layout`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hespas.graph.errors import UsageError
 
 __all__ = [
+    "LAYER_INPUT",
     "MODULES",
     "PRECISIONS",
     "SCHEDULES",
@@ -23,6 +24,7 @@ __all__ = [
     "ScheduleName",
     "Style",
     "Training",
+    "offload_of",
     "precision_of",
     "recompute_of",
 ]
@@ -90,6 +92,10 @@ attention, whole feed-forward blocks, whole mixtures, projections of queries, ke
 """
 
 
+LAYER_INPUT = "decoder_layer_input"
+"""The input of a layer that is computed again, by MaxText's name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """What is computed again in the backward pass: ``modules`` of :data:`MODULES`, in the first ``layers`` of
@@ -131,6 +137,21 @@ def recompute_of(text: str) -> Recompute:
             hint=f"none, selective, full, full:LAYERS, or some of {', '.join(MODULES)} with commas",
         )
     return Recompute(modules=frozenset(names), layers=int(count) if count else -1)
+
+
+def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
+    """Whether the ``optimizer`` of a list with commas moves to the host, and what of activations does: names
+    of :data:`MODULES`, of as many layers as are computed again. Raises ``UsageError``.
+    """
+    names = {each for each in text.split(",") if each}
+    unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
+    if unknown:
+        raise UsageError(
+            f"offload '{text}': {unknown[0]} is nothing that can be moved to the host",
+            hint=f"some of optimizer, {LAYER_INPUT}, {', '.join(MODULES)} with commas",
+        )
+    away = frozenset(names - {"optimizer"})
+    return "optimizer" in names, replace(recompute, offloaded=away)
 
 
 def precision_of(name: str) -> Precision:

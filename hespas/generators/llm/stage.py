@@ -20,6 +20,7 @@ from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.layers import backward_layer, forward_layer
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import Layer, Model
+from hespas.generators.llm.offload import bytes_away, load_activations, ports_away, store_activations
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.schedule import Action, order_of
 from hespas.generators.llm.settings import Training
@@ -243,6 +244,9 @@ class _Stage:
                 pending = self._gathered(k, numbers[place + 1], ahead)
             x = self._layer(k, number, x)
             ahead = k.first_compute(before)
+            away = bytes_away(self.rank, self.layer(number), self._place(chunk, place))
+            if away:
+                store_activations(k, number, away)
         k.module = ""
         if self._is_last(chunk):
             self.ends.loss(k, x)
@@ -267,15 +271,16 @@ class _Stage:
             k.follow = self._gather(k, self.rest, -1)
         grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
         made_of_head, k.made = k.made, []
-        before_chunk = sum(map(len, self.chunks[:chunk]))
         if gathers and numbers:
             pending = self._gathered(k, numbers[-1], -1)
+        pending += self._fetch(k, len(numbers) - 1, -1)
         for place in reversed(range(len(numbers))):
             number = numbers[place]
             k.follow, pending, before = [*k.follow, *pending], [], len(self.builder)
             if gathers and place:
                 pending = self._gathered(k, numbers[place - 1], ahead)
-            grad = self._layer_backward(k, number, grad, before_chunk + place)
+            pending += self._fetch(k, place - 1, ahead)
+            grad = self._layer_backward(k, number, grad, self._place(chunk, place))
             ahead = k.first_compute(before)
             k.module = f"layers.{number}"
             if not self.splits:
@@ -292,6 +297,27 @@ class _Stage:
         k.name_port("done", k.part.tail)
         if not self.splits:
             self._reduce_rest_here(k, made_of_head)
+
+    def _place(self, chunk: int, place: int) -> int:
+        """Which of the stage's layers the ``place``-th of a chunk is."""
+        return sum(map(len, self.chunks[:chunk])) + place
+
+    def _fetch(self, k: Kernels, place: int, ahead: int) -> list[int]:
+        """Activations of the ``place``-th layer of a chunk that are on the host, behind the node ``ahead``;
+        what the layer's backward pass has to wait for where no value of it does.
+        """
+        chunk = k.part.chunk
+        if place < 0:
+            return []
+        number = self.chunks[chunk][place]
+        layer, nth = self.layer(number), self._place(chunk, place)
+        away = bytes_away(self.rank, layer, nth)
+        if not away:
+            return []
+        forward = next(each for each in self.parts if (each.kind, each.chunk) == ("forward", chunk))
+        ports = ports_away(self.rank, layer, number, nth, forward.ports)
+        node = load_activations(k, number, away, ahead, ports)
+        return [] if ports else [node]
 
     def _layer_backward(self, k: Kernels, number: int, grad: Value, place: int) -> Value:
         grad = backward_layer(self.rank, k, self.layer(number), number, grad, place=place)
