@@ -141,6 +141,9 @@ _Vp = Annotated[int, _degree("Virtual stages of each rank.")]
 _Cp = Annotated[int, _degree("Context-parallel ranks.")]
 _Ep = Annotated[int, _degree("Ranks that experts are spread over.")]
 _Etp = Annotated[int, _degree("Tensor-parallel ranks inside experts.")]
+_ExpertNode = Annotated[
+    int, _degree("Ranks of a node, to which a token goes once (0: straight to its experts).", least=0)
+]
 _Zero = Annotated[
     int,
     typer.Option(
@@ -234,6 +237,7 @@ def llm(
     cp: _Cp = 1,
     ep: _Ep = 1,
     etp: _Etp = 1,
+    expert_node: _ExpertNode = 0,
     zero: _Zero = 1,
     fsdp: _Fsdp = False,
     data_shard: _DataShard = 0,
@@ -310,7 +314,7 @@ def llm(
         layout = Layout(
             dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, zero=3 if fsdp else zero, shard=data_shard,
             sequence_parallel=sequence_parallel, ring_attention=ring_attention,
-            context_all_to_all=context_all_to_all,
+            context_all_to_all=context_all_to_all, expert_node=expert_node,
         )  # fmt: skip
         numbers = precision_of(precision)
         if phase != "train":

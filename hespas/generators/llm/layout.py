@@ -38,6 +38,8 @@ class Layout:
     head that of one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
     ``ring_attention``: keys travel in a ring of context ranks, else they are gathered;
     ``context_all_to_all``: instead, context ranks exchange tokens for heads (arXiv 2309.14509).
+    ``expert_node``: ranks of a node; a token goes to each node of its experts once and on inside of it, as
+    DeepEP sends it (0: straight to the rank of each expert).
     """
 
     dp: int = 1
@@ -56,6 +58,7 @@ class Layout:
     head_counts: bool = False
     ring_attention: bool = False
     context_all_to_all: bool = False
+    expert_node: int = 0
 
     @property
     def ranks(self) -> int:
@@ -132,6 +135,22 @@ class Groups:
     def experts(self) -> StridedGroups:
         """Ranks among which experts are spread."""
         return self._of_experts("ep")
+
+    def _of_nodes(self, axis: str) -> StridedGroups:
+        layout = self.layout
+        inside = min(layout.ep, layout.expert_node)
+        sizes = {"pp": layout.pp, "edp": layout.edp, "nodes": layout.ep // inside, "inside": inside}
+        return StridedGroups.from_mesh(list(sizes.values()), [list(sizes).index(axis)])
+
+    @cached_property
+    def expert_nodes(self) -> StridedGroups:
+        """Ranks at the same place of the nodes that experts are spread over."""
+        return self._of_nodes("nodes")
+
+    @cached_property
+    def expert_inside(self) -> StridedGroups:
+        """Ranks of a node that experts are spread over."""
+        return self._of_nodes("inside")
 
     @cached_property
     def expert_tensor(self) -> StridedGroups:
@@ -258,6 +277,7 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _batches(layout, training)
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout)
+    yield from _dispatch_rules(layout, training)
     if layout.zero not in range(4):
         yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
@@ -421,3 +441,22 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
                 f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
                 "an `etp` that divides it",
             )
+
+
+def _dispatch_rules(layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Rules of tokens that go to nodes first."""
+    node, ep = layout.expert_node, layout.ep
+    if node == 0:
+        return
+    if node < 0 or (ep % node and node % ep):
+        yield BrokenRule(
+            "expert-node",
+            f"{ep} expert ranks neither fill nodes of {node} ranks nor divide one",
+            "the ranks of a node, or `expert_node=0`",
+        )
+    if layout.etp > 1 or training.capacity > 0:
+        yield BrokenRule(
+            "expert-node-dropless",
+            "tokens that go once to each node go to whole experts, which have room for all of them",
+            "`etp=1` `capacity=0`, or `expert_node=0`",
+        )
