@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hespas.generators.llm.mamba import scanned_chunks
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -221,7 +222,7 @@ def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
     compute, tp = rank.precision.compute, rank.layout.tp
     inner = rank.tokens * block.inner // tp
     yield _Kept("mamba", "", storage(rank.tokens * mamba_projected(block) // tp, compute))
-    states = rank.tokens // block.chunk * block.heads * block.head_dim * block.state // tp
+    states = scanned_chunks(rank, block)[0] * block.heads * block.head_dim * block.state // tp
     yield _Kept("mamba", "", storage(inner, compute) + 4 * states)
     yield _Kept("mamba", "", storage(inner, _operand(rank)))
 
