@@ -152,27 +152,28 @@ class Ends:
 
     # --- the end of a step
 
-    def shared_gradients(self, k: Kernels, stage: int, done: Sequence[Value], layers: int) -> list[Value]:
-        """Sums of gradients of what several ranks hold whole: norms over tensor ranks that saw other tokens,
-        a tied embedding over the first and the last stage.
+    def shared_gradients(
+        self, k: Kernels, stage: int, done: Sequence[Value], weights: Weights
+    ) -> list[Value]:
+        """Sums of gradients of what several ranks hold whole: those of replicated weights over tensor ranks,
+        those of a tied embedding over the first and the last stage.
         """
         r = self.rank
-        if not r.trains_weights:
-            return []
         nodes: list[Value] = []
-        element = r.precision.gradient
-        if r.layout.has_sequence_parallel:
-            norms = Tensor((max(1, 2 * layers) * r.hidden,), element)
+        if weights.replicated:
+            parts = Tensor((weights.replicated,), r.gradient)
             nodes.append(
                 k.collective(
-                    "norms.all_reduce", CollectiveKind.ALL_REDUCE, r.groups.tensor, norms, after=done
+                    "replicated.all_reduce", CollectiveKind.ALL_REDUCE, r.groups.tensor, parts, after=done
                 )
             )
+        if not r.trains_weights:
+            return nodes
         pp = r.layout.pp
         if r.model.tied and pp > 1 and stage in {0, pp - 1}:
             inner = r.layout.ranks // pp
             pairs = ExplicitGroups(tuple((each, each + (pp - 1) * inner) for each in range(inner)))
-            table = Tensor((self._columns, r.hidden), element)
+            table = Tensor((self._columns, r.hidden), r.gradient)
             nodes.append(
                 k.collective("tied_embedding.all_reduce", CollectiveKind.ALL_REDUCE, pairs, table, after=done)
             )
@@ -196,7 +197,7 @@ class Ends:
         k.module = "optimizer"
         pure = r.training.pure_16bit
         flat = (-(-elements // _ROW), min(elements, _ROW))  # kernels go over all tensors at once
-        gradient = Tensor(flat, r.precision.compute if pure else r.precision.gradient)
+        gradient = Tensor(flat, r.gradient)
         after: list[Value] = list(reduced)
         if r.training.grad_norm:
             one = Tensor((1,), "f32")

@@ -86,6 +86,11 @@ class Rank:
         """Whether the matrices themselves are trained, not adapters beside them."""
         return self.training.lora_rank == 0
 
+    @property
+    def gradient(self) -> str:
+        """Element type of accumulated gradients."""
+        return self.precision.compute if self.training.pure_16bit else self.precision.gradient
+
     @cached_property
     def stream(self) -> Tensor:
         """The residual stream on this rank."""

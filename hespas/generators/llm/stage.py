@@ -164,9 +164,7 @@ class _Stage:
 
     def _reduced(self, k: Kernels, weights: Weights, after: Sequence[Value]) -> list[int]:
         """Sum gradients over the ranks that hold the same weights, sharded where the optimizer is."""
-        element = (
-            self.training.precision.compute if self.training.pure_16bit else self.training.precision.gradient
-        )
+        element = self.rank.gradient
         nodes: list[int] = []
         kind = CollectiveKind.REDUCE_SCATTER if self.layout.zero else CollectiveKind.ALL_REDUCE
         for name, elements, groups in self._shares(weights):
@@ -325,16 +323,16 @@ class _Stage:
             reduced.append(f"{kind}@{chunk}:done")
         k.module = ""
         total = sum((self._weights_of(number) for numbers in self.chunks for number in numbers), self.rest)
-        self.ends.finish(k, total, self._reduce_rest(k, reduced), self._regather)
+        self.ends.finish(k, total, self._reduce_rest(k, reduced, total), self._regather)
         k.part.end = len(self.builder)
         return len(self.parts) - 1
 
-    def _reduce_rest(self, k: Kernels, reduced: list[Value]) -> list[Value]:
-        """Gradients of what stands outside of layers, and of norms under sequence parallelism."""
+    def _reduce_rest(self, k: Kernels, reduced: list[Value], total: Weights) -> list[Value]:
+        """Gradients of what stands outside of layers, and of ``total`` what tensor ranks hold whole."""
         done = [each for each in reduced if isinstance(each, str) and each.endswith(":done")]
         k.module = "ends"
         nodes: list[Value] = [*reduced, *self._reduced(k, self.rest, done)]
-        nodes += self.ends.shared_gradients(k, self.stage, done, sum(map(len, self.chunks)))
+        nodes += self.ends.shared_gradients(k, self.stage, done, total)
         k.module = ""
         return nodes
 

@@ -1,8 +1,13 @@
 """How many parameters a rank has: of a layer, and of what stands outside of layers.
 
 Matrices part over tensor ranks, except that key heads repeat where there are fewer than ranks, and that the
-down-projections of latent attention and routers are whole on each. Norms are whole. Experts part over expert
-ranks and their tensor ranks.
+down-projections of latent attention, routers, projections around experts and of further predictions are whole
+on each. Norms and what is added to the residual stream are whole. Experts part over expert ranks and their
+tensor ranks.
+
+A weight that is whole on each tensor rank has a part of its gradient there: of the rank's own tokens where
+sequences part over tensor ranks (arXiv 2205.05198), or of its own heads, which norms of queries and keys are
+applied to. These are ``replicated``: their gradients are summed over tensor ranks, and no others.
 """
 
 from __future__ import annotations
@@ -31,12 +36,14 @@ __all__ = ["Weights", "weights_of_layer", "weights_of_rest"]
 
 class Weights(NamedTuple):
     """Trained parameters of a rank: ``dense`` ones are sharded over data ranks, those of ``experts`` over the
-    ranks that hold the same experts. ``frozen`` ones are not trained.
+    ranks that hold the same experts. ``frozen`` ones are not trained. ``replicated`` counts those of the dense
+    ones whose gradients tensor ranks sum.
     """
 
     dense: int = 0
     experts: int = 0
     frozen: int = 0
+    replicated: int = 0
 
     def __add__(self, other: object) -> Weights:
         """The sum, part by part."""
@@ -48,7 +55,7 @@ class Weights(NamedTuple):
 def weights_of_layer(model: Model, layout: Layout, training: Training, layer: Layer) -> Weights:
     """Parameters of a layer on one rank."""
     norms = len(layer) * (2 if model.post_norms else 1) * norm_parameters(model)
-    total = Weights(dense=norms)
+    total = Weights(dense=norms, replicated=_summed(layout, by_token=norms))
     for block in layer:
         total += _of_block(model, layout, block)
     if not training.lora_rank:
@@ -58,31 +65,54 @@ def weights_of_layer(model: Model, layout: Layout, training: Training, layer: La
     return Weights(dense=adapters, frozen=total.dense + total.experts)
 
 
+def _summed(layout: Layout, *, by_token: int = 0, by_head: int = 0) -> int:
+    """Of weights that are whole on each tensor rank those whose gradients are summed: of what is applied to
+    tokens outside of tensor-parallel regions, and to heads of a rank.
+    """
+    return (by_token if layout.has_sequence_parallel else 0) + (by_head if layout.tp > 1 else 0)
+
+
 def _of_block(model: Model, layout: Layout, block: Block) -> Weights:
     hidden, tp = model.hidden, layout.tp
     match block:
         case Attention():
-            return Weights(dense=_attention(block, hidden, tp))
+            qkv = block.head_dim * (block.heads // tp + 2 * max(1, block.kv_heads // tp))
+            matrices = hidden * (qkv + block.heads // tp * block.head_dim)
+            added = hidden if block.bias else 0
+            norms = 2 * block.head_dim if block.qk_norm else 0
+            return Weights(
+                dense=matrices + (qkv if block.bias else 0) + added + norms,
+                replicated=_summed(layout, by_token=added, by_head=norms),
+            )
         case LatentAttention():
-            down = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
-            rest = matrix_parameters(block, hidden) - down
-            return Weights(dense=down + rest // tp + block.q_lora + block.kv_lora)
+            projected = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
+            parted = (matrix_parameters(block, hidden) - projected) // tp
+            down = projected + block.q_lora + block.kv_lora
+            return Weights(dense=down + parted, replicated=_summed(layout, by_token=down))
         case Experts():
-            each = expert_parameters(block, hidden) // layout.etp
-            router = hidden * block.experts * (1 + block.bias) + 2 * hidden * block.latent
+            router = hidden * block.experts + (block.experts if block.bias else 0)
+            around = router + 2 * hidden * block.latent
             shared = (3 if block.gated else 2) * hidden * block.shared_ffn // tp
-            return Weights(dense=router + shared, experts=block.experts // layout.ep * each)
-        case Mlp() | Mamba():
+            return Weights(
+                dense=around + shared,
+                experts=block.experts // layout.ep * _expert(block, hidden, layout.etp),
+                replicated=_summed(layout, by_token=around),
+            )
+        case Mlp():
+            wide = (2 if block.gated else 1) * block.ffn // tp if block.bias else 0
+            added = hidden if block.bias else 0
+            return Weights(
+                dense=matrix_parameters(block, hidden) // tp + wide + added,
+                replicated=_summed(layout, by_token=added),
+            )
+        case Mamba():
             return Weights(dense=parameters(block, hidden) // tp)
 
 
-def _attention(block: Attention, hidden: int, tp: int) -> int:
-    heads, kv_heads = block.heads // tp, max(1, block.kv_heads // tp)
-    qkv = block.head_dim * (heads + 2 * kv_heads)
-    bias = qkv + hidden if block.bias else 0
-    return (
-        hidden * qkv + heads * block.head_dim * hidden + bias + (2 * block.head_dim if block.qk_norm else 0)
-    )
+def _expert(block: Experts, hidden: int, etp: int) -> int:
+    """Parameters of one expert on a rank."""
+    bias = (2 if block.gated else 1) * block.ffn // etp + (block.latent or hidden) if block.bias else 0
+    return expert_parameters(block, hidden) // etp + bias
 
 
 def _adapters(model: Model, layout: Layout, block: Block, rank: int) -> int:
@@ -106,10 +136,14 @@ def weights_of_rest(model: Model, layout: Layout, training: Training, *, first: 
     is the embedding where a stage has both, and a copy of it where it has only the head.
     """
     table = -(-model.vocab // layout.tp) * model.hidden
-    total = 0
+    total = whole = 0
     if first:
         total += table + model.max_positions * model.hidden
     if last:
-        total += norm_parameters(model) + (0 if model.tied and first else table)
-        total += model.mtp_layers * (2 * model.hidden * model.hidden + 3 * norm_parameters(model))
-    return Weights(frozen=total) if training.lora_rank else Weights(dense=total)
+        total += 0 if model.tied and first else table
+        whole = norm_parameters(model) * (1 + 3 * model.mtp_layers)
+        whole += model.mtp_layers * 2 * model.hidden * model.hidden
+        total += whole
+    if training.lora_rank:
+        return Weights(frozen=total)
+    return Weights(dense=total, replicated=_summed(layout, by_token=whole))
