@@ -3,8 +3,8 @@
 Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are permuted so that those of an
 expert stand together, travel to the ranks that hold their experts, pass two grouped products, and travel
 back, where they are summed by their scores. Loads are balanced but for the stated imbalance; with a capacity
-factor each expert has room for that many times its share, and all of it travels. A shared expert is a
-feed-forward block beside it.
+factor each expert has room for that many times its share, and all of it travels and is worked on. A shared
+expert is a feed-forward block beside it.
 """
 
 from __future__ import annotations
@@ -85,12 +85,8 @@ class _Mixture:
 
     @classmethod
     def of(cls, r: Rank, block: Experts) -> _Mixture:
-        layout, training = r.layout, r.training
-        factor = training.capacity or 1.0
-        routed = round(r.expert_rows * block.topk * factor)
-        received = round(routed * layout.etp * training.imbalance)
-        local = block.experts // layout.ep
-        return cls(block, routed, received, local, block.latent or r.hidden, block.ffn // layout.etp)
+        local, ffn = block.experts // r.layout.ep, block.ffn // r.layout.etp
+        return cls(block, r.routed(block), r.received(block), local, block.latent or r.hidden, ffn)
 
     @property
     def each(self) -> int:
@@ -138,7 +134,7 @@ def _latent(r: Rank, block: Experts) -> tuple[Linear, Linear]:
 def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back: bool) -> Value:
     """Tokens to the ranks of their experts and their tensor ranks, or back."""
     sent = r.value(mixture.routed, mixture.width)
-    spread = r.value(mixture.routed * r.layout.etp, mixture.width)
+    spread = r.value(mixture.received, mixture.width)
     groups, inner = r.groups.experts, r.groups.expert_tensor
     if back:
         x = r.collective(k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, inner, of=spread, x=x)

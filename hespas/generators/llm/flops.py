@@ -142,16 +142,18 @@ def model_flops(model: Model, training: Training, convention: Convention = Conve
 
 
 def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
-    """Those and what is computed again: scores, in the backward pass of fused attention (arXiv 2205.14135,
-    2307.08691: five products where the model has four), and what the settings ask for. Which layers are the
-    first of their stage is the ``layout``'s; without one there is one stage.
+    """Those, what is computed again, and what experts work on beyond the tokens that are routed. Again are
+    computed scores, in the backward pass of fused attention (arXiv 2205.14135, 2307.08691: five products
+    where the model has four), and what the settings ask for. Which layers are the first of their stage is the
+    ``layout``'s; without one there is one stage. All ranks count as the busiest one, as they do in a graph.
     """
-    seq = training.seq
+    seq, passes = training.seq, 2 if training.lora_rank else 3
     again = 0.0
     for numbers in _stages(model, layout or Layout()):
         for place, number in enumerate(numbers):
             for block in model.all_layers[number]:
-                again += _scores(block, seq) + _again(block, training.recompute, place, model.hidden, seq)
+                again += _scores(block, seq) + _again(block, training, place, model.hidden)
+                again += passes * 2.0 * seq * _filled(block, model.hidden, training)
     return model_flops(model, training, Convention.EXACT) + training.global_batch * again
 
 
@@ -166,10 +168,19 @@ def _scores(block: Block, seq: int) -> float:
     return 0.0
 
 
-def _again(block: Block, recompute: Recompute, place: int, hidden: int, seq: int) -> float:
+def _filled(block: Block, hidden: int, training: Training) -> float:
+    """Elements of matrices of experts that a token meets beyond those it is routed to, in the mean."""
+    if not isinstance(block, Experts):
+        return 0.0
+    return block.topk * expert_parameters(block, hidden) * (training.expert_load - 1)
+
+
+def _again(block: Block, training: Training, place: int, hidden: int) -> float:
     """Forward FLOPs of a sequence that the backward pass of the ``place``-th layer of a stage does again."""
+    recompute, seq = training.recompute, training.seq
     attention = attention_flops(block, seq, Convention.EXACT)
-    matrices = 2.0 * seq * matrix_parameters(block, hidden, active=True)
+    met = matrix_parameters(block, hidden, active=True) + _filled(block, hidden, training)
+    matrices = 2.0 * seq * met
     if recompute.whole(place):
         return matrices + attention
     match block:
@@ -234,7 +245,6 @@ def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Train
             down = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
             return (whole - down) / tp + down / (tp if layout.has_sequence_parallel else 1)
         case Experts():
-            routed = block.topk * expert_parameters(block, hidden)
-            return (whole - routed + routed * (training.capacity or 1.0)) / tp
+            return (whole + _filled(block, hidden, training)) / tp
         case Mlp() | Mamba():
             return whole / tp

@@ -31,7 +31,6 @@ __all__ = [
     "Work",
     "kept_of_layer",
     "matrix_shapes",
-    "routed_tokens",
     "storage",
     "total",
     "whole_of_layer",
@@ -195,15 +194,8 @@ def _activated(rank: Rank, tokens: int, ffn: int, *, gated: bool, of: str, act: 
         yield _Kept(of, act, storage(tokens * ffn, compute))
 
 
-def routed_tokens(rank: Rank, block: Experts) -> int:
-    """Tokens that the experts of the busiest rank work on in a micro-batch."""
-    training = rank.training
-    factor = training.capacity if training.capacity > 0 else training.imbalance
-    return round(rank.expert_rows * block.topk * factor * rank.layout.etp)
-
-
 def _experts(rank: Rank, block: Experts) -> Iterator[_Kept]:
-    tokens, layout = routed_tokens(rank, block), rank.layout
+    tokens, layout = rank.received(block), rank.layout
     width = block.latent or rank.hidden
     yield _Kept("experts", "inner", _ROUTER_BYTES * rank.rows * block.experts)
     yield _Kept("experts", "inner", storage(tokens * width, _operand(rank)) + 4 * tokens)
@@ -247,7 +239,7 @@ def _by_operation(rank: Rank, block: Block) -> Parts:
         case Mlp():
             return {"mlp": storage(tokens * block.ffn // tp + wide, compute)}
         case Experts():
-            routed = routed_tokens(rank, block) * block.ffn // rank.layout.etp
+            routed = rank.received(block) * block.ffn // rank.layout.etp
             return {"experts": storage(routed + tokens * block.shared_ffn // tp + wide, compute)}
         case Mamba():
             return {"mamba": storage(tokens * mamba_projected(block) // tp, compute)}
@@ -307,7 +299,7 @@ def _experts_work(rank: Rank, block: Experts, stream: int) -> Work:
     the order of experts, or those of the activation.
     """
     layout, compute = rank.layout, rank.precision.compute
-    tokens = routed_tokens(rank, block)
+    tokens = rank.received(block)
     copy = storage(tokens * (block.latent or rank.hidden), compute)
     travels, several = layout.ep > 1, block.experts // layout.ep > 1
     forward = (1 + 2 * travels + several) * copy + 2 * stream

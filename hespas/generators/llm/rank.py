@@ -15,7 +15,7 @@ from functools import cached_property
 
 from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.layout import Groups, Layout
-from hespas.generators.llm.model import Model
+from hespas.generators.llm.model import Experts, Model
 from hespas.generators.llm.settings import Precision, Training
 from hespas.graph import CollectiveKind, StridedGroups
 
@@ -70,6 +70,16 @@ class Rank:
     def expert_rows(self) -> int:
         """Tokens that a rank routes to experts: those that no other tensor rank routes."""
         return self.tokens // self.layout.tp
+
+    def routed(self, block: Experts) -> int:
+        """Copies of tokens that a rank sends to experts in a micro-batch."""
+        return round(self.expert_rows * block.topk * self.training.expert_room)
+
+    def received(self, block: Experts) -> int:
+        """Copies of tokens that the experts of the busiest rank work on in a micro-batch, those that the
+        tensor ranks of experts gather included.
+        """
+        return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
 
     @property
     def hidden(self) -> int:

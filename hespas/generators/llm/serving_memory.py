@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from hespas.generators.llm.kept import Parts, routed_tokens, storage
+from hespas.generators.llm.kept import Parts, storage
 from hespas.generators.llm.layout import Layout, layers_of_stages
 from hespas.generators.llm.mamba import served_states
 from hespas.generators.llm.model import (
@@ -146,7 +146,7 @@ def _work(rank: Rank, block: Block) -> int:
             each = (block.latent or rank.hidden) * 2 + block.ffn * (
                 3 if block.gated else 2
             ) // rank.layout.etp
-            wide = routed_tokens(rank, block) * each + tokens * block.shared_ffn * 3 // tp
+            wide = rank.received(block) * each + tokens * block.shared_ffn * 3 // tp
         case Mamba():
             wide = tokens * (mamba_projected(block) + 2 * block.inner) // tp
     return storage(2 * tokens * rank.hidden + wide, compute)

@@ -36,8 +36,8 @@ __all__ = ["Weights", "weights_of_layer", "weights_of_rest"]
 
 class Weights(NamedTuple):
     """Trained parameters of a rank: ``dense`` ones are sharded over data ranks, those of ``experts`` over the
-    ranks that hold the same experts. ``frozen`` ones are not trained. ``replicated`` counts those of the dense
-    ones whose gradients tensor ranks sum.
+    ranks that hold the same experts. ``frozen`` ones are not trained. ``replicated`` counts the dense ones
+    whose gradients tensor ranks sum.
     """
 
     dense: int = 0
