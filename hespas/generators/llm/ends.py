@@ -190,7 +190,7 @@ class Ends:
         r = self.rank
         layout = r.layout
         shards = layout.sharded if layout.zero else 1
-        expert_shards = layout.edp if layout.zero else 1
+        expert_shards = layout.expert_sharded if layout.zero else 1
         elements = -(-weights.dense // shards) + -(-weights.experts // expert_shards)
         if not elements:
             return

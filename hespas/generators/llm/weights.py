@@ -36,13 +36,14 @@ __all__ = ["Weights", "weights_of_layer", "weights_of_rest"]
 
 class Weights(NamedTuple):
     """Trained parameters of a rank: ``dense`` ones are sharded over data ranks, those of ``experts`` over the
-    ranks that hold the same experts. ``frozen`` ones are not trained. ``replicated`` counts the dense ones
-    whose gradients tensor ranks sum.
+    ranks that hold the same experts. ``frozen`` ones, and ``frozen_experts``, are not trained. ``replicated``
+    counts the dense ones whose gradients tensor ranks sum.
     """
 
     dense: int = 0
     experts: int = 0
     frozen: int = 0
+    frozen_experts: int = 0
     replicated: int = 0
 
     def __add__(self, other: object) -> Weights:
@@ -62,7 +63,7 @@ def weights_of_layer(model: Model, layout: Layout, training: Training, layer: La
         return total
     beside = [block for block in layer if not (training.lora_attention_only and isinstance(block, Mlp))]
     adapters = sum(_adapters(model, layout, block, training.lora_rank) for block in beside)
-    return Weights(dense=adapters, frozen=total.dense + total.experts)
+    return Weights(dense=adapters, frozen=total.dense, frozen_experts=total.experts)
 
 
 def _summed(layout: Layout, *, by_token: int = 0, by_head: int = 0) -> int:
