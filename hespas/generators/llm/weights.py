@@ -31,7 +31,7 @@ from hespas.generators.llm.model import (
 )
 from hespas.generators.llm.settings import Training
 
-__all__ = ["Weights", "weights_of_layer", "weights_of_rest"]
+__all__ = ["Weights", "copied_embedding", "weights_of_layer", "weights_of_rest"]
 
 
 class Weights(NamedTuple):
@@ -132,16 +132,26 @@ def _adapters(model: Model, layout: Layout, block: Block, rank: int) -> int:
             return rank * 4 * hidden // tp
 
 
+def copied_embedding(model: Model, layout: Layout) -> int:
+    """Elements of the embedding on a rank of the first stage of which a last stage that is another one holds
+    a copy: for a tied head, and for further predictions, which look tokens up again, learned positions too.
+    """
+    table = -(-model.vocab // layout.tp) * model.hidden
+    if model.mtp_layers:
+        return table + model.max_positions * model.hidden
+    return table if model.tied else 0
+
+
 def weights_of_rest(model: Model, layout: Layout, training: Training, *, first: bool, last: bool) -> Weights:
-    """Embedding, learned positions, last norm and head on one rank of the stages that have them. A tied head
-    is the embedding where a stage has both, and a copy of it where it has only the head.
+    """Embedding, learned positions, last norm, head and what joins further predictions on one rank of the
+    stages that have them.
     """
     table = -(-model.vocab // layout.tp) * model.hidden
     total = whole = 0
     if first:
         total += table + model.max_positions * model.hidden
     if last:
-        total += 0 if model.tied and first else table
+        total += (0 if model.tied else table) + (0 if first else copied_embedding(model, layout))
         whole = norm_parameters(model) * (1 + 3 * model.mtp_layers)
         whole += model.mtp_layers * 2 * model.hidden * model.hidden
         total += whole
