@@ -23,27 +23,31 @@ __all__ = [
     "expert_activation",
     "forward_experts",
     "forward_mlp",
+    "mlp_layers",
+    "shared_expert",
 ]
 
 
-def _mlp_layers(r: Rank, block: Mlp) -> tuple[Linear, Linear]:
-    ffn = block.ffn // r.layout.tp
+def mlp_layers(r: Rank, block: Mlp) -> tuple[Linear, Linear]:
+    """Both products of a feed-forward block, the gates beside the first."""
+    ffn, adapter = block.ffn // r.layout.tp, r.adapter(block)
+    wide = ffn * (2 if block.gated else 1)
     return (
-        Linear(name="fc1", inputs=r.hidden, outputs=ffn * (2 if block.gated else 1), rows=r.tokens),
-        Linear(name="fc2", inputs=ffn, outputs=r.hidden, rows=r.tokens),
+        Linear(name="fc1", inputs=r.hidden, outputs=wide, rows=r.tokens, adapter=adapter),
+        Linear(name="fc2", inputs=ffn, outputs=r.hidden, rows=r.tokens, adapter=adapter),
     )
 
 
 def activation(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     """The nonlinearity: the port ``act``."""
-    fc1, fc2 = _mlp_layers(r, block)
+    fc1, fc2 = mlp_layers(r, block)
     reads, writes = [r.value(r.tokens, fc1.outputs)], [r.value(r.tokens, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
 
 
 def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     """A block, from the residual stream to the residual stream."""
-    fc1, fc2 = _mlp_layers(r, block)
+    fc1, fc2 = mlp_layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
     wide = r.column(k, fc1, normed, f"{key}.fc1_input", f"{key}.fc1")
     return r.added(k, key, x, r.row(k, fc2, activation(r, k, block, key, wide)))
@@ -51,7 +55,7 @@ def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
 
 def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Value:
     """The gradient of what entered a block."""
-    fc1, fc2 = _mlp_layers(r, block)
+    fc1, fc2 = mlp_layers(r, block)
     inner = r.added_backward(k, key, grad)
     inner = r.row_backward(k, fc2, inner, f"{key}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
@@ -144,15 +148,16 @@ def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back
     return x
 
 
-def _shared(r: Rank, block: Experts) -> Mlp:
+def shared_expert(block: Experts) -> Mlp:
+    """The feed-forward block beside a mixture."""
     return Mlp(ffn=block.shared_ffn, gated=block.gated, activation=block.activation)
 
 
 def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value) -> Value:
     module = k.module
     k.module = f"{module}.shared"
-    own, inside = f"{key}.shared", _shared(r, block)
-    fc1, fc2 = _mlp_layers(r, inside)
+    own, inside = f"{key}.shared", shared_expert(block)
+    fc1, fc2 = mlp_layers(r, inside)
     wide = r.column(k, fc1, normed, f"{own}.fc1_input", f"{own}.fc1")
     y = r.row(k, fc2, activation(r, k, inside, own, wide))
     k.module = module
@@ -230,8 +235,8 @@ def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
 def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value) -> Value:
     module = k.module
     k.module = f"{module}.shared"
-    own, inside = f"{key}.shared", _shared(r, block)
-    fc1, fc2 = _mlp_layers(r, inside)
+    own, inside = f"{key}.shared", shared_expert(block)
+    fc1, fc2 = mlp_layers(r, inside)
     inner = r.row_backward(k, fc2, grad, f"{own}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
     inner = k.vector(

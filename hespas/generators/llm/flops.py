@@ -14,11 +14,12 @@ it, which llm-foundry and older reports of MaxText and Megatron-LM count.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
+from hespas.generators.llm.adapters import adapter_flops
 from hespas.generators.llm.attention import attended_pairs
-from hespas.generators.llm.layout import Layout, layers_of_stages
+from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -30,6 +31,7 @@ from hespas.generators.llm.model import (
     expert_parameters,
     matrix_parameters,
 )
+from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import Recompute, Training
 
 __all__ = [
@@ -146,15 +148,44 @@ def hardware_flops(model: Model, training: Training, layout: Layout | None = Non
     computed scores, in the backward pass of fused attention (arXiv 2205.14135, 2307.08691: five products
     where the model has four), and what the settings ask for. Which layers are the first of their stage is the
     ``layout``'s; without one there is one stage. All ranks count as the busiest one, as they do in a graph.
+    Adapters count too, as often as they are there.
     """
     seq, passes = training.seq, 2 if training.lora_rank else 3
+    layout = layout or Layout()
     again = 0.0
-    for numbers in _stages(model, layout or Layout()):
+    for numbers in _stages(model, layout):
         for place, number in enumerate(numbers):
             for block in model.all_layers[number]:
                 again += _scores(block, seq) + _again(block, training, place, model.hidden)
                 again += passes * 2.0 * seq * _filled(block, model.hidden, training)
-    return model_flops(model, training, Convention.EXACT) + training.global_batch * again
+    adapters = sum(_adapters(model, layout, training, backward=True)) * layout.ranks / layout.pp
+    return model_flops(model, training, Convention.EXACT) + training.global_batch * again + adapters
+
+
+def _adapters(model: Model, layout: Layout, training: Training, *, backward: bool) -> Iterator[float]:
+    """FLOPs of a step in adapters on one rank of each stage: forward, or with two gradients each and what is
+    computed again.
+    """
+    rank = Rank(model, layout, training)
+    count = micro_batches(layout, training)
+    for numbers in _stages(model, layout):
+        found = 0.0
+        for place, number in enumerate(numbers):
+            for block in model.all_layers[number]:
+                found += (3 if backward else 1) * adapter_flops(rank, block)
+                if backward:
+                    found += adapter_flops(rank, block, _layers_again(block, training.recompute, place))
+        yield count * found
+
+
+def _layers_again(block: Block, recompute: Recompute, place: int) -> Collection[str] | None:
+    """Names of the linear layers of a block that are computed again; None: all."""
+    whole = "mlp" if isinstance(block, Mlp) else "moe" if isinstance(block, Experts) else "block"
+    if recompute.covers(whole, place):
+        return None
+    if isinstance(block, Attention | LatentAttention) and recompute.covers("qkv", place):
+        return ("qkv", "qkv_down", "q_up", "kv_up")
+    return ("q_up", "kv_up") if recompute.covers("mla_up_proj", place) else ()
 
 
 def _stages(model: Model, layout: Layout) -> list[list[int]]:
@@ -214,6 +245,7 @@ def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float,
     parallelism, and rows of the head that pad it.
     """
     tokens = training.global_batch * training.seq / (layout.dp * layout.cp)
+    adapters = list(_adapters(model, layout, training, backward=False))
     found: list[float] = []
     for stage, numbers in enumerate(_stages(model, layout)):
         sizes = sum(
@@ -230,7 +262,7 @@ def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float,
             rows = layout.tp if layout.has_sequence_parallel else 1
             sizes += -(-model.vocab // layout.tp) * model.hidden * (1 + model.mtp_layers)
             sizes += 2 * model.hidden**2 * model.mtp_layers / rows
-        found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp))
+        found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp) + adapters[stage])
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hespas.generators.llm.adapters import adapted_layers
 from hespas.generators.llm.mamba import scanned_chunks
 from hespas.generators.llm.model import (
     Attention,
@@ -133,9 +134,8 @@ def _tensors(rank: Rank, block: Block) -> Iterator[_Kept]:
 
 
 def _keeps_inputs(rank: Rank, block: Block) -> bool:
-    """Whether a matrix beside which nothing is trained stands in a block: its inputs are not kept."""
-    training = rank.training
-    return not (training.lora_rank and training.lora_attention_only and isinstance(block, Mlp))
+    """Whether matrices of a block, or adapters beside them, are trained: else their inputs are not kept."""
+    return rank.trains_weights or bool(adapted_layers(rank, block))
 
 
 def _operand(rank: Rank) -> str:
@@ -198,15 +198,16 @@ def _experts(rank: Rank, block: Experts) -> Iterator[_Kept]:
     tokens, layout = rank.received(block), rank.layout
     width = block.latent or rank.hidden
     yield _Kept("experts", "inner", _ROUTER_BYTES * rank.rows * block.experts)
-    yield _Kept("experts", "inner", storage(tokens * width, _operand(rank)) + 4 * tokens)
-    yield from _activated(
-        rank, tokens, block.ffn // layout.etp, gated=block.gated, of="experts", act="moe_act"
-    )
-    if block.latent:
+    arrived = storage(tokens * width, _operand(rank)) if rank.trains_weights else 0
+    yield _Kept("experts", "inner", arrived + 4 * tokens)
+    act = "moe_act" if rank.trains_weights else "none"
+    yield from _activated(rank, tokens, block.ffn // layout.etp, gated=block.gated, of="experts", act=act)
+    if block.latent and rank.trains_weights:
         yield _Kept("experts", "inner", storage(2 * rank.rows * width, rank.precision.compute))
     if block.shared_ffn:
         shared = block.shared_ffn // layout.tp
-        yield from _mlp(rank, shared, gated=block.gated, of="experts", act="inner")
+        act = "inner" if _keeps_inputs(rank, block) else "none"
+        yield from _mlp(rank, shared, gated=block.gated, of="experts", act=act)
 
 
 def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
@@ -216,7 +217,8 @@ def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
     yield _Kept("mamba", "", storage(rank.tokens * mamba_projected(block) // tp, compute))
     states = scanned_chunks(rank, block)[0] * block.heads * block.head_dim * block.state // tp
     yield _Kept("mamba", "", storage(inner, compute) + 4 * states)
-    yield _Kept("mamba", "", storage(inner, _operand(rank)))
+    if rank.trains_weights:
+        yield _Kept("mamba", "", storage(inner, _operand(rank)))
 
 
 def _by_operation(rank: Rank, block: Block) -> Parts:

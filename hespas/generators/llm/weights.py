@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hespas.generators.llm.adapters import Parting, adapted_layers
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import (
     Attention,
@@ -29,6 +30,7 @@ from hespas.generators.llm.model import (
     norm_parameters,
     parameters,
 )
+from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import Training
 
 __all__ = ["Weights", "copied_embedding", "weights_of_layer", "weights_of_rest"]
@@ -61,9 +63,9 @@ def weights_of_layer(model: Model, layout: Layout, training: Training, layer: La
         total += _of_block(model, layout, block)
     if not training.lora_rank:
         return total
-    beside = [block for block in layer if not (training.lora_attention_only and isinstance(block, Mlp))]
-    adapters = sum(_adapters(model, layout, block, training.lora_rank) for block in beside)
-    return Weights(dense=adapters, frozen=total.dense, frozen_experts=total.experts)
+    rank = Rank(model, layout, training)
+    adapters = sum((_adapters(rank, block) for block in layer), Weights())
+    return adapters + Weights(frozen=total.dense, frozen_experts=total.experts)
 
 
 def _summed(layout: Layout, *, by_token: int = 0, by_head: int = 0) -> int:
@@ -116,20 +118,17 @@ def _expert(block: Experts, hidden: int, etp: int) -> int:
     return expert_parameters(block, hidden) // etp + bias
 
 
-def _adapters(model: Model, layout: Layout, block: Block, rank: int) -> int:
-    """Adapters beside the projections of attention and the dense feed-forward layers of a block."""
-    hidden, tp = model.hidden, layout.tp
-    match block:
-        case Attention():
-            qkv = block.head_dim * (block.heads + 2 * block.kv_heads) // tp
-            return rank * (hidden + qkv + block.heads * block.head_dim // tp + hidden)
-        case LatentAttention():
-            return rank * (2 * hidden + 2 * block.heads * block.v_dim // tp)
-        case Mlp():
-            wide = block.ffn * (2 if block.gated else 1) // tp
-            return rank * (2 * hidden + wide + block.ffn // tp)
-        case Experts() | Mamba():
-            return rank * 4 * hidden // tp
+def _adapters(rank: Rank, block: Block) -> Weights:
+    """Adapters of a block. Beside a matrix whose outputs part, the first is whole on each tensor rank; beside
+    one whose inputs part the second.
+    """
+    found = Weights()
+    for each in adapted_layers(rank, block):
+        by_head = {Parting.COLUMN: each.down, Parting.ROW: each.up, Parting.WHOLE: 0}[each.parting]
+        by_token = each.down + each.up if each.parting is Parting.WHOLE else 0
+        summed = _summed(rank.layout, by_token=by_token, by_head=by_head)
+        found += Weights(dense=each.down + each.up, replicated=summed)
+    return found
 
 
 def copied_embedding(model: Model, layout: Layout) -> int:
