@@ -404,7 +404,7 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
             "ep-divides-shard",
             f"the {layout.sharded * layout.tp:,} ranks of a shard group do not part into ep x etp = "
             f"{layout.ep * layout.etp:,}, so no group holds whole copies of all experts",
-            "a larger `shard`, or an `ep` x `etp` that divides shard x cp x tp",
+            "larger shard groups, or an `ep` x `etp` that divides their ranks: shard x cp x tp",
         )
     for block in mixtures:
         if block.experts % layout.ep:
