@@ -144,22 +144,25 @@ def model_flops(model: Model, training: Training, convention: Convention = Conve
 
 
 def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
-    """Those, what is computed again, and what experts work on beyond the tokens that are routed. Again are
-    computed scores, in the backward pass of fused attention (arXiv 2205.14135, 2307.08691: five products
-    where the model has four), and what the settings ask for. Which layers are the first of their stage is the
-    ``layout``'s; without one there is one stage. All ranks count as the busiest one, as they do in a graph.
-    Adapters count too, as often as they are there.
+    """Those, what is computed again, and what ranks do alike or on padding, tokens that fill experts up among
+    it (:func:`rank_flops`). Again are computed scores, in the backward pass of fused attention (arXiv
+    2205.14135, 2307.08691: five products where the model has four), and what the settings ask for. Which
+    layers are the first of their stage is the ``layout``'s; without one there is one rank. All ranks count as
+    the busiest one, as they do in a graph. Adapters count too, as often as they are there.
     """
-    seq, passes = training.seq, 2 if training.lora_rank else 3
-    layout = layout or Layout()
+    seq, layout = training.seq, layout or Layout()
     again = 0.0
     for numbers in _stages(model, layout):
         for place, number in enumerate(numbers):
             for block in model.all_layers[number]:
                 again += _scores(block, seq) + _again(block, training, place, model.hidden)
-                again += passes * 2.0 * seq * _filled(block, model.hidden, training)
-    adapters = sum(_adapters(model, layout, training, backward=True)) * layout.ranks / layout.pp
-    return model_flops(model, training, Convention.EXACT) + training.global_batch * again + adapters
+    each = layout.ranks / layout.pp
+    ranks = sum(_without_adapters(model, layout, training)) * each
+    beside = ranks - training.global_batch * forward_flops(model, seq, Convention.EXACT)
+    passes = 2 if training.lora_rank else 3
+    once = model_flops(model, training, Convention.EXACT) + passes * beside
+    adapters = sum(_adapters(model, layout, training, backward=True)) * each
+    return once + training.global_batch * again + adapters
 
 
 def _adapters(model: Model, layout: Layout, training: Training, *, backward: bool) -> Iterator[float]:
@@ -242,10 +245,14 @@ def _projected_again(
 def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float, ...]:
     """Forward FLOPs of a step on one rank of each stage. Over all ranks they are those of the model and what
     tensor ranks do alike: key heads fewer than ranks, down-projections of latent attention without sequence
-    parallelism, and rows of the head that pad it.
+    parallelism, first and last adapters, and rows of the head that pad it.
     """
+    adapters = _adapters(model, layout, training, backward=False)
+    return tuple(map(sum, zip(_without_adapters(model, layout, training), adapters, strict=True)))
+
+
+def _without_adapters(model: Model, layout: Layout, training: Training) -> list[float]:
     tokens = training.global_batch * training.seq / (layout.dp * layout.cp)
-    adapters = list(_adapters(model, layout, training, backward=False))
     found: list[float] = []
     for stage, numbers in enumerate(_stages(model, layout)):
         sizes = sum(
@@ -262,8 +269,8 @@ def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float,
             rows = layout.tp if layout.has_sequence_parallel else 1
             sizes += -(-model.vocab // layout.tp) * model.hidden * (1 + model.mtp_layers)
             sizes += 2 * model.hidden**2 * model.mtp_layers / rows
-        found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp) + adapters[stage])
-    return tuple(found)
+        found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp))
+    return found
 
 
 def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Training) -> float:

@@ -235,3 +235,14 @@ def test_the_busiest_rank_computes_keeps_and_gathers_more() -> None:
     graph = step(MIXTURE, layout, imbalance=1.5).classes[0]
     gathered = calls(graph, CollectiveKind.ALL_GATHER, Groups(layout).expert_tensor)
     assert set(gathered) == {1.5 * 256 * 2 * 512 * 2}
+
+
+@pytest.mark.parametrize("lora_rank", [0, 8])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(DENSE, Layout(tp=8)), (replace(DENSE, vocab=1022), Layout(tp=4)), (MIXTURE, Layout(tp=2, ep=2))],
+    ids=["key-heads", "padded-head", "experts"],
+)
+def test_hardware_does_what_tensor_ranks_do_alike(model: Model, layout: Layout, lora_rank: int) -> None:
+    made = product_flops(step(model, layout, lora_rank=lora_rank))
+    assert made == pytest.approx(hardware_flops(model, training(lora_rank=lora_rank), layout), rel=1e-9)
