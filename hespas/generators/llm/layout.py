@@ -81,6 +81,13 @@ class Layout:
         return (self.shard or self.dp) * self.cp
 
     @property
+    def expert_sharded(self) -> int:
+        """Ranks over which the state of one copy of an expert is sharded: those of a shard group that hold
+        the same experts.
+        """
+        return self.sharded * self.tp // (self.ep * self.etp)
+
+    @property
     def has_sequence_parallel(self) -> bool:
         """Whether activations between tensor-parallel regions are sharded."""
         return self.sequence_parallel and self.tp > 1
@@ -102,7 +109,9 @@ class Groups:
 
     def _of_experts(self, *axes: str) -> StridedGroups:
         layout = self.layout
-        sizes = {"pp": layout.pp, "edp": layout.edp, "ep": layout.ep, "etp": layout.etp}
+        copies = layout.dp // (layout.shard or layout.dp)
+        sizes = {"pp": layout.pp, "replicate": copies, "edp": layout.expert_sharded, "ep": layout.ep,
+                 "etp": layout.etp}  # fmt: skip
         names = list(sizes)
         return StridedGroups.from_mesh(list(sizes.values()), [names.index(each) for each in axes])
 
@@ -160,7 +169,17 @@ class Groups:
     @cached_property
     def expert_data(self) -> StridedGroups:
         """Ranks that hold the same experts."""
+        return self._of_experts("replicate", "edp")
+
+    @cached_property
+    def expert_shards(self) -> StridedGroups:
+        """Ranks among which one copy of the state of experts is sharded."""
         return self._of_experts("edp")
+
+    @cached_property
+    def expert_copies(self) -> StridedGroups:
+        """Ranks that hold the same shard of the same experts."""
+        return self._of_experts("replicate")
 
     @cached_property
     def model(self) -> StridedGroups:
@@ -427,6 +446,13 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
             "ep-divides-stage",
             f"the {stage:,} ranks of a stage do not part into ep x etp = {layout.ep * layout.etp:,}",
             "an `ep` x `etp` that divides dp x cp x tp",
+        )
+    elif mixtures and layout.shard > 0 and (layout.sharded * layout.tp) % (layout.ep * layout.etp):
+        yield BrokenRule(
+            "ep-divides-shard",
+            f"the {layout.sharded * layout.tp:,} ranks of a shard group do not part into ep x etp = "
+            f"{layout.ep * layout.etp:,}, so no group holds whole copies of all experts",
+            "larger shard groups, or an `ep` x `etp` that divides their ranks: shard x cp x tp",
         )
     for block in mixtures:
         if block.experts % layout.ep:

@@ -194,8 +194,9 @@ class Training:
 
     ``lora_rank``: only adapters of that rank beside linear layers are trained (0: all weights). ``capacity``
     is the capacity factor of experts (0: dropless), ``imbalance`` the load of the busiest rank's experts over
-    the mean. ``bucket_bytes``: gradients are reduced in buckets of so many bytes (0: those of a layer).
-    ``causal``: attention is masked. ``grad_norm``: gradients are clipped by their global norm.
+    the mean, which says nothing where each expert works on all its capacity. ``bucket_bytes``: gradients are
+    reduced in buckets of so many bytes (0: those of a layer). ``causal``: attention is masked. ``grad_norm``:
+    gradients are clipped by their global norm.
     """
 
     seq: int
@@ -227,3 +228,15 @@ class Training:
     """
     lora_attention_only: bool = False
     """Adapters stand beside the linear layers of attention only."""
+
+    @property
+    def expert_room(self) -> float:
+        """Copies of tokens that travel to experts, over those that are routed."""
+        return self.capacity if self.capacity > 0 else 1.0
+
+    @property
+    def expert_load(self) -> float:
+        """Copies of tokens that the experts of the busiest rank work on, over the mean of those routed: with
+        a capacity factor all ranks work on as many, filled up or cut off.
+        """
+        return self.capacity if self.capacity > 0 else self.imbalance
