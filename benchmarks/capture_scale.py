@@ -1,8 +1,8 @@
 """A training step of a Llama captured for more and more devices, against the capture for eight.
 
-``python -m benchmarks.capture_scale``: the two layers of `fixtures/make/llama.py`, FSDP and tensor parallel, whose
-sizes divide by the mesh. CPU seconds of all processes, peak memory of the largest, and their ratio to that of eight
-devices. Exits 1 where 65,536 devices take more than 10 s or 1 GB.
+``python -m benchmarks.capture_scale``: the two layers of `fixtures/make/llama.py`, FSDP and tensor parallel,
+whose sizes divide by the mesh. CPU seconds of all processes, peak memory of the largest, and their ratio to
+that of eight devices. Exits 1 where 65,536 devices take more than 10 s or 1 GB.
 """
 
 from __future__ import annotations
