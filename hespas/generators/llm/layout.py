@@ -6,13 +6,13 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp, Model
-from hespas.generators.llm.settings import Training
+from hespas.generators.llm.settings import Overlap, Training
 from hespas.graph import Permutation, StridedGroups
 from hespas.graph.errors import UsageError
 
@@ -24,6 +24,7 @@ __all__ = [
     "check_layout",
     "layers_of_stages",
     "micro_batches",
+    "possible_overlap",
 ]
 
 
@@ -258,6 +259,7 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _batches(layout, training)
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout)
+    yield from _unmet(model, layout, training)
     if layout.zero not in range(4):
         yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
@@ -265,6 +267,12 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
             "shard-divides-dp",
             f"{layout.dp} data-parallel ranks do not part into shard groups of {layout.shard}",
             "a shard size that divides dp",
+        )
+    if layout.shard and not layout.zero:
+        yield BrokenRule(
+            "shard-needs-zero",
+            f"shard groups of {layout.shard} have nothing to share where all ranks hold the whole state",
+            "`zero=1` or more, or one group of all data ranks",
         )
 
 
@@ -393,3 +401,61 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
                 f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
                 "an `etp` that divides it",
             )
+
+
+_PARTS: Mapping[str, tuple[type[Block], ...]] = {
+    "core_attn": (Attention, LatentAttention),
+    "qkv": (Attention, LatentAttention),
+    "mla_up_proj": (LatentAttention,),
+    "mlp": (Mlp,),
+    "mlp_act": (Mlp,),
+    "moe": (Experts,),
+    "moe_act": (Experts,),
+}
+"""Blocks that hold what may be computed again; every block has the others."""
+
+
+def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: int) -> Overlap:
+    """What of an overlap there can be: tokens travel beside a shared expert, and collectives of tensor ranks
+    are pipelined with products where sequences are parallel and the matrices themselves are trained.
+    """
+    pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
+    shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())
+    return replace(overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares)
+
+
+def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Settings for which a model or a layout has no part: they would be ignored."""
+    blocks = list(dict.fromkeys(model.blocks()))
+    mixtures = [block for block in blocks if isinstance(block, Experts)]
+    for name, value, without in (
+        ("capacity", training.capacity, 0.0),
+        ("imbalance", training.imbalance, 1.0),
+    ):
+        if not mixtures and value != without:
+            yield BrokenRule(
+                f"{name}-needs-experts",
+                f"{model.name} has no experts, and {name} {value:g} is of experts",
+                f"`{name}={without:g}`",
+            )
+    for module in sorted(training.recompute.modules & _PARTS.keys()):
+        if not any(isinstance(block, _PARTS[module]) for block in blocks):
+            yield BrokenRule(
+                "recompute-needs-module",
+                f"{model.name} has no {module} to compute again",
+                "leave it out of `recompute`",
+            )
+    possible = possible_overlap(training.overlap, model, layout, training.lora_rank)
+    if possible.experts != training.overlap.experts:
+        yield BrokenRule(
+            "overlap-needs-shared-expert",
+            f"{model.name} has no shared expert, beside which tokens could travel",
+            "leave experts out of `overlap`",
+        )
+    if possible.tensor != training.overlap.tensor:
+        yield BrokenRule(
+            "overlap-needs-sequence-parallel",
+            "collectives of tensor ranks are pipelined with products where sequences are parallel and the "
+            "matrices themselves are trained",
+            "`sequence_parallel` `lora_rank=0`, or leave tensor out of `overlap`",
+        )
