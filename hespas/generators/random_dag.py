@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hespas.generators.spec import Account
+from hespas.generators.spec import Account, cuts_of
 from hespas.graph import (
     CollectiveKind,
     ExplicitGroups,
@@ -232,9 +232,7 @@ class _Job:
         for place, mine in enumerate(classes):
             program = self.programs[mine]
             stated = size + (odd if place == len(classes) - 1 else 0)
-            shard = stated // groups.group_size
-            sent = shard if kind is CollectiveKind.ALL_GATHER else stated
-            got = shard if kind is CollectiveKind.REDUCE_SCATTER else stated
+            sent, got = (stated // cuts for cuts in cuts_of(kind, groups.group_size))
             op = f"c10d::{kind.name.lower()}"
             node = program.node(
                 op,

@@ -142,17 +142,22 @@ def model_flops(model: Model, training: Training, convention: Convention = Conve
 
 
 def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
-    """Those and what is computed again: scores, in the backward pass of fused attention (arXiv 2205.14135,
+    """Those, what is computed again, and in the first place what ranks do alike or on padding
+    (:func:`rank_flops`). Again: scores, in the backward pass of fused attention (arXiv 2205.14135,
     2307.08691: five products where the model has four), and what the settings ask for. Which layers are the
-    first of their stage is the ``layout``'s; without one there is one stage.
+    first of their stage is the ``layout``'s; without one there is one rank.
     """
-    seq = training.seq
+    seq, layout = training.seq, layout or Layout()
     again = 0.0
-    for numbers in _stages(model, layout or Layout()):
+    for numbers in _stages(model, layout):
         for place, number in enumerate(numbers):
             for block in model.all_layers[number]:
                 again += _scores(block, seq) + _again(block, training.recompute, place, model.hidden, seq)
-    return model_flops(model, training, Convention.EXACT) + training.global_batch * again
+    ranks = sum(rank_flops(model, layout, training)) * layout.ranks / layout.pp
+    beside = ranks - training.global_batch * forward_flops(model, seq, Convention.EXACT)
+    passes = 2 if training.lora_rank else 3
+    once = model_flops(model, training, Convention.EXACT) + passes * beside
+    return once + training.global_batch * again
 
 
 def _stages(model: Model, layout: Layout) -> list[list[int]]:

@@ -145,27 +145,12 @@ class Groups:
         return self._of_experts("edp")
 
     @cached_property
-    def model(self) -> StridedGroups:
-        """Ranks that share one copy of the model: tensor and pipeline ranks."""
-        return self._along("pp", "tp")
-
-    @cached_property
     def everyone(self) -> StridedGroups:
         """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of
         its world before which ranks have issued unlike numbers of others.
         """
         everyone = StridedGroups.all_ranks(self.layout.ranks)
         return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
-
-    @cached_property
-    def stage(self) -> StridedGroups:
-        """The ranks of each stage."""
-        return self._along("replicate", "dp", "cp", "tp")
-
-    @cached_property
-    def ends(self) -> Permutation:
-        """From the first stage to the last."""
-        return self.to_stage(self.layout.pp - 1)
 
     def to_stage(self, shift: int, *, wraps: bool = False) -> Permutation:
         """From each stage to the one ``shift`` further on."""

@@ -23,6 +23,7 @@ from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
 from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages
 from hespas.generators.llm.mamba import forward_mamba
 from hespas.generators.llm.model import (
+    BLOCK_NAMES,
     Attention,
     Block,
     Experts,
@@ -201,7 +202,7 @@ class _Stage:
             tokens = -(-tokens // layout.tp) * layout.tp
         layout = replace(layout, sequence_parallel=self._routes())
         training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision)
-        self.rank = Rank(step.model, layout, training, batch_tokens=tokens)
+        self.rank = Rank(step.model, layout, training, batch_tokens=tokens, serves=True)
 
     def _routes(self) -> bool:
         """Whether tokens part over tensor ranks: experts of several ranks want each to route its own."""
@@ -228,7 +229,7 @@ class _Stage:
     def _layer(self, k: Kernels, number: int, x: Value) -> Value:
         for place, block in enumerate(self.step.model.layers[number]):
             key = f"{number}.{place}"
-            k.module = f"layers.{number}.{_MODULES[type(block)]}"
+            k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
             match block:
                 case Attention() | LatentAttention():
                     x = self._attention(k, block, key, number, x)
@@ -379,12 +380,3 @@ def _attended(block: Block, queries: int, context: int) -> float:
             return 2.0 * heads * (head + value) * _pairs(block, queries, context)
         case _:
             return 0.0
-
-
-_MODULES = {
-    Attention: "attention",
-    LatentAttention: "attention",
-    Mlp: "mlp",
-    Experts: "moe",
-    Mamba: "mamba",
-}

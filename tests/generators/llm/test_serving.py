@@ -12,9 +12,11 @@ import hespas
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Attention, LatentAttention, Model
 from hespas.generators.llm.serving import PHASES, Phase, ServingStep
+from hespas.generators.llm.settings import precision_of
 from hespas.graph import NodeKind, OpClass, OpGraph
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, product_flops
+from tests.generators.llm.small_models import step as trained
 
 
 def step(model: Model = DENSE, layout: Layout | None = None, **settings: Any) -> ServingStep:
@@ -143,3 +145,20 @@ def test_no_token_is_dropped_where_tensor_ranks_route() -> None:
     graph = step(MIXTURE, Layout(tp=4, ep=4), batch=3, context=16).workload().classes[0]
     routed = [node for node in range(len(graph)) if graph.node_name(node) == "layers.0.moe.permute"]
     assert [graph.types.shape(int(graph.results.row(node)[0])) for node in routed] == [(2, 512)]
+
+
+def test_operands_are_kept_transposed_only_for_gradients_of_weights() -> None:
+    """A serving step has no backward pass, and frozen matrices have no gradients."""
+    fp8 = precision_of("fp8-current")
+    served = step(phase="prefill", precision=fp8).workload().classes[0]
+    adapted = trained(DENSE, Layout(), precision=fp8, lora_rank=4).classes[0]
+    full = trained(DENSE, Layout(), precision=fp8).classes[0]
+    copies = [written_of_read(each, OpClass.QUANTIZE) for each in (served, adapted, full)]
+    assert copies == [{0.5}, {0.5}, {1.0}]
+
+
+def written_of_read(graph: OpGraph, op_class: OpClass) -> set[float]:
+    """Bytes written over bytes read of the operations of a class."""
+    mine = graph.op_class == op_class
+    assert mine.any()
+    return set((graph.bytes_written[mine] / graph.bytes_read[mine]).tolist())
