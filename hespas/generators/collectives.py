@@ -42,7 +42,7 @@ between neighbours. ASTRA-sim has no ``reduce``.
 """
 
 _UNITS: Mapping[str, int] = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_MOST_BYTES, _MOST_RANKS = 1 << 50, 1 << 24
+_MOST_BYTES, _MOST_RANKS, _MOST_CALLS = 1 << 50, 1 << 20, 1 << 18
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -135,6 +135,9 @@ class CollectiveBenchmark:
             )
         if not 2 <= self.ranks <= _MOST_RANKS:
             raise UsageError("collectives need at least two ranks", hint=f"`ranks=2` to {_MOST_RANKS:,}")
+        calls = len(self.kinds) * len(self.sizes) * self.repeat
+        if calls > _MOST_CALLS:
+            raise UsageError(f"{calls:,} calls are more than {_MOST_CALLS:,}", hint="a smaller repeat")
         if find_dtype(self.dtype) is None:
             raise UsageError(f"no such element type: {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
         if parse_groups(self.groups, self.ranks).group_size < 2:

@@ -245,6 +245,57 @@ def test_other_generators_tell_what_has_no_effect() -> None:
         assert (done.exit_code, "has no effect" in done.stderr) == (0, True), done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gpt-2", "--dp", 10**9), "ranks-bounded: ranks: 1,000,000,000 is beyond 16,777,216"),
+        (("gpt-2", "--dp", 10**20), "ranks-bounded"),
+        (("gpt-2", "--global-batch", 10**12), "micro-batches-bounded"),
+        (("gpt-2", "--pp", 2, "--global-batch", 10**6), "passes-bounded"),
+        (("gpt-2", "--seq", 10**400), "tokens-bounded: tokens of a micro-batch: far is beyond"),
+        (("gpt-2", "--micro-batch", 10**18), "tokens-bounded"),
+        (("gpt-2", "--lora-rank", 10**18), "lora-bounded"),
+        (("deepseek-v2-lite", "--capacity", "inf"), "capacity-bounded"),
+        (("deepseek-v2-lite", "--imbalance", "1e300"), "imbalance-bounded"),
+        (("gpt-2", "--recompute", "full:" + 5000 * "9"), "recompute 'full:999"),
+        (("gpt-2", "--phase", "decode", "--cache", "bf99"), "no such element type: 'bf99'"),
+        (("gpt-2", "--phase", "decode", "--batch", 10**18), "tokens-bounded"),
+        (("gpt-2", "--phase", "prefill", "--dp", 10**9), "ranks-bounded"),
+    ],
+)
+def test_what_is_beyond_any_machine_is_refused_at_once(words: tuple[object, ...], said: str) -> None:
+    done = run(*words, "--dry-run")
+    assert (done.exit_code, said in done.stderr) == (2, True), done.output
+    assert "try: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("vit", "--dp", 10**9),
+        ("vit", "--batch", 10**19),
+        ("vit", "--layers", 10**7),
+        ("dit", "--image", 10**12),
+        ("dlrm", "--ranks", 2**40, "--tables", 2**40),
+        ("dlrm", "--rows", 2**70),
+        ("collectives", "--ranks", 10**7),
+        ("collectives", "--ranks", 2, "--repeat", 10**9),
+        ("random", "--ranks", 4, "--nodes", 10**9),
+    ],
+)
+def test_other_generators_refuse_what_is_beyond_any_machine(words: tuple[object, ...]) -> None:
+    done = CliRunner().invoke(app, ["generate", *map(str, words), "--dry-run"])
+    assert done.exit_code == 2, done.output
+    assert "error: " in done.stderr
+    assert "try: " in done.stderr
+
+
+def test_a_cluster_has_an_address(tmp_path: Path) -> None:
+    done = run("gpt-2", "--seq", 64, "--dp", 2, "--out", tmp_path / "out", "--cluster", "ftp:::x")
+    assert (done.exit_code, "is no address of a scheduler" in done.stderr) == (2, True), done.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_models_are_listed() -> None:
     done = run("--list")
     assert done.exit_code == 0

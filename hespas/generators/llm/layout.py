@@ -240,6 +240,10 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _counts(layout, training)
     if any(getattr(layout, name) < 1 for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")):
         return
+    too_large = list(_bounds(model, layout, training))
+    yield from too_large
+    if too_large:
+        return
     yield from _divisions_of_model(model, layout, training)
     yield from _batches(layout, training)
     yield from _pipeline(model, layout, training)
@@ -274,6 +278,31 @@ def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
                 f"{name}-positive",
                 f"{name} is {value}, and must be 1 or more",
                 f"`{name.replace('-', '_')}=1`",
+            )
+
+
+_MOST_RANKS, _MOST_TOKENS, _MOST_MICRO_BATCHES = 1 << 24, 1 << 40, 1 << 20
+_MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
+
+
+def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """What is beyond any machine, and would take all of this one: a pipeline is written pass by pass."""
+    passes = micro_batches(layout, training)
+    run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
+    tokens = training.micro_batch * training.seq
+    for name, what, value, most, setting in (
+        ("ranks", "ranks", layout.ranks, _MOST_RANKS, "dp"),
+        ("tokens", "tokens of a micro-batch", tokens, _MOST_TOKENS, "seq"),
+        ("micro-batches", "micro-batches of a rank", passes, _MOST_MICRO_BATCHES, "global_batch"),
+        ("passes", "passes of a stage, layers times micro-batches,", run, _MOST_PASSES, "global_batch"),
+        ("lora", "the rank of adapters", training.lora_rank, _MOST_RANK, "lora_rank"),
+        ("capacity", "the capacity factor", training.capacity, _MOST_FACTOR, "capacity"),
+        ("imbalance", "the imbalance", training.imbalance, _MOST_FACTOR, "imbalance"),
+    ):  # fmt: skip
+        if not value <= most:
+            shown = f"{value:,}" if value < 1e15 else f"{value:.0e}" if value < 1e300 else "far"
+            yield BrokenRule(
+                f"{name}-bounded", f"{what}: {shown} is beyond {most:,.0f}", f"a smaller `{setting}`"
             )
 
 

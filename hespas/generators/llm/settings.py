@@ -113,6 +113,9 @@ class Recompute:
         return self.covers("block", place) and "block" in self.modules
 
 
+_MOST_DIGITS = 10
+
+
 def recompute_of(text: str) -> Recompute:
     """``none``, ``selective`` (the product of scores and values, arXiv 2205.05198), ``full``, ``full:21``
     (so many layers of each stage) or names of modules with commas. Raises ``UsageError``.
@@ -122,7 +125,7 @@ def recompute_of(text: str) -> Recompute:
         return Recompute()
     names = {"selective": ["core_attn"], "full": ["block"]}.get(name, name.split(","))
     unknown = [each for each in names if each not in MODULES]
-    if unknown or (count and not count.isdecimal()):
+    if unknown or (count and not (count.isdecimal() and len(count) < _MOST_DIGITS)):
         raise UsageError(
             f"recompute '{text}': {unknown[0] if unknown else count} is nothing that can be computed again",
             hint=f"none, selective, full, full:LAYERS, or some of {', '.join(MODULES)} with commas",
