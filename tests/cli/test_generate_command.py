@@ -145,13 +145,14 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "--seq": (64,), "--global-batch": (8,), "--micro-batch": (2,), "--precision": ("fp8",),
     "--recompute": ("full",), "--schedule": ("gpipe",), "--lora-rank": (4,), "--style": ("maxtext",),
     "--overlap": ("none",), "--capacity": (1,), "--imbalance": (2,), "--phase": ("decode",), "--batch": (2,),
+    "--expert-node": (2,), "--context-all-to-all": (), "--offload": ("optimizer",),
     "--context": (8,), "--prompt": (8,), "--drafts": (2,), "--cache": ("f16",), "--page": (32,),
 }  # fmt: skip
 """A value of every option that says what is made."""
 _TRAINING = {
     "--zero", "--fsdp", "--data-shard", "--no-sequence-parallel", "--ring-attention", "--seq",
     "--global-batch", "--micro-batch", "--recompute", "--schedule", "--lora-rank", "--style", "--overlap",
-    "--capacity", "--imbalance",
+    "--capacity", "--imbalance", "--context-all-to-all", "--offload",
 }  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from hespas.captures.mesh import Mesh
+from hespas.graph.errors import UsageError
+
+
+def test_a_mesh_is_read_as_it_is_written() -> None:
+    mesh = Mesh.of("data=64, model=8")
+    assert mesh == Mesh(("data", "model"), (64, 8)) == Mesh.of({"data": 64, "model": 8}) == Mesh.of(mesh)
+    assert str(mesh) == "data=64,model=8"
+    assert mesh.num_devices == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "not AXIS=N"),
+        ("data", "not AXIS=N"),
+        ("data=", "not AXIS=N"),
+        ("data=x", "not AXIS=N"),
+        ("data=-2", "not AXIS=N"),
+        ("data=²", "not AXIS=N"),
+        ("data=0", "1 or more"),
+        ("data=2,data=4", "named twice"),
+        ("data=999999999", "at most"),
+        ("data=" + "9" * 5000, "not AXIS=N"),
+    ],
+)
+def test_what_is_no_mesh_is_refused_with_the_form(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Mesh.of(text)
