@@ -43,10 +43,9 @@ def call_cost(call: Call) -> Cost:
     fills.
     """
     if call.talk is not None:
-        read, written = call.talk.operand_bytes, call.talk.result_bytes
-        return Cost(
-            OpClass.COLLECTIVE, 0.0, 0.0, 0.0, *(0.0 if isnan(each) else each for each in (read, written))
-        )
+        sides = (call.talk.operand_bytes, call.talk.result_bytes)
+        read, written = (0.0 if isnan(each) else each for each in sides)
+        return Cost(OpClass.COLLECTIVE, 0.0, 0.0, 0.0, read, written)
     if call.op in _COPIES:
         moved = bytes_of(tuple(_tensors(call, wanted=call.reads)))
         return Cost(OpClass.MOVE, 0.0, 0.0, 0.0, moved, moved)
