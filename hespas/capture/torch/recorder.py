@@ -28,7 +28,8 @@ __all__ = ["Recorder"]
 
 _SILENT = frozenset({"prim", "profiler", "inductor"})
 """Namespaces of questions and marks, which compute nothing."""
-_WAIT = "_c10d_functional::wait_tensor"
+_WAITS = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
+"""What gives its argument back: after a wait, or wrapped for one."""
 _OVERWRITES = frozenset(
     {"aten::copy_", "aten::zero_", "aten::fill_", "aten::uniform_", "aten::normal_", "aten::random_"}
 )
@@ -84,7 +85,7 @@ class Recorder:
         arguments = arguments_of(signature, args, kwargs, number)
         result = function(*args, **kwargs)
         made = tensors_in(result)
-        if name == _WAIT:
+        if name in _WAITS:
             self._storages.alias(made, tensors_in(args))
             return result
         fresh = self._storages.made(made)
