@@ -120,9 +120,7 @@ class ResNet(_Module):
         super().__init__()
         self.stem, self.norm = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         widths = (64, 64, 128, 256, 512)
-        self.blocks = nn.Sequential(
-            *(_Residual(a, b, 1 if a == b else 2) for a, b in pairwise(widths))
-        )
+        self.blocks = nn.Sequential(*(_Residual(a, b, 1 if a == b else 2) for a, b in pairwise(widths)))
         self.classifier = nn.Linear(512, classes)
 
     def forward(self, images: Any) -> Any:

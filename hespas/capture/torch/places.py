@@ -54,6 +54,11 @@ class Places:
             for hook in hooks:
                 hook.remove()
 
+    @property
+    def in_optimizer(self) -> bool:
+        """Whether an optimizer makes its step."""
+        return bool(self._optimizer)
+
     def now(self) -> Place:
         """Of the operation that is dispatched now."""
         source = self._line()

@@ -30,6 +30,7 @@ _SILENT = frozenset({"prim", "profiler", "inductor"})
 """Namespaces of questions and marks, which compute nothing."""
 _WAITS = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
 """What gives its argument back: after a wait, or wrapped for one."""
+_READS_VALUE = "aten::_local_scalar_dense"
 _OVERWRITES = frozenset(
     {"aten::copy_", "aten::zero_", "aten::fill_", "aten::uniform_", "aten::normal_", "aten::random_"}
 )
@@ -48,8 +49,9 @@ class Recorder:
         self._storages = Storages()
         self._places = Places()
         self._signatures: dict[Any, Signature] = {}
-        fake = torch_module("torch._subclasses.fake_tensor").FakeTensor
-        self._plain = frozenset((self._torch.Tensor, self._torch.nn.Parameter, self._torch.nn.Buffer, fake))
+        self._fake = torch_module("torch._subclasses.fake_tensor").FakeTensor
+        library = self._torch
+        self._plain = frozenset((library.Tensor, library.nn.Parameter, library.nn.Buffer, self._fake))
         base = torch_module("torch.utils._python_dispatch").TorchDispatchMode
         self._mode: Any = type("CaptureMode", (base,), {"__torch_dispatch__": self._dispatched})
 
@@ -83,6 +85,9 @@ class Recorder:
             signature = self._signatures[function] = signature_of(function._schema)
         number = self._storages.number
         arguments = arguments_of(signature, args, kwargs, number)
+        if name == _READS_VALUE and self._has_no_data(args[0]):
+            message = "values that the program reads from tensors without data (.item()): taken as 1"
+            self.record.note("value-guessed", message)
         result = function(*args, **kwargs)
         made = tensors_in(result)
         if name in _WAITS:
@@ -112,6 +117,10 @@ class Recorder:
             )
         )
         return result
+
+    def _has_no_data(self, tensor: Any) -> bool:
+        """Optimizers count their steps in tensors and read the counts: that is no matter of the program."""
+        return isinstance(tensor, self._fake) and not self._places.in_optimizer
 
     def _talk(
         self,

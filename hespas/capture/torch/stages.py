@@ -31,7 +31,7 @@ class StageBoard:
     """What stages have told: by the rank and number of the stage that tells, and those of the one told."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, int, int, int], object] = {}
+        self.told: dict[tuple[int, int, int, int], object] = {}
 
     @contextmanager
     def on(self, rank: int) -> Generator[None]:
@@ -56,7 +56,7 @@ class StageBoard:
             for each in stages:
                 each._inference_mode = dynamic
 
-        told = self._told
+        told = self.told
         with ExitStack() as stack:
             stack.enter_context(swapped(stage, "_send_meta", tell))
             stack.enter_context(swapped(stage, "_recv_meta", ask))
@@ -79,11 +79,11 @@ class StageBoard:
             try:
                 results[now] = run(now)
             except NotYet as gap:
-                if stuck.get((now, gap.peer)) == len(self._told):
+                if stuck.get((now, gap.peer)) == len(self.told):
                     raise UnsupportedError(
                         f"stages of ranks {now} and {gap.peer} wait for each other's shapes",
                         hint="give PipelineStage its input_args and output_args",
                     ) from gap
-                stuck[now, gap.peer] = len(self._told)
+                stuck[now, gap.peer] = len(self.told)
                 waiting.append(gap.peer)
         return results
