@@ -19,7 +19,7 @@ __all__ = ["capture", "main"]
 
 _MESHES = ("data=2,model=4", "data=128,model=4", "data=2048,model=8")
 _LIMIT_S, _LIMIT_MB = 60.0, 2000.0
-_EVEN, _UNEVEN = 2048, 256
+_EVEN, _UNEVEN = 16_384, 256
 """Widths of the model."""
 
 
