@@ -29,6 +29,7 @@ __all__ = [
     "Positions",
     "expert_parameters",
     "layer_parameters",
+    "mamba_channels",
     "mamba_projected",
     "matrix_parameters",
     "model_parameters",
@@ -190,6 +191,11 @@ def mamba_projected(block: Mamba) -> int:
     return 2 * block.inner + 2 * block.groups * block.state + block.heads
 
 
+def mamba_channels(block: Mamba) -> int:
+    """Channels of the convolution: values, input and output maps."""
+    return block.inner + 2 * block.groups * block.state
+
+
 def parameters(block: Block, hidden: int) -> int:
     """All parameters of a block, without the norm in front of it."""
     matrices = matrix_parameters(block, hidden)
@@ -206,8 +212,7 @@ def parameters(block: Block, hidden: int) -> int:
             bias = experts * ((2 if block.gated else 1) * ffn + width) + experts if block.bias else 0
             return matrices + bias
         case Mamba():
-            channels = block.inner + 2 * block.groups * block.state
-            return matrices + channels * (block.conv + 1) + 3 * block.heads + block.inner
+            return matrices + mamba_channels(block) * (block.conv + 1) + 3 * block.heads + block.inner
 
 
 def norm_parameters(model: Model) -> int:
