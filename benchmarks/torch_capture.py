@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from benchmarks.process import run
-from hespas.capture.mesh import Mesh
+from hespas.captures.mesh import Mesh
 
 __all__ = ["capture", "main"]
 
@@ -26,7 +26,7 @@ _EVEN, _UNEVEN = 16_384, 256
 def capture(mesh: str, hidden: int) -> None:
     """Capture once, and say what came out."""
     from benchmarks.torch_programs import gpt
-    from hespas.capture.torch import capture_torch
+    from hespas.captures.torch import capture_torch
 
     workload = capture_torch(
         partial(gpt, hidden=hidden, vocabulary=hidden, heads=8), Mesh.of(mesh), name="gpt"

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.torch_programs import PROGRAMS
-from hespas.capture.mesh import Mesh
-from hespas.capture.torch.calls import Argument, Call, Recording, TensorRecord
-from hespas.capture.torch.library import torch_module
-from hespas.capture.torch.recorder import Recorder
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch.calls import Argument, Call, Recording, TensorRecord
+from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.recorder import Recorder
 
 __all__ = ["call_lines", "communication_lines", "main"]
 

@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from hespas.capture.torch.program import TensorKind, capture_torch, record_rank
+from hespas.captures.torch.program import TensorKind, capture_torch, record_rank
 
 __all__ = ["TensorKind", "capture_torch", "record_rank"]

@@ -7,8 +7,8 @@ from math import isnan, nan
 
 import msgspec
 
-from hespas.capture.torch.calls import Argument, Call, TensorRecord
-from hespas.capture.torch.talks import bytes_of
+from hespas.captures.torch.calls import Argument, Call, TensorRecord
+from hespas.captures.torch.talks import bytes_of
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule
 from hespas.costs.operation import Cost
 from hespas.graph import OpClass

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from hespas.capture.torch.calls import Phase
-from hespas.capture.torch.library import torch_module
+from hespas.captures.torch.calls import Phase
+from hespas.captures.torch.library import torch_module
 
 __all__ = ["Place", "Places"]
 
@@ -18,7 +18,7 @@ _HERE = str(Path(__file__).parent)
 
 
 class Place(NamedTuple):
-    """See :class:`hespas.capture.torch.calls.Call`."""
+    """See :class:`hespas.captures.torch.calls.Call`."""
 
     module: str
     phase: str

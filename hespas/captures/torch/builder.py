@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hespas.capture.torch.calls import Call, Recording, Talk, TensorRecord
-from hespas.capture.torch.costs import call_cost, makes_nothing
-from hespas.capture.torch.groups import MeshRule, apart
+from hespas.captures.torch.calls import Call, Recording, Talk, TensorRecord
+from hespas.captures.torch.costs import call_cost, makes_nothing
+from hespas.captures.torch.groups import MeshRule, apart
 from hespas.converters.pytorch.communication import Communication, named, payload_bytes
 from hespas.converters.pytorch.draft import Edges, chain, flow_of
 from hespas.costs.operation import Cost

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 import hespas
-from hespas.capture.mesh import Mesh
-from hespas.capture.torch import TensorKind, capture_torch, record_rank
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch import TensorKind, capture_torch, record_rank
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.errors import UsageError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from hespas.capture.torch.calls import Argument, TensorRecord
-from hespas.capture.torch.library import torch_module
+from hespas.captures.torch.calls import Argument, TensorRecord
+from hespas.captures.torch.library import torch_module
 
 __all__ = ["Signature", "arguments_of", "number_text", "record_of", "signature_of", "tensors_in"]
 

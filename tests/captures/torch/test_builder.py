@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hespas.capture.mesh import Mesh
-from hespas.capture.torch.builder import graph_of
-from hespas.capture.torch.calls import Argument, Call, Recording, Talk, TensorRecord
-from hespas.capture.torch.groups import MeshRule
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch.builder import graph_of
+from hespas.captures.torch.calls import Argument, Call, Recording, Talk, TensorRecord
+from hespas.captures.torch.groups import MeshRule
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Permutation, StridedGroups
 
 

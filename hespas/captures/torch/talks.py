@@ -11,7 +11,7 @@ from math import nan
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hespas.capture.torch.calls import Argument, TensorRecord
+from hespas.captures.torch.calls import Argument, TensorRecord
 from hespas.converters.pytorch.communication import C10D
 from hespas.graph import find_dtype
 

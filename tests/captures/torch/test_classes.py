@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.capture.mesh import Mesh
-from hespas.capture.torch.classes import MOST_RECORDED, find_classes
-from hespas.capture.torch.stages import NotYet, StageBoard
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch.classes import MOST_RECORDED, find_classes
+from hespas.captures.torch.stages import NotYet, StageBoard
 from hespas.graph import GraphBuilder, OpClass, OpGraph
 from hespas.graph.errors import UnsupportedError
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from hespas.capture.mesh import Mesh
-from hespas.capture.torch.builder import graph_of
-from hespas.capture.torch.calls import Recording
-from hespas.capture.torch.classes import find_classes
-from hespas.capture.torch.groups import MeshRule
-from hespas.capture.torch.library import torch_module
-from hespas.capture.torch.recorder import Recorder
-from hespas.capture.torch.stages import StageBoard
-from hespas.capture.torch.world import rank_of_job
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch.builder import graph_of
+from hespas.captures.torch.calls import Recording
+from hespas.captures.torch.classes import find_classes
+from hespas.captures.torch.groups import MeshRule
+from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.recorder import Recorder
+from hespas.captures.torch.stages import StageBoard
+from hespas.captures.torch.world import rank_of_job
 from hespas.graph import PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import UsageError
 
@@ -49,7 +49,7 @@ def capture_torch(
     state (states of the optimizer, buckets of DDP), and recorded the third time. Where it returns anything
     else, the function is the step, and all it does is recorded.
 
-    A few ranks are recorded (:mod:`hespas.capture.torch.classes`), each with what it executes itself.
+    A few ranks are recorded (:mod:`hespas.captures.torch.classes`), each with what it executes itself.
 
     Raises ``MissingExtraError`` without PyTorch, ``UsageError`` where a process group exists already, and
     what the function raises.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hespas.capture.mesh import Mesh
-from hespas.capture.torch import record_rank
-from hespas.capture.torch.calls import Recording
-from hespas.capture.torch.stages import StageBoard
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch import record_rank
+from hespas.captures.torch.calls import Recording
+from hespas.captures.torch.stages import StageBoard
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytestmark = pytest.mark.slow

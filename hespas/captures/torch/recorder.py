@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hespas.capture.torch.arguments import (
+from hespas.captures.torch.arguments import (
     Signature,
     arguments_of,
     number_text,
@@ -18,11 +18,11 @@ from hespas.capture.torch.arguments import (
     signature_of,
     tensors_in,
 )
-from hespas.capture.torch.calls import Argument, Call, Recording, Talk, TensorRecord
-from hespas.capture.torch.library import torch_module
-from hespas.capture.torch.places import Places
-from hespas.capture.torch.storages import Storages
-from hespas.capture.torch.talks import Talker, bytes_of, is_ragged, talker_of, tensors_at
+from hespas.captures.torch.calls import Argument, Call, Recording, Talk, TensorRecord
+from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.places import Places
+from hespas.captures.torch.storages import Storages
+from hespas.captures.torch.talks import Talker, bytes_of, is_ragged, talker_of, tensors_at
 
 __all__ = ["Recorder"]
 

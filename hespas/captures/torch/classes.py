@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from hespas.capture.mesh import Mesh
+from hespas.captures.mesh import Mesh
 from hespas.graph import OpGraph
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import UnsupportedError

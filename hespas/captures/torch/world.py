@@ -18,8 +18,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from hespas.capture.torch.library import torch_module
-from hespas.capture.torch.swap import swapped
+from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.swap import swapped
 from hespas.graph.errors import UsageError
 
 __all__ = ["Rank", "rank_of_job"]

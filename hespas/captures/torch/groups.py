@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from hespas.capture.mesh import Mesh
+from hespas.captures.mesh import Mesh
 from hespas.graph import ExplicitGroups, GroupSet, Permutation, StridedGroups
 from hespas.graph.errors import InvariantError
 from hespas.graph.groups import Digit, digits_of

@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from hespas.capture.torch.library import torch_module
-from hespas.capture.torch.swap import swapped
+from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.swap import swapped
 from hespas.graph.errors import UnsupportedError
 
 __all__ = ["NotYet", "StageBoard"]
