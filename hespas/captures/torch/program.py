@@ -39,6 +39,7 @@ def capture_torch(
     diagnostics: Diagnostics | None = None,
     name: str = "",
     tensors: TensorKind = "fake",
+    compiled: bool = False,
 ) -> Workload:
     """One step of a PyTorch program, as every rank of ``mesh`` runs it; no device and no other process is
     needed.
@@ -49,6 +50,10 @@ def capture_torch(
     state (states of the optimizer, buckets of DDP), and recorded the third time. Where it returns anything
     else, the function is the step, and all it does is recorded.
 
+    ``torch.compile`` is passed over, and what it was given runs as it is written. With ``compiled`` the
+    graphs that AOTAutograd makes of it are recorded, operation by operation and not fused, with the
+    collectives that run between them; that takes ``real`` tensors.
+
     A few ranks are recorded (:mod:`hespas.captures.torch.classes`), each with what it executes itself.
 
     Raises ``MissingExtraError`` without PyTorch, ``UsageError`` where a process group exists already, and
@@ -56,6 +61,8 @@ def capture_torch(
     """
     if tensors not in {"fake", "real"}:
         raise UsageError(f"tensors: {tensors!r} is neither fake nor real")
+    if compiled and tensors != "real":
+        raise UsageError("compiled graphs are made of real tensors", hint="say tensors='real' as well")
     found = Diagnostics() if diagnostics is None else diagnostics
     title = name or getattr(function, "__name__", "step")
     findings = found.about(title, "torch")
@@ -65,7 +72,7 @@ def capture_torch(
 
     def record(rank: int) -> Recording:
         with board.on(rank):
-            return record_rank(function, mesh, rank, *args, tensors=tensors)
+            return record_rank(function, mesh, rank, *args, tensors=tensors, compiled=compiled)
 
     def graph_at(rank: int) -> OpGraph:
         if rank not in recordings:
@@ -106,12 +113,18 @@ def _memory(kinds: Sequence[Recording]) -> dict[str, str]:
 
 
 def record_rank(
-    function: _Function, mesh: Mesh, rank: int, *args: object, tensors: TensorKind = "fake"
+    function: _Function,
+    mesh: Mesh,
+    rank: int,
+    *args: object,
+    tensors: TensorKind = "fake",
+    compiled: bool = False,
 ) -> Recording:
     """What one rank executes: see :func:`capture_torch`."""
-    with rank_of_job(rank, mesh.sizes, mesh.names, fake=tensors == "fake") as job, job.tensors():
+    fake = tensors == "fake"
+    with rank_of_job(rank, mesh.sizes, mesh.names, fake=fake, compiled=compiled) as job, job.tensors():
         given = (job.mesh, *args) if _takes_any(function) else args
-        whole = Recorder(rank, mesh.num_devices)
+        whole = Recorder(rank, mesh.num_devices, compiled=compiled)
         with whole.recording():
             step = function(*given)
         if not callable(step):
@@ -121,7 +134,7 @@ def record_rank(
             return whole.record
         for _ in range(_STEPS_BEFORE):
             step()
-        recorder = Recorder(rank, mesh.num_devices)
+        recorder = Recorder(rank, mesh.num_devices, compiled=compiled)
         with recorder.recording():
             step()
         return recorder.record

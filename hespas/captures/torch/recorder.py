@@ -42,7 +42,8 @@ _WRITES = {"fsdp::all_gather_copy_in": "all_gather_output"}
 class Recorder:
     """Records into :attr:`record` what is dispatched inside of :meth:`recording`."""
 
-    def __init__(self, rank: int, num_ranks: int) -> None:
+    def __init__(self, rank: int, num_ranks: int, *, compiled: bool = False) -> None:
+        """``compiled``: let ``torch.compile`` work, and record what its graphs run."""
         self.record = Recording(rank, num_ranks)
         self._torch = torch_module()
         self._distributed = torch_module("torch.distributed")
@@ -53,7 +54,11 @@ class Recorder:
         library = self._torch
         self._plain = frozenset((library.Tensor, library.nn.Parameter, library.nn.Buffer, self._fake))
         base = torch_module("torch.utils._python_dispatch").TorchDispatchMode
-        self._mode: Any = type("CaptureMode", (base,), {"__torch_dispatch__": self._dispatched})
+        methods = {
+            "__torch_dispatch__": self._dispatched,
+            "ignore_compile_internals": staticmethod(lambda: compiled),
+        }
+        self._mode: Any = type("CaptureMode", (base,), methods)
 
     @contextmanager
     def recording(self) -> Generator[None]:

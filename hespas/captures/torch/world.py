@@ -37,8 +37,11 @@ class Rank:
 
 
 @contextmanager
-def rank_of_job(rank: int, sizes: Sequence[int], names: Sequence[str], *, fake: bool) -> Generator[Rank]:
+def rank_of_job(
+    rank: int, sizes: Sequence[int], names: Sequence[str], *, fake: bool, compiled: bool = False
+) -> Generator[Rank]:
     """This process as one rank of a mesh of devices. What it changes in PyTorch is as before afterwards.
+    ``compiled``: ``torch.compile`` makes graphs, which run operation by operation.
 
     Raises ``UsageError`` where a process group exists already.
     """
@@ -58,9 +61,11 @@ def rank_of_job(rank: int, sizes: Sequence[int], names: Sequence[str], *, fake: 
         distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=store)
         stack.callback(_end_world)
         stack.enter_context(_replaced(fake=fake))
+        if compiled:
+            stack.enter_context(_compiling())
         make_mesh = torch_module("torch.distributed.device_mesh").init_device_mesh
         mesh = make_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
-        yield Rank(mesh, lambda: _tensors(fake=fake))
+        yield Rank(mesh, lambda: _tensors(fake=fake, compiled=compiled))
 
 
 @contextmanager
@@ -88,13 +93,32 @@ def _end_world() -> None:
 
 
 @contextmanager
-def _tensors(*, fake: bool) -> Generator[None]:
+def _compiling() -> Generator[None]:
+    """What is compiled becomes the graphs of AOTAutograd, whose operations are dispatched one by one."""
+    torch = torch_module()
+    original = torch.compile
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        kept = {name: value for name, value in options.items() if name not in {"backend", "mode", "options"}}
+        return original(model, backend="aot_eager_decomp_partition", **kept)
+
+    forget = torch_module("torch._dynamo").reset
+    forget()  # a function that ran under a mode once is not compiled again
+    with swapped(torch, "compile", compile_):
+        try:
+            yield
+        finally:
+            forget()
+
+
+@contextmanager
+def _tensors(*, fake: bool, compiled: bool) -> Generator[None]:
     mode = torch_module("torch._subclasses.fake_tensor").FakeTensorMode
-    with mode(allow_non_fake_inputs=True) if fake else nullcontext(), _answers()():
+    with mode(allow_non_fake_inputs=True) if fake else nullcontext(), _answers(compiled=compiled)():
         yield
 
 
-def _answers() -> Any:
+def _answers(*, compiled: bool) -> Any:
     """A mode in which reductions have a result, numbers of buckets have data, and values can be read."""
     torch = torch_module()
     leaves = torch_module("torch.utils._pytree").tree_leaves
@@ -120,7 +144,8 @@ def _answers() -> Any:
         return function(*args, **named)
 
     base = torch_module("torch.utils._python_dispatch").TorchDispatchMode
-    return type("AnswersMode", (base,), {"__torch_dispatch__": dispatch})
+    methods = {"__torch_dispatch__": dispatch, "ignore_compile_internals": staticmethod(lambda: compiled)}
+    return type("AnswersMode", (base,), methods)
 
 
 def _one(dtype: Any) -> object:

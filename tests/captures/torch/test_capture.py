@@ -146,10 +146,36 @@ def test_values_read_from_tensors_without_data_are_told() -> None:
     assert diagnostics.counts()["torch.value-guessed"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_compiled_graphs_are_recorded_with_the_collectives_between_them() -> None:
+    def build(mesh: Any) -> Any:
+        shard: Any = import_module("torch.distributed.fsdp").fully_shard
+        layer = shard(torch.nn.Linear(16, 16), mesh=mesh)
+        x = torch.randn(4, 16)
+
+        def activation(y: Any) -> Any:
+            return torch.nn.functional.silu(y)
+
+        compiled = torch.compile(activation)
+        return lambda: compiled(layer(x)).sum().backward()
+
+    mesh = Mesh.of("data=2")
+    plain = record_rank(build, mesh, 0, tensors="real")
+    graphs = record_rank(build, mesh, 0, tensors="real", compiled=True)
+    talks = [[call.op for call in each.calls if call.talk] for each in (plain, graphs)]
+    assert talks[0] == talks[1] == ["c10d::_allgather_base_", "c10d::_reduce_scatter_base_"]
+    # The derivative of an activation is one operation of PyTorch's, and several of a graph.
+    names = [{call.op for call in each.calls} for each in (plain, graphs)]
+    assert "aten::silu_backward" in names[0]
+    assert "aten::sigmoid" in names[1]
+    with pytest.raises(UsageError, match="made of real tensors"):
+        capture_torch(build, mesh, compiled=True)
+
+
 def test_nothing_is_left_in_the_process_even_after_an_error() -> None:
     def state() -> list[object]:
         mesh: Any = import_module("torch.distributed.device_mesh").DeviceMesh
-        return [torch.UntypedStorage.resize_, mesh.__init__, sys.excepthook, dict(os.environ)]
+        return [torch.UntypedStorage.resize_, torch.compile, mesh.__init__, sys.excepthook, dict(os.environ)]
 
     before = state()
 
