@@ -147,6 +147,7 @@ def test_values_read_from_tensors_without_data_are_told() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_graphs_are_recorded_with_the_collectives_between_them() -> None:
     def build(mesh: Any) -> Any:
         shard: Any = import_module("torch.distributed.fsdp").fully_shard
