@@ -44,7 +44,7 @@ class Linear:
 class Rank:
     """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
     their own (zero bubble); None: they are made where they can be. ``batch_tokens``: tokens of a pass where
-    it is no micro-batch of training.
+    it is no micro-batch of training. ``serves``: there is no backward pass.
     """
 
     model: Model
@@ -52,6 +52,7 @@ class Rank:
     training: Training
     deferred: list[_Deferred] | None = None
     batch_tokens: int = 0
+    serves: bool = False
 
     @cached_property
     def groups(self) -> Groups:
@@ -226,11 +227,12 @@ class Rank:
     # --- linear layers
 
     def quantized(self, k: Kernels, name: str, tensor: Tensor, x: Value, element: str) -> Value:
-        """The operand of a product in its format, once more transposed for the backward pass."""
+        """The operand of a product in its format, once more transposed for the gradient of weights."""
         if element == self.precision.compute:
             return x
-        narrow = Tensor(tensor.shape, element)
-        return k.vector(f"{name}.quantize", "quantize", [tensor], [narrow, narrow], after=[x])
+        copies = 2 if self.trains_weights and not self.serves else 1
+        narrow = [Tensor(tensor.shape, element)] * copies
+        return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=[x])
 
     def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
         """``x`` times the matrix, and through adapters where it has some."""

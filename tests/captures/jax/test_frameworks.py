@@ -181,7 +181,5 @@ def test_models_are_captured_as_their_users_write_them(
     done = hespas.capture(f"{file}:build", mesh="data=16,model=4")
     assert done.workload.num_ranks == 64
     assert "capture.fallback" not in done.diagnostics.counts()
-    found = {
-        (row.kind, row.axes): row.times for row in collective_rows(done.workload, Mesh.of(str(done.mesh)))
-    }
+    found = {(row.kind, row.axes): row.times for row in done.collectives}
     assert expected.items() <= found.items()
