@@ -91,7 +91,8 @@ def capture_torch(
         f" {len(classes.graphs)} kinds; the others are taken to run what their neighbours run",
     )
     kinds = [recordings[rank] for rank in classes.first]
-    metadata = {"captured_by": f"torch {torch_module().__version__}, {tensors} tensors", "mesh": str(mesh)}
+    captured_by = f"torch {torch_module().__version__}, {tensors} tensors"
+    metadata = {"framework": "torch", "captured_by": captured_by, "mesh": str(mesh)}
     return Workload(
         name=title,
         classes=tuple(classes.graphs),
