@@ -2,8 +2,8 @@
 
 In a fence marked ``console`` stand lines ``$ command``, each followed by what it prints on both streams. A
 fence marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that
-file, for the commands below it. Fences marked ``console jax`` or ``console torch`` need that package: they are
-passed over without it.
+file, for the commands below it. Fences marked ``console jax`` or ``console torch`` need that package: they
+are passed over without it.
 """
 
 from __future__ import annotations
