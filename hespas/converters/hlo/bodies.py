@@ -13,8 +13,9 @@ from math import isnan, nan
 from hespas.converters.hlo.attributes import backend_config, integer, names
 from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.program import Program, base_opcode
+from hespas.converters.hlo.scan import unquote
 from hespas.costs.operation import Body, Contraction, Cost, branch_ns
-from hespas.costs.table import canonical_name
+from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
 from hespas.graph import OpClass
 from hespas.graph.columns import DTypeKind
 
@@ -45,6 +46,9 @@ _RESHAPES = frozenset({"bitcast", "reshape"})
 _PICKING = frozenset({"slice", "dynamic-slice", "gather"})
 UPDATING = frozenset({"dynamic-update-slice", "scatter"})
 """Opcodes that may replace a part of their first operand in place."""
+
+_HANDING_ON = frozenset({"AsyncCollectiveStart", "AsyncCollectiveDone"})
+"""Targets of custom calls in fusions of TPUs: the ends of a collective that goes on beside other work."""
 
 _WHOLE = frozenset({"dot", "convolution", "sort", "fft", "custom-call", "while", "conditional", "scaled-dot"})
 """Operations that read all of every operand for any part of their result."""
@@ -98,6 +102,8 @@ def _need(
 ) -> float:
     """The fraction of one operand that a result needs in full; NaN: all of it for any part of the result."""
     opcode = computation.opcodes[index]
+    if _hands_on(computation, index):
+        return 0.0
     if opcode in _WHOLE:
         return nan
     if opcode in {"fusion", "call"}:
@@ -107,6 +113,34 @@ def _need(
         stored = _elements(program, computation, computation.operands[index][0])
         return 1.0 if isnan(picked) or not stored > 0 else min(picked / stored, 1.0)
     return 1.0
+
+
+def _hands_on(computation: Computation, index: int) -> bool:
+    """Whether an instruction in a fusion is a collective, or the buffer of one that is under way: what it
+    moves is counted with the start.
+    """
+    opcode = computation.opcodes[index]
+    if opcode == "custom-call":
+        target = unquote(computation.attributes[index].get("custom_call_target", ""))
+        return target in _HANDING_ON
+    return canonical_name(opcode) in COLLECTIVE_KINDS or opcode == "collective-permute"
+
+
+def _carried(program: Program, computation: Computation) -> frozenset[int]:
+    """Of a body around a collective, the places of results that it only hands on, or that the collective
+    makes.
+    """
+    root = computation.root
+    if _hands_on(computation, root):
+        return frozenset(range(len(program.tensors(computation.shapes[root]))))
+    if computation.opcodes[root] != "tuple":
+        return frozenset()
+    leaves = enumerate(computation.operands[root])
+    return frozenset(
+        leaf
+        for leaf, index in leaves
+        if computation.opcodes[index] == "parameter" or _hands_on(computation, index)
+    )
 
 
 def _elements(program: Program, computation: Computation, index: int) -> float:
@@ -172,27 +206,52 @@ def fusion_bytes(
     program: Program,
     computation: Computation,
     index: int,
-    needs: tuple[float, ...],
-    aliases: tuple[Alias, ...],
+    body: BodyCost,
 ) -> tuple[float, float]:
-    """Bytes that the fusion at ``index`` reads and writes; an operand passed twice is read once."""
+    """Bytes that the fusion at ``index`` moves to and from main memory; an operand passed twice is read once.
+
+    What lies in memory on the chip moves nothing there, unless that is all the fusion does.
+    """
+    away = _fusion_bytes(program, computation, index, body, program.main_bytes)
+    return (
+        away
+        if body.flops or body.transcendentals or any(away)
+        else _fusion_bytes(program, computation, index, body, program.all_bytes)
+    )
+
+
+def _fusion_bytes(
+    program: Program,
+    computation: Computation,
+    index: int,
+    body: BodyCost,
+    bytes_of: Callable[[int], tuple[float, ...]],
+) -> tuple[float, float]:
+    """Bytes read and written, as ``bytes_of`` counts the arrays of a shape."""
     operands = computation.operands[index]
     in_place = {
         alias.leaf: alias
-        for alias in aliases
+        for alias in body.aliases
         if alias.parameter < len(operands) and program.dies(computation, index, operands[alias.parameter])
     }
     overwritten = {alias.parameter: alias for alias in in_place.values()}
     reads: dict[int, float] = {}
     for place, operand in enumerate(operands):
-        stored = _bytes(program, computation, (operand,))
-        need = needs[place] if place < len(needs) else 1.0
-        part = overwritten[place].read_bytes if place in overwritten else stored * need if need else 0.0
+        stored = sum(bytes_of(computation.shapes[operand]))
+        need = body.needs[place] if place < len(body.needs) else 1.0
+        part = (
+            min(overwritten[place].read_bytes, stored)
+            if place in overwritten
+            else stored * need
+            if need
+            else 0.0
+        )
         reads[operand] = max(reads.get(operand, 0.0), part)
-    results = program.tensors(program.result_row(computation, index))
+    results = bytes_of(program.result_row(computation, index))
     written = sum(
-        min(in_place[leaf].written_bytes, tensor.bytes) if leaf in in_place else tensor.bytes
-        for leaf, tensor in enumerate(results)
+        min(in_place[leaf].written_bytes, size) if leaf in in_place else size
+        for leaf, size in enumerate(results)
+        if leaf not in body.carried
     )
     return sum(reads.values()), written
 
@@ -418,7 +477,8 @@ class BodyCost:
     ``needs`` is the fraction of each parameter that is read; ``moved_bytes`` the traffic of its operations if
     each were a kernel, ``about_ns`` their time, to rank branches only; ``unknown`` and ``collectives`` list
     (computation, instruction) of operations whose arithmetic nobody knows, each once, and of those that
-    communicate; ``rate_dtype`` is the type of most of the arithmetic.
+    communicate; ``rate_dtype`` is the type of most of the arithmetic. ``carried`` are the places of results
+    that a body around a collective only hands on.
     """
 
     flops: float = 0.0
@@ -433,6 +493,7 @@ class BodyCost:
     aliases: tuple[Alias, ...] = ()
     unknown: tuple[tuple[Computation, int], ...] = ()
     collectives: tuple[tuple[Computation, int], ...] = ()
+    carried: frozenset[int] = frozenset()
 
 
 _EMPTY = BodyCost()
@@ -539,6 +600,7 @@ class Bodies:
             _body_aliases(self.program, computation),
             tuple(total.unknown),
             tuple(total.collectives),
+            _carried(self.program, computation) if total.collectives else frozenset(),
         )
         self.costs[computation.name] = body
         work = [opcode for opcode in computation.opcodes if opcode not in STRUCTURE]

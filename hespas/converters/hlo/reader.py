@@ -81,8 +81,15 @@ def source_of(data: bytes, path: str) -> Source:
     )
 
 
-def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """The workload of a parsed module: one graph that all devices run. O(instructions written out)."""
+def workload_of(
+    module: HloModule, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
+) -> Workload:
+    """The workload of a parsed module: one graph that all devices run. O(instructions written out).
+
+    ``in_order``: the device runs what computes one by one as it stands in the text, which is the schedule of
+    compilers for GPUs and TPUs; each waits for the one before by a control dependency. (XLA for CPUs runs
+    whatever is ready.)
+    """
     ordered = callees_first(module)
     if not module.marked and len(module.computations) > 1:
         diagnostics.warning(
@@ -103,7 +110,7 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     findings = Findings(program)
     emitter = Emitter(program, findings, locations=options.locations)
     communication = Communication(emitter, replicas, partitions)
-    Lowering(emitter, bodies, communication).run()
+    Lowering(emitter, bodies, communication, in_order=in_order).run()
     findings.report(diagnostics)
     for key, value in module.attributes.items():
         emitter.builder.add_extra(-1, key, 0, value.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,12 @@
+"""What the real compilers for TPUs and GPUs make of a program, without the chip: scheduled HLO as a workload.
+
+The compilers are extras that the user installs: ``jax-tpu`` (libtpu, proprietary: its output is not ours to
+hand on), ``jax-gpu`` (XLA of the CUDA plugin of JAX).
+"""
+
+from __future__ import annotations
+
+from hespas.capture.aot.compiler import Compiled, compile_for, missing_compiler, workload_of_compiled
+from hespas.capture.aot.target import Target
+
+__all__ = ["Compiled", "Target", "compile_for", "missing_compiler", "workload_of_compiled"]
