@@ -37,6 +37,7 @@ _FREE_TARGETS: frozenset[str] = frozenset(
         "AsyncCollectiveDone",
         "AsyncCollectiveStart",
         "AssumeGatherIndicesInBound",
+        "ConcatBitcast",
         "LayoutConstraint",
         "PrepareAsyncCallDone",
         "PrepareAsyncCallStart",

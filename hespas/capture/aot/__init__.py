@@ -7,6 +7,15 @@ hand on), ``jax-gpu`` (XLA of the CUDA plugin of JAX).
 from __future__ import annotations
 
 from hespas.capture.aot.compiler import Compiled, compile_for, missing_compiler, workload_of_compiled
+from hespas.capture.aot.figures import Figures, figures_of
 from hespas.capture.aot.target import Target
 
-__all__ = ["Compiled", "Target", "compile_for", "missing_compiler", "workload_of_compiled"]
+__all__ = [
+    "Compiled",
+    "Figures",
+    "Target",
+    "compile_for",
+    "figures_of",
+    "missing_compiler",
+    "workload_of_compiled",
+]

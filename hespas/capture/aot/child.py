@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,13 +35,16 @@ _MAX_MESSAGE = 1500
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What to compile for. ``mesh`` are sizes of axes; ``config`` is the target configuration of a GPU."""
+    """What to compile for. ``mesh`` are sizes of axes; ``config`` is the target configuration of a GPU, the
+    last two speak of TPUs: how the cores of a chip are run, and the chips of a host that lacks some.
+    """
 
     platform: str
     topology: str
     mesh: tuple[int, ...]
     config: str = ""
     chip_config: str = ""
+    chips_of_host: tuple[int, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -110,7 +113,9 @@ def _devices(job: Job) -> tuple[np.ndarray[Any, np.dtype[np.object_]], tuple[str
             platform="cuda", topology_name="target", topology=job.topology, target_config=job.config
         )
     else:
-        chip = {"chip_config_name": job.chip_config} if job.chip_config else {}
+        chip: dict[str, Any] = {"chip_config_name": job.chip_config} if job.chip_config else {}
+        if job.chips_of_host:
+            chip["chips_per_host_bounds"] = list(job.chips_of_host)
         described = topologies.get_topology_desc(platform="tpu", topology_name=job.topology, **chip)
     listed = list(described.devices)
     if len(listed) != int(np.prod(job.mesh)):
@@ -177,4 +182,4 @@ def _usage() -> tuple[float, int]:
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     unit = 1 if sys.platform == "darwin" else 1024
-    return used.ru_utime + used.ru_stime, cast("int", used.ru_maxrss) * unit
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * unit

@@ -45,6 +45,19 @@ _ELSEWISE = (
 )
 
 
+_OTHER_PLATFORM = (
+    "the program calls what another platform has: lower it for this one, "
+    "jax.jit(f).trace(...).lower(lowering_platforms=('cuda',)) or ('tpu',)"
+)
+_REFUSALS = (
+    ("PartitionId", "the program is partitioned already: give the one before, with its sharding annotations"),
+    ("No FFI handler registered", _OTHER_PLATFORM),
+    ("Custom emitter for", _OTHER_PLATFORM),
+    ("devices, the mesh", "give the mesh that the program was lowered for, and a target of its size"),
+)
+"""What compilers say, and what to do then."""
+
+
 @runtime_checkable
 class Lowered(Protocol):
     """What ``jax.jit(...).lower(...)`` returns."""
@@ -124,6 +137,7 @@ def compile_for(
         mesh=axes.sizes,
         config=target_config(aim.name) if is_gpu else "",
         chip_config="" if is_gpu else TPUS[aim.name].chip_config,
+        chips_of_host=aim.chips_of_host,
     )
     answer, hlo = _ask(job, data, aim, timeout_s)
     for note in answer.notes:
@@ -188,12 +202,14 @@ def _ask(job: Job, program: bytes, target: Target, timeout_s: float) -> tuple[An
     head, _, hlo = ended.stdout.partition(b"\n")
     answer = msgspec.json.decode(head, type=Answer)
     if answer.refused:
-        raise _failed(target, f"refuses it: {clipped(answer.refused)}")
+        said = answer.refused.partition("\n")[0].strip()
+        hint = next((hint for mark, hint in _REFUSALS if mark in said), _ELSEWISE)
+        raise _failed(target, f"refuses it: {clipped(said)}", hint)
     return answer, hlo.decode("utf-8", "surrogateescape")
 
 
-def _failed(target: Target, what: str) -> UnsupportedError:
-    return UnsupportedError(f"the compiler for {target} {what}", position=str(target), hint=_ELSEWISE)
+def _failed(target: Target, what: str, hint: str = _ELSEWISE) -> UnsupportedError:
+    return UnsupportedError(f"the compiler for {target} {what}", hint=hint)
 
 
 def _fate(status: int, said: bytes) -> str:

@@ -58,7 +58,7 @@ GPUS: dict[str, Gpu] = {
 _MAX_GPUS = 1 << 16
 _EXAMPLE = "for example tpu:v5p:8x8x8 or gpu:h100:8"
 _HOST_CHIPS = (2, 2)
-"""Chips of a host along the first two axes; libtpu describes whole hosts only."""
+"""Chips of a host along the first two axes; a larger slice is whole hosts."""
 _ALIASES = {"tpu7x": "v7x"}
 
 
@@ -106,6 +106,13 @@ class Target:
         return f"jax-{self.platform}"
 
     @property
+    def chips_of_host(self) -> tuple[int, ...]:
+        """Of a TPU slice smaller than a host: the chips that there are along three axes; else empty."""
+        if self.platform == "gpu" or prod(self.shape) >= prod(_HOST_CHIPS):
+            return ()
+        return (*self.shape, 1, 1)[:3]
+
+    @property
     def topology(self) -> str:
         """What the compiler calls the devices: ``v5p:8x8x8``; of GPUs partitions x hosts x devices."""
         if self.platform == "tpu":
@@ -134,11 +141,13 @@ def _slice_shape(text: str, name: str, size: str) -> tuple[int, ...]:
     fitting = len(shape) == len(limits) and all(
         own <= most for own, most in zip(sorted(shape), sorted(limits), strict=True)
     )
-    whole = all(own % chips == 0 for own, chips in zip(shape, _HOST_CHIPS, strict=False))
+    whole = prod(shape) < prod(_HOST_CHIPS) or all(
+        own % chips == 0 for own, chips in zip(shape, _HOST_CHIPS, strict=False)
+    )
     if not fitting or not whole:
         raise UsageError(
             f"target {clipped(repr(text))}: a slice of {name} is {axes} chips up to "
-            f"{_by(limits)}, its first two axes of whole hosts of {_by(_HOST_CHIPS)}",
+            f"{_by(limits)}, beyond one host whole ones of {_by(_HOST_CHIPS)} along the first two axes",
             hint=f"for example tpu:{name}:{'2x2x2' if len(limits) == 3 else '2x4'}",
         )
     return shape

@@ -439,8 +439,9 @@ class Lowering:
         if _START_NAME in name and channel:
             self._open_channels[channel] = node
             self._handles.add(node)
-        inner_rows = self.program.operand_rows(inner, place)
-        self.communication.annotate(node, (inner, place), inner_rows, self.program.result_row(inner, place))
+        inner_rows, result = self.program.operand_rows(inner, place), self.program.result_row(inner, place)
+        fused = self.program.result_row(computation, index)
+        self.communication.annotate(node, (inner, place), inner_rows, result, fused)
 
     def bind(self, frame: Frame, index: int, value: Value) -> None:
         """Let users of a tuple follow its elements past the node of the call that made it."""
