@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from math import isnan, nan
 
 from hespas.converters.hlo.attributes import backend_config, integer, names
+from hespas.converters.hlo.carried import carried_results, hands_on
 from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.program import Program, base_opcode
-from hespas.converters.hlo.scan import unquote
 from hespas.costs.operation import Body, Contraction, Cost, branch_ns
-from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
+from hespas.costs.table import canonical_name
 from hespas.graph import OpClass
 from hespas.graph.columns import DTypeKind
 
@@ -47,9 +47,6 @@ _PICKING = frozenset({"slice", "dynamic-slice", "gather"})
 UPDATING = frozenset({"dynamic-update-slice", "scatter"})
 """Opcodes that may replace a part of their first operand in place."""
 
-_HANDING_ON = frozenset({"AsyncCollectiveStart", "AsyncCollectiveDone"})
-"""Targets of custom calls in fusions of TPUs: the ends of a collective that goes on beside other work."""
-
 _WHOLE = frozenset({"dot", "convolution", "sort", "fft", "custom-call", "while", "conditional", "scaled-dot"})
 """Operations that read all of every operand for any part of their result."""
 
@@ -70,8 +67,10 @@ InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
 """What the body of a nested fusion needs of its parameters."""
 
 
-def _body_needs(program: Program, computation: Computation, inner: InnerNeeds) -> tuple[float, ...]:
-    """The fraction (0 .. 1) of each parameter that the root needs. O(instructions).
+def _body_needs(
+    program: Program, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
+) -> tuple[float, ...]:
+    """The fraction (0 .. 1) of each parameter that the root needs, but for ``carried`` results. O(nodes).
 
     Raises ``FormatError`` where parameters are not numbered 0, 1, 2, ....
     """
@@ -83,6 +82,8 @@ def _body_needs(program: Program, computation: Computation, inner: InnerNeeds) -
             continue
         inner_needs = inner(computation, index) if computation.opcodes[index] in {"fusion", "call"} else ()
         for place, operand in enumerate(computation.operands[index]):
+            if index == computation.root and place in carried:
+                continue
             factor = _need(program, computation, index, place, inner_needs)
             needed[operand] += 1.0 if isnan(factor) else part * factor
     parameters = [index for index, opcode in enumerate(computation.opcodes) if opcode == "parameter"]
@@ -102,7 +103,7 @@ def _need(
 ) -> float:
     """The fraction of one operand that a result needs in full; NaN: all of it for any part of the result."""
     opcode = computation.opcodes[index]
-    if _hands_on(computation, index):
+    if hands_on(computation, index):
         return 0.0
     if opcode in _WHOLE:
         return nan
@@ -113,34 +114,6 @@ def _need(
         stored = _elements(program, computation, computation.operands[index][0])
         return 1.0 if isnan(picked) or not stored > 0 else min(picked / stored, 1.0)
     return 1.0
-
-
-def _hands_on(computation: Computation, index: int) -> bool:
-    """Whether an instruction in a fusion is a collective, or the buffer of one that is under way: what it
-    moves is counted with the start.
-    """
-    opcode = computation.opcodes[index]
-    if opcode == "custom-call":
-        target = unquote(computation.attributes[index].get("custom_call_target", ""))
-        return target in _HANDING_ON
-    return canonical_name(opcode) in COLLECTIVE_KINDS or opcode == "collective-permute"
-
-
-def _carried(program: Program, computation: Computation) -> frozenset[int]:
-    """Of a body around a collective, the places of results that it only hands on, or that the collective
-    makes.
-    """
-    root = computation.root
-    if _hands_on(computation, root):
-        return frozenset(range(len(program.tensors(computation.shapes[root]))))
-    if computation.opcodes[root] != "tuple":
-        return frozenset()
-    leaves = enumerate(computation.operands[root])
-    return frozenset(
-        leaf
-        for leaf, index in leaves
-        if computation.opcodes[index] == "parameter" or _hands_on(computation, index)
-    )
 
 
 def _elements(program: Program, computation: Computation, index: int) -> float:
@@ -586,7 +559,8 @@ class Bodies:
         for index, opcode in enumerate(computation.opcodes):
             if opcode not in STRUCTURE:
                 self._add_instruction(total, computation, index)
-        needs = _body_needs(self.program, computation, self._inner_needs)
+        carried = carried_results(self.program, computation) if total.collectives else frozenset[int]()
+        needs = _body_needs(self.program, computation, self._inner_needs, carried)
         body = BodyCost(
             total.flops,
             total.useful_flops,
@@ -600,7 +574,7 @@ class Bodies:
             _body_aliases(self.program, computation),
             tuple(total.unknown),
             tuple(total.collectives),
-            _carried(self.program, computation) if total.collectives else frozenset(),
+            carried,
         )
         self.costs[computation.name] = body
         work = [opcode for opcode in computation.opcodes if opcode not in STRUCTURE]

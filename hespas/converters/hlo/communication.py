@@ -20,6 +20,7 @@ from hespas.converters.hlo.attributes import (
     names,
     parse_groups,
 )
+from hespas.converters.hlo.carried import keeps_a_slice
 from hespas.converters.hlo.module import ArrayShape, Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.replica_groups import IdMode, group_mode, normalise_groups, normalise_pairs
@@ -326,7 +327,7 @@ class Communication:
         group = self._group(place, attributes.get("replica_groups"), mode)
         program = self.emitter.program
         operand_bytes, result_bytes = _total(program, operand_rows), _total(program, (result_row,))
-        if kind is CollectiveKind.ALL_REDUCE and fusion_row >= 0 and _keeps_a_slice(*place):
+        if kind is CollectiveKind.ALL_REDUCE and fusion_row >= 0 and keeps_a_slice(*place):
             kept_bytes = _total(program, (fusion_row,))
             if kept_bytes * group.size == operand_bytes:  # XLA for TPUs spells a reduce-scatter so
                 kind, result_bytes = CollectiveKind.REDUCE_SCATTER, kept_bytes
@@ -447,22 +448,6 @@ class Communication:
     def _error(self, place: tuple[Computation, int], message: str) -> FormatError:
         stated = {"num_partitions", "replica_count"} & set(self.emitter.program.module.attributes)
         return self.emitter.program.error(*place, message, None if stated else _DEVICES_HINT)
-
-
-def _keeps_a_slice(computation: Computation, index: int) -> bool:
-    """Whether of an instruction's results nothing but slices at a computed place are used."""
-    sources = {index}
-    sliced = False
-    for user, operands in enumerate(computation.operands):
-        if sources.isdisjoint(operands):
-            continue
-        if computation.opcodes[user] == "get-tuple-element":
-            sources.add(user)
-        elif computation.opcodes[user] == "dynamic-slice" and sources.isdisjoint(operands[1:]):
-            sliced = True
-        else:
-            return False
-    return sliced
 
 
 def _total(program: Program, rows: tuple[int, ...]) -> float:

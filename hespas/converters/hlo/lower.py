@@ -432,7 +432,7 @@ class Lowering:
             cost,
             op_class=OpClass.COLLECTIVE if body.contraction_class is None else cost.op_class,
             bytes_read=cost.bytes_read + moved.bytes_read,
-            bytes_written=cost.bytes_written + moved.bytes_written,
+            bytes_written=cost.bytes_written + (moved.bytes_written if body.carried else 0.0),
         )
         rows = self.program.operand_rows(computation, index)
         node = self.add(frame, index, cost, deps=deps, operand_rows=rows, kind=kind)
