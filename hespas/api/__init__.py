@@ -12,6 +12,7 @@ __all__ = [
     "AccuracyReport",
     "Analysis",
     "CalibrationReport",
+    "CaptureResult",
     "CheckReport",
     "ClassTotals",
     "ComparisonReport",
@@ -39,6 +40,7 @@ __all__ = [
     "analysis_document",
     "analyze",
     "calibrate",
+    "capture",
     "check",
     "check_timeline",
     "class_totals",
@@ -77,6 +79,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hespas.api.analysis import Analysis, analysis_document, analyze
+    from hespas.api.capture import CaptureResult, capture
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
@@ -142,6 +145,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
+    "hespas.api.capture": ("CaptureResult", "capture"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.parts": ("Parts",),
     "hespas.api.estimation": (
