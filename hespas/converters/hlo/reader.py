@@ -51,11 +51,15 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
     return read_module(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
 
-def read_module(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a module from memory; ``path`` stands in messages. Raises what :func:`read_hlo` does."""
+def read_module(
+    data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
+) -> Workload:
+    """Read a module from memory; ``path`` stands in messages, ``in_order`` is as in :func:`workload_of`.
+    Raises what :func:`read_hlo` does.
+    """
     module = parse_module(source_of(data, path))
     try:
-        return workload_of(module, options, diagnostics)
+        return workload_of(module, options, diagnostics, in_order=in_order)
     except FormatError as error:  # of an attribute: what was expected is known, what was meant is not
         error.hint = error.hint or _FAULT_HINT
         raise

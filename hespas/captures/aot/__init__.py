@@ -6,9 +6,9 @@ hand on), ``jax-gpu`` (XLA of the CUDA plugin of JAX).
 
 from __future__ import annotations
 
-from hespas.capture.aot.compiler import Compiled, compile_for, missing_compiler, workload_of_compiled
-from hespas.capture.aot.figures import Figures, figures_of
-from hespas.capture.aot.target import Target
+from hespas.captures.aot.compiler import Compiled, compile_for, missing_compiler, workload_of_compiled
+from hespas.captures.aot.figures import Figures, figures_of
+from hespas.captures.aot.target import Target
 
 __all__ = [
     "Compiled",

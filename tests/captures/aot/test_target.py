@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.capture.aot.gpu_config import target_config
-from hespas.capture.aot.target import GPUS, TPUS, Target
+from hespas.captures.aot.gpu_config import target_config
+from hespas.captures.aot.target import GPUS, TPUS, Target
 from hespas.graph.errors import UsageError
 from hespas.hardware import device_names, named_device
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan
 
-from hespas.capture.aot.target import GPUS
+from hespas.captures.aot.target import GPUS
 from hespas.graph.errors import InvariantError
 from hespas.hardware import Device, named_device
 
@@ -57,7 +57,7 @@ _LIMITS: dict[str, int] = {
 
 
 def target_config(name: str) -> str:
-    """The configuration of one of :data:`~hespas.capture.aot.target.GPUS`.
+    """The configuration of one of :data:`~hespas.captures.aot.target.GPUS`.
 
     The clock is the one at which all lanes make the published f32 rate.
     """

@@ -17,21 +17,19 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from hespas.capture.aot.child import Answer, Job, environment
-from hespas.capture.aot.gpu_config import target_config
-from hespas.capture.aot.target import TPUS, Target
-from hespas.capture.mesh import Mesh
+from hespas.captures.aot.child import Answer, Job, environment
+from hespas.captures.aot.gpu_config import target_config
+from hespas.captures.aot.target import TPUS, Target
+from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
-from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.reader import workload_of
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.reader import read_module
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError, clipped
 
 __all__ = ["Compiled", "Lowered", "compile_for", "missing_compiler", "workload_of_compiled"]
 
-_CHILD = "hespas.capture.aot.child"
+_CHILD = "hespas.captures.aot.child"
 _TIMEOUT_S = 1800.0
 _PACKAGES: Mapping[str, tuple[str, str, str]] = {
     "tpu": ("libtpu", "libtpu", "0.0.42."),
@@ -159,8 +157,8 @@ def workload_of_compiled(compiled: Compiled, diagnostics: Diagnostics) -> Worklo
     """The graph of the optimised program: fusions, asynchronous collectives, and the compiler's schedule as
     control dependencies. Its metadata say what it was compiled for and by, and the memory it takes.
     """
-    module = parse_module(Source(compiled.hlo, str(compiled.target)))
-    workload = workload_of(module, ReadOptions(), diagnostics, in_order=True)
+    text = compiled.hlo.encode("utf-8", "surrogateescape")
+    workload = read_module(text, str(compiled.target), ReadOptions(), diagnostics, in_order=True)
     stated = {
         "compiled_for": str(compiled.target),
         "compiler": compiled.compiler,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hespas.capture.aot import compile_for, compiler, figures_of, missing_compiler, workload_of_compiled
-from hespas.capture.aot.target import Target
+from hespas.captures.aot import compile_for, compiler, figures_of, missing_compiler, workload_of_compiled
+from hespas.captures.aot.target import Target
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 
@@ -36,7 +36,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
 
     def command(module: str, *arguments: str) -> Sequence[str]:
-        assert module == "hespas.capture.aot.child"
+        assert module == "hespas.captures.aot.child"
         assert not arguments
         return [sys.executable, "-I", "-c", "\n".join(lines)]
 
