@@ -168,7 +168,7 @@ class Lowering:
         computation = frame.computation
         needed = self.operand_nodes(frame, index) if deps is None else deps
         control = self.control_nodes(frame, index)
-        place_in_order = self._place_in_order(computation, index, cost) if self._in_order else _ANYWHERE
+        place_in_order = self._place_in_order(computation, index) if self._in_order else _ANYWHERE
         if place_in_order != _ANYWHERE and self.last >= 0 and self.last not in needed:
             control = list(dict.fromkeys([*control, self.last]))
         if self.gate is not None:
@@ -195,7 +195,7 @@ class Lowering:
             self._note_reader(frame, index, node)
         return node
 
-    def _place_in_order(self, computation: Computation, index: int, cost: Cost) -> int:
+    def _place_in_order(self, computation: Computation, index: int) -> int:
         """How an instruction stands to those before and after it on a device that runs in order.
 
         A start is issued after what stands above it and holds up nothing; what completes it does.
