@@ -79,7 +79,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hespas.api.analysis import Analysis, analysis_document, analyze
-    from hespas.api.capture import CaptureResult, capture
+    from hespas.api.capturing import CaptureResult, capture
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
@@ -145,7 +145,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
-    "hespas.api.capture": ("CaptureResult", "capture"),
+    "hespas.api.capturing": ("CaptureResult", "capture"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.parts": ("Parts",),
     "hespas.api.estimation": (

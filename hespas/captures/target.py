@@ -94,7 +94,7 @@ def users_code(doing: str) -> Generator[None]:
     except UsageError:
         raise
     except SystemExit as error:
-        raise UsageError(f"{doing} ends the process (SystemExit: {error})", hint=_GUARD) from error
+        raise UsageError(f"{doing} ends the process", hint=_GUARD) from error
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UsageError(

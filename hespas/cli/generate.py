@@ -119,7 +119,7 @@ def _tell(done: GenerationResult) -> None:
 # --- language models
 
 _LAYOUT, _STEP, _HABITS, _SERVING = "Layout", "Step", "Habits of the framework", "Serving"
-_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline")
+_OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context")
 
 _Model = Annotated[
     str, typer.Argument(metavar="MODEL|FILE.toml", help="A model that ships, or one of your own.")
@@ -141,6 +141,9 @@ _Vp = Annotated[int, _degree("Virtual stages of each rank.")]
 _Cp = Annotated[int, _degree("Context-parallel ranks.")]
 _Ep = Annotated[int, _degree("Ranks that experts are spread over.")]
 _Etp = Annotated[int, _degree("Tensor-parallel ranks inside experts.")]
+_ExpertNode = Annotated[
+    int, _degree("Ranks of a node, to which a token goes once (0: straight to its experts).", least=0)
+]
 _Zero = Annotated[
     int,
     typer.Option(
@@ -157,6 +160,12 @@ _Ring = Annotated[
     bool,
     typer.Option("--ring-attention", help="Keys go round a ring, not gathered.", rich_help_panel=_LAYOUT),
 ]
+_Exchange = Annotated[
+    bool,
+    typer.Option(
+        "--context-all-to-all", help="Context ranks exchange tokens for heads.", rich_help_panel=_LAYOUT
+    ),
+]
 _Seq = Annotated[int, _degree("Length of a sequence.", _STEP, metavar="TOKENS")]
 _GlobalBatch = Annotated[int, _degree("Sequences of a step (0: a micro-batch each).", _STEP, least=0)]
 _MicroBatch = Annotated[int, _degree("Sequences of a micro-batch.", _STEP)]
@@ -169,6 +178,13 @@ _Recompute = Annotated[
     typer.Option(
         metavar="none|selective|full|MODULES", rich_help_panel=_STEP,
         help="What the backward pass computes again.",
+    ),
+]  # fmt: skip
+_Offload = Annotated[
+    str,
+    typer.Option(
+        metavar="optimizer|MODULES", rich_help_panel=_STEP,
+        help="What moves to the host: states of the optimizer, kept activations.",
     ),
 ]  # fmt: skip
 _Schedule = Annotated[ScheduleName, typer.Option(help="Order of a stage's passes.", rich_help_panel=_STEP)]
@@ -221,20 +237,23 @@ def llm(
     cp: _Cp = 1,
     ep: _Ep = 1,
     etp: _Etp = 1,
+    expert_node: _ExpertNode = 0,
     zero: _Zero = 1,
     fsdp: _Fsdp = False,
     data_shard: _DataShard = 0,
     sequence_parallel: _SequenceParallel = True,
     ring_attention: _Ring = False,
+    context_all_to_all: _Exchange = False,
     seq: _Seq = 4096,
     global_batch: _GlobalBatch = 0,
     micro_batch: _MicroBatch = 1,
     precision: _Precision = "bf16",
     recompute: _Recompute = "none",
+    offload: _Offload = "",
     schedule: _Schedule = "1f1b",
     lora_rank: _Lora = 0,
     style: _Style = "megatron",
-    overlap: _Overlap = "gradients,parameters,pipeline",
+    overlap: _Overlap = "gradients,parameters,pipeline,context",
     capacity: _Capacity = 0.0,
     imbalance: _Imbalance = 1.0,
     phase: _Phase = "train",
@@ -280,6 +299,7 @@ def llm(
             ServingStep,
             Training,
             load_model,
+            offload_of,
             precision_of,
             recompute_of,
         )
@@ -294,6 +314,7 @@ def llm(
         layout = Layout(
             dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, zero=3 if fsdp else zero, shard=data_shard,
             sequence_parallel=sequence_parallel, ring_attention=ring_attention,
+            context_all_to_all=context_all_to_all, expert_node=expert_node,
         )  # fmt: skip
         numbers = precision_of(precision)
         if phase != "train":
@@ -305,10 +326,12 @@ def llm(
                 diagnostics,
             )  # fmt: skip
             return
+        optimizer_offload, again = offload_of(offload, recompute_of(recompute))
         training = Training(
             seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,
-            precision=numbers, recompute=recompute_of(recompute), schedule=schedule, style=style,
-            overlap=_overlap(overlap), lora_rank=lora_rank, capacity=capacity, imbalance=imbalance,
+            precision=numbers, recompute=again, optimizer_offload=optimizer_offload, schedule=schedule,
+            style=style, overlap=_overlap(overlap), lora_rank=lora_rank, capacity=capacity,
+            imbalance=imbalance,
         )  # fmt: skip
         output.make(LlmStep(model=load_model(model), layout=layout, training=training), diagnostics)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.rank import Linear, Rank
 from hespas.generators.llm.weights import Weights
-from hespas.graph import CollectiveKind
+from hespas.graph import CollectiveKind, OpClass, Resource
 from hespas.graph.groups import ExplicitGroups
 
 __all__ = ["Ends"]
@@ -185,7 +185,9 @@ class Ends:
         reduced: Sequence[Value],
         regather: Callable[[Kernels, Value], None],
     ) -> None:
-        """The norm of all gradients, the update, and updated weights where they are needed."""
+        """The norm of all gradients, the update, on the host where its states are, and updated weights where
+        they are needed.
+        """
         r = self.rank
         layout = r.layout
         shards = layout.sharded if layout.zero else 1
@@ -210,7 +212,13 @@ class Ends:
         copy = Tensor(flat, r.precision.compute)
         reads = [gradient, state, state] + ([] if pure else [state])
         writes = [state, state] + ([copy] if pure else [state, copy])
-        updated = k.vector(
-            "adam", "adam", reads + ([copy] if pure else []), writes, after=after, in_place=True
-        )
-        regather(k, updated)
+        arguments = reads + ([copy] if pure else []), writes
+        if not r.training.optimizer_offload:
+            regather(k, k.vector("adam", "adam", *arguments, after=after, in_place=True))
+            return
+        after.append(k.transfer("gradients.offload", gradient, stores=True, after=reduced))
+        # of a class that is no kernel's of a device: how long a host takes is not known
+        node = k.node("adam", "cpu_adam", OpClass.CUSTOM, *arguments, after=after, in_place=True)
+        k.builder.set(node, resource=int(Resource.HOST))
+        new = copy if r.training.style == "megatron" else state
+        regather(k, k.transfer("weights.reload", new, stores=False, after=[node], in_place=True))

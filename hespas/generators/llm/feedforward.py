@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hespas.generators.llm.dispatch import two_levels
 from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.model import Experts, Mlp
 from hespas.generators.llm.rank import Linear, Rank
@@ -137,6 +138,8 @@ def _latent(r: Rank, block: Experts) -> tuple[Linear, Linear]:
 
 def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back: bool) -> Value:
     """Tokens to the ranks of their experts and their tensor ranks, or back."""
+    if r.layout.expert_node:
+        return two_levels(r, k, name, mixture.block, x, back=back)
     sent = r.value(mixture.routed, mixture.width)
     spread = r.value(mixture.routed * r.layout.etp, mixture.width)
     groups, inner = r.groups.experts, r.groups.expert_tensor

@@ -23,6 +23,7 @@ from hespas.generators.llm.model import (
     mamba_projected,
 )
 from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.settings import LAYER_INPUT
 from hespas.graph.columns import dtype
 
 __all__ = [
@@ -77,7 +78,7 @@ def kept_of_layer(rank: Rank, layer: Layer, place: int) -> Parts:
     reaches = recompute.layers < 0 or place < recompute.layers
     offloaded = recompute.offloaded if reaches else frozenset[str]()
     if recompute.whole(place):
-        away = offloaded.intersection({"block", "decoder_layer_input"})
+        away = offloaded.intersection({"block", LAYER_INPUT})
         return {"layer inputs": 0 if away else stream}
     if recompute.per_operation:
         return total({"layer inputs": stream}, *(_by_operation(rank, block) for block in layer))

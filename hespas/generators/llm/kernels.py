@@ -303,11 +303,13 @@ class Kernels:
         *,
         cache: str = "",
         backward: bool = False,
+        adds: bool = False,
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
         """Fused attention; backward it computes the scores again and makes three gradients. ``cache`` is the
-        element type of keys and values where it is not that of queries.
+        element type of keys and values where it is not that of queries. ``adds``: to the results, or to the
+        gradient of queries, of attention to other keys, which it reads.
         """
         q = Tensor((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
         k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
@@ -320,11 +322,12 @@ class Kernels:
             dims = 2.0 * shape.batch * shape.heads * (3 * shape.head_dim + 2 * shape.value_dim)
         suffix = "_backward" if backward else ""
         whole = float(shape.queries) * shape.keys
+        before = ([q] if backward else [out, sums]) if adds else []
         node = self.node(
             name,
             f"aten::_scaled_dot_product_flash_attention{suffix}",
             OpClass.ATTENTION,
-            [q, k, v, out, out, sums] if backward else [q, k, v],
+            ([q, k, v, out, out, sums] if backward else [q, k, v]) + before,
             [q, k, v] if backward else [out, sums],
             flops=dims * whole,
             transcendentals=float(shape.batch * shape.heads) * shape.pairs,
@@ -333,6 +336,34 @@ class Kernels:
         )
         self.builder.set(node, useful_flops=dims * shape.pairs)
         return node
+
+    def transfer(
+        self,
+        name: str,
+        tensor: Tensor,
+        *,
+        stores: bool,
+        after: Sequence[Value] = (),
+        control: Sequence[int] = (),
+        port: str = "",
+        in_place: bool = False,
+    ) -> int:
+        """A copy to the memory of the host, or back. Its bytes are those that cross the link, once."""
+        size = self.bytes_of(tensor)
+        return self.node(
+            name,
+            "aten::copy_",
+            OpClass.HOST,
+            [tensor],
+            [tensor],
+            kind=NodeKind.MEM_STORE if stores else NodeKind.MEM_LOAD,
+            bytes_read=size if stores else 0.0,
+            bytes_written=0.0 if stores else size,
+            after=after,
+            control=control,
+            port=port,
+            in_place=in_place,
+        )
 
     def collective(
         self,
@@ -415,6 +446,7 @@ class Kernels:
         tensor: Tensor,
         *,
         after: Sequence[Value] = (),
+        control: Sequence[int] = (),
     ) -> int:
         """Every rank sends along a permutation and receives."""
         node = self.node(
@@ -425,6 +457,7 @@ class Kernels:
             [tensor],
             kind=NodeKind.PERMUTE,
             after=after,
+            control=control,
         )
         self.builder.add_p2p(
             node, permutation=self.builder.permutation(way), comm_bytes=self.bytes_of(tensor), tag=-1

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 from hespas.generators.llm.attention import (
     backward_attention,
-    core,
+    core_again,
+    exchange_again,
     forward_attention,
     latent_up,
     queries_and_keys,
@@ -117,11 +118,11 @@ def _recompute(r: Rank, k: Kernels, block: Block, key: str, covered: set[str]) -
     match block:
         case Attention() | LatentAttention():
             if "qkv" in covered:
-                queries_and_keys(r, k, block, key, f"{key}.norm")
+                exchange_again(r, k, block, key, queries_and_keys(r, k, block, key, f"{key}.norm"))
             elif "mla_up_proj" in covered and isinstance(block, LatentAttention):
-                latent_up(r, k, block, key, f"{key}.latent")
+                exchange_again(r, k, block, key, latent_up(r, k, block, key, f"{key}.latent"))
             if "core_attn" in covered:
-                core(r, k, block, key, qkv=f"{key}.qkv", kv=f"{key}.kv")
+                core_again(r, k, block, key)
         case Mlp() if "mlp_act" in covered:
             activation(r, k, block, key, f"{key}.fc1")
         case Experts() if "moe_act" in covered:

@@ -6,7 +6,7 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -38,6 +38,8 @@ class Layout:
     head that of one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
     ``ring_attention``: keys travel in a ring of context ranks, else they are gathered;
     ``context_all_to_all``: instead, context ranks exchange tokens for heads (arXiv 2309.14509).
+    ``expert_node``: ranks of a node; a token goes to each node of its experts once and on inside of it, as
+    DeepEP sends it (0: straight to the rank of each expert).
     """
 
     dp: int = 1
@@ -56,6 +58,7 @@ class Layout:
     head_counts: bool = False
     ring_attention: bool = False
     context_all_to_all: bool = False
+    expert_node: int = 0
 
     @property
     def ranks(self) -> int:
@@ -132,6 +135,22 @@ class Groups:
     def experts(self) -> StridedGroups:
         """Ranks among which experts are spread."""
         return self._of_experts("ep")
+
+    def _of_nodes(self, axis: str) -> StridedGroups:
+        layout = self.layout
+        inside = min(layout.ep, layout.expert_node)
+        sizes = {"pp": layout.pp, "edp": layout.edp, "nodes": layout.ep // inside, "inside": inside}
+        return StridedGroups.from_mesh(list(sizes.values()), [list(sizes).index(axis)])
+
+    @cached_property
+    def expert_nodes(self) -> StridedGroups:
+        """Ranks at the same place of the nodes that experts are spread over."""
+        return self._of_nodes("nodes")
+
+    @cached_property
+    def expert_inside(self) -> StridedGroups:
+        """Ranks of a node that experts are spread over."""
+        return self._of_nodes("inside")
 
     @cached_property
     def expert_tensor(self) -> StridedGroups:
@@ -258,6 +277,7 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _batches(layout, training)
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout)
+    yield from _dispatch_rules(layout, training)
     if layout.zero not in range(4):
         yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
@@ -301,6 +321,7 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
                 f"{block.kv_heads} key heads neither spread over {tp} tensor ranks nor repeat on them",
                 "a tp that divides kv_heads, or a multiple of it",
             )
+    yield from _exchanges(layout, blocks)
     parts = cp * (tp if layout.has_sequence_parallel else 1)
     if training.seq % (2 * cp if cp > 1 else 1) or training.seq % parts:
         why = (
@@ -313,6 +334,33 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
             f"a sequence of {training.seq:,} tokens does not part into {why}",
             "another `seq` or `cp`",
         )
+
+
+def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
+    """Rules of context ranks that exchange tokens for heads."""
+    tp, cp = layout.tp, layout.cp
+    if cp == 1 or not layout.context_all_to_all:
+        return
+    if layout.ring_attention:
+        yield BrokenRule(
+            "cp-one-way",
+            "keys go round a ring of context ranks, or tokens are exchanged for heads, not both",
+            "`ring_attention`, or `context_all_to_all`",
+        )
+    for block in blocks:
+        if isinstance(block, Attention | LatentAttention) and block.heads % (tp * cp):
+            yield BrokenRule(
+                "cp-divides-heads",
+                f"heads {block.heads:,} do not part into {tp} tensor x {cp} context ranks that exchange them",
+                "a `cp` that divides the heads of a tensor rank, or no `context_all_to_all`",
+            )
+        kv_heads = max(1, block.kv_heads // tp) if isinstance(block, Attention) else cp
+        if kv_heads % cp and cp % kv_heads:
+            yield BrokenRule(
+                "cp-kv-heads",
+                f"{kv_heads} key heads of a tensor rank neither spread over {cp} context ranks nor repeat",
+                "a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
+            )
 
 
 def _shared_by_tensor_ranks(block: Block) -> tuple[str, int]:
@@ -393,3 +441,22 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
                 f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
                 "an `etp` that divides it",
             )
+
+
+def _dispatch_rules(layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Rules of tokens that go to nodes first."""
+    node, ep = layout.expert_node, layout.ep
+    if node == 0:
+        return
+    if node < 0 or (ep % node and node % ep):
+        yield BrokenRule(
+            "expert-node",
+            f"{ep} expert ranks neither fill nodes of {node} ranks nor divide one",
+            "the ranks of a node, or `expert_node=0`",
+        )
+    if layout.etp > 1 or training.capacity > 0:
+        yield BrokenRule(
+            "expert-node-dropless",
+            "tokens that go once to each node go to whole experts, which have room for all of them",
+            "`etp=1` `capacity=0`, or `expert_node=0`",
+        )

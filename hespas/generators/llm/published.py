@@ -21,6 +21,8 @@ from hespas.generators.llm.model import Block, Experts, Mamba, Model
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.model_table import model_in_table
 from hespas.generators.llm.settings import (
+    LAYER_INPUT,
+    MODULES,
     Overlap,
     Precision,
     Recompute,
@@ -372,12 +374,13 @@ def _recompute(cells: _Cells) -> Recompute:
         away = re.search(r"cpu offload of activations: (\d+) layers", cells.text("optimizer").casefold())
         return Recompute(layers=int(away[1]), offloaded=frozenset({"block"})) if away else Recompute()
     layers = re.search(r"full block (\d+)", text)
-    custom = text.startswith("remat_policy custom")
+    moved = _offloaded(text) if text.startswith("remat_policy custom") else []
+    _tell_offloaded(cells, moved)
     return Recompute(
         modules=frozenset(_modules(text)),
         layers=int(layers[1]) if layers else -1,
         every=2 if "every other layer" in text else 1,
-        offloaded=frozenset(_offloaded(text) if custom else ()),
+        offloaded=frozenset(moved),
         per_operation="per-op" in text,
     )
 
@@ -394,6 +397,12 @@ def _modules(text: str) -> Iterable[str]:
 def _offloaded(text: str) -> list[str]:
     match = re.search(r"offload to host: ([\w+]+)", text)
     return match[1].split("+") if match else []
+
+
+def _tell_offloaded(cells: _Cells, names: Iterable[str]) -> None:
+    """Say what moves to the host and is of nothing that is known to."""
+    for name in sorted(set(names).difference(MODULES, (LAYER_INPUT,))):
+        cells.assumed("offload", f"{clipped(name)} on the host is not modelled: it is computed again")
 
 
 # --- FLOPs as sources count them

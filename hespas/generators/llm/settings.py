@@ -7,12 +7,13 @@ micro-batches; degrees of parallelism are in :mod:`hespas.generators.llm.layout`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hespas.graph.errors import UsageError
 
 __all__ = [
+    "LAYER_INPUT",
     "MODULES",
     "PRECISIONS",
     "SCHEDULES",
@@ -23,6 +24,7 @@ __all__ = [
     "ScheduleName",
     "Style",
     "Training",
+    "offload_of",
     "precision_of",
     "recompute_of",
 ]
@@ -90,6 +92,10 @@ attention, whole feed-forward blocks, whole mixtures, projections of queries, ke
 """
 
 
+LAYER_INPUT = "decoder_layer_input"
+"""The input of a layer that is computed again, by MaxText's name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """What is computed again in the backward pass: ``modules`` of :data:`MODULES`, in the first ``layers`` of
@@ -133,6 +139,21 @@ def recompute_of(text: str) -> Recompute:
     return Recompute(modules=frozenset(names), layers=int(count) if count else -1)
 
 
+def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
+    """Whether the ``optimizer`` of a list with commas moves to the host, and what of activations does: names
+    of :data:`MODULES`, of as many layers as are computed again. Raises ``UsageError``.
+    """
+    names = {each for each in text.split(",") if each}
+    unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
+    if unknown:
+        raise UsageError(
+            f"offload '{text}': {unknown[0]} is nothing that can be moved to the host",
+            hint=f"some of optimizer, {LAYER_INPUT}, {', '.join(MODULES)} with commas",
+        )
+    away = frozenset(names - {"optimizer"})
+    return "optimizer" in names, replace(recompute, offloaded=away)
+
+
 def precision_of(name: str) -> Precision:
     """The number formats of that name. Raises ``UsageError``."""
     aliases = {"fp32": "f32", "fp8": "fp8-current", "fp8-tensorwise": "fp8-current", "f16": "fp16"}
@@ -150,7 +171,8 @@ class Overlap:
     gathers of sharded weights run ahead of their layer (distributed optimizer, FSDP); ``tensor``: collectives
     of tensor parallelism are split in as many parts as there are ranks and pipelined with the products beside
     them; ``experts``: tokens travel to experts beside the shared expert; ``pipeline``: messages between
-    stages leave while the stage computes on.
+    stages leave while the stage computes on; ``context``: keys go round a ring of context ranks beside
+    attention to those before.
     """
 
     gradients: bool = True
@@ -158,11 +180,12 @@ class Overlap:
     tensor: bool = False
     experts: bool = False
     pipeline: bool = True
+    context: bool = True
 
     @classmethod
     def none(cls) -> Overlap:
         """Nothing overlaps."""
-        return cls(gradients=False, parameters=False, pipeline=False)
+        return cls(gradients=False, parameters=False, pipeline=False, context=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
