@@ -64,7 +64,7 @@ def test_a_collective_is_counted_once_however_many_fusions_hold_it() -> None:
     assert graph.kind[beside] == int(NodeKind.COMPUTE)
 
 
-def test_an_all_reduce_that_is_kept_whole_stays_one(tmp_path: Path) -> None:
+def test_an_all_reduce_that_is_kept_whole_stays_one() -> None:
     text = (FIXTURES / "hand_tpu_collectives.hlo.txt").read_text()
     # The slice is of another size than the share of a device.
     other = text.replace("bf16[16,128]", "bf16[32,128]").replace("{16,128}", "{32,128}")
@@ -82,7 +82,7 @@ def test_a_window_that_meets_one_product_at_each_place_is_a_batch() -> None:
     assert table.flops[row] == 6 * table.useful_flops[row]  # by the specification, zeros included
 
 
-def test_a_space_of_gpus_is_main_memory(tmp_path: Path) -> None:
+def test_a_space_of_gpus_is_main_memory() -> None:
     text = (FIXTURES / "hand_tpu_layouts.hlo.txt").read_text()
     tiled = _graph("hand_tpu_layouts.hlo.txt")
     plain = text.replace("T(8,128)(2,1)", "").replace("T(8,128)", "").replace("T(1024)", "")
