@@ -1,7 +1,8 @@
-"""What compilers for TPUs write: collectives inside fusions, batches as windows, memory on the chip, order."""
+"""What compilers for TPUs write: collectives in fusions, batches as windows, memory on the chip, order."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_in_order_what_computes_waits_for_what_stands_before() -> None:
     permute = _node(ordered, "permute-start")
     # The stream: a product, an elementwise kernel, then waits for three collectives, then a product.
     chain = (gemm, fusion, gathered, reduced, scattered, second)
-    assert all(_reaches(ordered, later, earlier) for earlier, later in zip(chain, chain[1:], strict=False))
+    assert all(_reaches(ordered, later, earlier) for earlier, later in pairwise(chain))
     assert not _reaches(free, second, scattered)
     # A start is issued in its turn and holds up nothing.
     assert _reaches(ordered, permute, scattered)
