@@ -21,8 +21,10 @@ __all__ = [
     "exchange_again",
     "forward_attention",
     "heads_of",
+    "latent_layers",
     "latent_up",
     "projection",
+    "qkv_layer",
     "queries_and_keys",
 ]
 
@@ -68,21 +70,31 @@ def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = 
     return reach * (reach + 1) / 2 + (seq - reach) * reach
 
 
-def _qkv_layer(r: Rank, block: Attention) -> Linear:
+def qkv_layer(r: Rank, block: Attention) -> Linear:
+    """The projection to a rank's queries, keys and values."""
     heads, kv_heads = heads_of(r, block)
-    return Linear(name="qkv", inputs=r.hidden, outputs=block.head_dim * (heads + 2 * kv_heads), rows=r.tokens)
+    return Linear(
+        name="qkv",
+        inputs=r.hidden,
+        outputs=block.head_dim * (heads + 2 * kv_heads),
+        rows=r.tokens,
+        adapter=r.adapter(block),
+    )
 
 
-def _latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
+def latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
     """Down-projections, whole on every tensor rank; up-projections of queries, of keys and values."""
-    heads = block.heads // r.layout.tp
-    down = Linear(
-        name="qkv_down", inputs=r.hidden, outputs=block.q_lora + block.kv_lora + block.rope_dim, rows=r.rows
+    heads, adapter = block.heads // r.layout.tp, r.adapter(block)
+    low, keys = block.q_lora + block.kv_lora + block.rope_dim, heads * (block.nope_dim + block.v_dim)
+    down = Linear(name="qkv_down", inputs=r.hidden, outputs=low, rows=r.rows, adapter=adapter)
+    q_up = Linear(
+        name="q_up",
+        inputs=block.q_lora or r.hidden,
+        outputs=heads * block.head_dim,
+        rows=r.tokens,
+        adapter=adapter,
     )
-    q_up = Linear(name="q_up", inputs=block.q_lora or r.hidden, outputs=heads * block.head_dim, rows=r.tokens)
-    kv_up = Linear(
-        name="kv_up", inputs=block.kv_lora, outputs=heads * (block.nope_dim + block.v_dim), rows=r.tokens
-    )
+    kv_up = Linear(name="kv_up", inputs=block.kv_lora, outputs=keys, rows=r.tokens, adapter=adapter)
     return down, q_up, kv_up
 
 
@@ -90,12 +102,12 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
     """Queries, keys and values with positions: the port ``qkv``."""
     heads, kv_heads = heads_of(r, block)
     if isinstance(block, Attention):
-        out = r.column(k, _qkv_layer(r, block), norm, f"{key}.qkv_input")
+        out = r.column(k, qkv_layer(r, block), norm, f"{key}.qkv_input")
         turned = Tensor((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
         if block.qk_norm:
             out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
     else:
-        down, *_ = _latent_layers(r, block)
+        down, *_ = latent_layers(r, block)
         low = r.linear(k, down, norm)
         lora = r.value(r.rows, down.outputs - block.rope_dim)
         low = k.vector("latent_norm", "rms_norm", [lora], [lora], after=[low], port=f"{key}.latent")
@@ -109,7 +121,7 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
 def latent_up(r: Rank, k: Kernels, block: LatentAttention, key: str, low: Value) -> Value:
     """Queries, keys and values of latent attention from its latents, with positions: the port ``qkv``."""
     heads = heads_of(r, block)[0]
-    down, q_up, kv_up = _latent_layers(r, block)
+    down, q_up, kv_up = latent_layers(r, block)
     low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
     q = r.linear(k, q_up, low if block.q_lora else r.gather(k, "q.all_gather", f"{key}.norm"))
     kv = r.linear(k, kv_up, low)
@@ -172,7 +184,8 @@ def exchange_again(r: Rank, k: Kernels, block: Attention | LatentAttention, key:
 def projection(r: Rank, block: Attention | LatentAttention) -> Linear:
     """The output projection of a rank's heads."""
     width = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
-    return Linear(name="proj", inputs=heads_of(r, block)[0] * width, outputs=r.hidden, rows=r.tokens)
+    inputs = heads_of(r, block)[0] * width
+    return Linear(name="proj", inputs=inputs, outputs=r.hidden, rows=r.tokens, adapter=r.adapter(block))
 
 
 def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
@@ -239,16 +252,16 @@ def _queries_backward(
                 after=[grad, f"{key}.qk_normed"],
             )
     if isinstance(block, Attention):
-        back = r.column_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input")
+        back = r.column_backward(k, qkv_layer(r, block), grad, f"{key}.qkv_input")
     else:
         back = _latent_backward(r, k, block, key, grad)
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", skip)
 
 
 def _latent_backward(r: Rank, k: Kernels, block: LatentAttention, key: str, grad: Value) -> Value:
-    down, q_up, kv_up = _latent_layers(r, block)
+    down, q_up, kv_up = latent_layers(r, block)
     latent: Value = f"{key}.latent"
-    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.trains_weights else None
+    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.learns(q_up) else None
     q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
     kv = r.linear_backward(k, kv_up, grad, latent, again)
     width = r.value(r.tokens, down.outputs)

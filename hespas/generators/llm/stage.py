@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from hespas.generators.llm.assemble import Instance, Part, assembled
 from hespas.generators.llm.ends import Ends
@@ -34,6 +35,16 @@ __all__ = ["stage_graph"]
 def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
     """What the ranks of a stage do in a step. O(nodes)."""
     return _Stage(model, layout, training, stage, name).graph()
+
+
+class _Share(NamedTuple):
+    """Weights that several ranks hold: ``shards`` part one copy, ``copies`` hold the same part."""
+
+    name: str
+    trained: int
+    frozen: int
+    shards: StridedGroups
+    copies: StridedGroups
 
 
 @dataclass
@@ -139,14 +150,16 @@ class _Stage:
 
     def _gather(self, k: Kernels, weights: Weights, ahead: int) -> list[int]:
         nodes: list[int] = []
-        for name, elements, groups in self._shares(weights):
-            tensor = Tensor((elements,), self.training.precision.compute)
+        for share in self._shares(weights):
+            elements = share.trained + (share.frozen if self.frees_weights else 0)
+            if not elements or share.shards.group_size == 1:
+                continue
             nodes.append(
                 k.collective(
-                    f"weights{name}.all_gather",
+                    f"weights{share.name}.all_gather",
                     CollectiveKind.ALL_GATHER,
-                    groups,
-                    tensor,
+                    share.shards,
+                    Tensor((elements,), self.training.precision.compute),
                     control=[ahead],
                     in_place=True,
                 )
@@ -155,31 +168,46 @@ class _Stage:
             k.part.begins += nodes
         return nodes
 
-    def _shares(self, weights: Weights) -> Iterator[tuple[str, int, StridedGroups]]:
-        """Dense weights and those of experts, with the ranks that share them, where there are several."""
+    def _shares(self, weights: Weights) -> Iterator[_Share]:
+        """Dense weights and those of experts, where several ranks hold them. Without a sharded optimizer
+        they all are copies.
+        """
         groups = self.rank.groups
-        for name, elements, over in (
-            ("", weights.dense, groups.shards), (".experts", weights.experts, groups.expert_data),
-        ):  # fmt: skip
-            if elements and over.group_size > 1:
-                yield name, elements, over
+        if self.layout.zero:
+            of_dense = groups.shards, groups.copies
+            of_experts = groups.expert_shards, groups.expert_copies
+        else:
+            alone = StridedGroups.from_mesh([self.layout.ranks, 1], [1])
+            of_dense, of_experts = (alone, groups.data), (alone, groups.expert_data)
+        for each in (
+            _Share("", weights.dense, weights.frozen, *of_dense),
+            _Share(".experts", weights.experts, weights.frozen_experts, *of_experts),
+        ):
+            if (each.trained or each.frozen) and each.shards.group_size * each.copies.group_size > 1:
+                yield each
+
+    def _reducible(self, weights: Weights) -> list[_Share]:
+        """Of those the ones that have gradients."""
+        return [each for each in self._shares(weights) if each.trained]
 
     def _reduced(self, k: Kernels, weights: Weights, after: Sequence[Value]) -> list[int]:
-        """Sum gradients over the ranks that hold the same weights, sharded where the optimizer is."""
-        element = (
-            self.training.precision.compute if self.training.pure_16bit else self.training.precision.gradient
-        )
-        nodes: list[int] = []
-        kind = CollectiveKind.REDUCE_SCATTER if self.layout.zero else CollectiveKind.ALL_REDUCE
-        for name, elements, groups in self._shares(weights):
-            tensor = Tensor((elements,), element)
-            called = f"gradients{name}.{kind.name.lower()}"
-            node = k.collective(called, kind, groups, tensor, after=after, in_place=True)
-            copies = self.rank.groups.copies
-            if not name and copies.group_size > 1:
-                shard = Tensor((max(1, elements // groups.group_size),), element)
+        """Sum gradients over the ranks that hold the same weights, sharded where the optimizer is: a node for
+        each of :meth:`_reducible`.
+        """
+        element, nodes = self.rank.gradient, list[int]()
+        for name, trained, _, shards, copies in self._reducible(weights):
+            node, before = -1, after
+            if shards.group_size > 1:
+                whole = Tensor((trained,), element)
+                kind = CollectiveKind.REDUCE_SCATTER
+                called = f"gradients{name}.reduce_scatter"
+                node = k.collective(called, kind, shards, whole, after=before, in_place=True)
+                before = [node]
+            if copies.group_size > 1:
+                shard = Tensor((-(-trained // shards.group_size),), element)
+                called = f"gradients{name}{'.copies' if node >= 0 else ''}.all_reduce"
                 node = k.collective(
-                    "gradients.copies.all_reduce", CollectiveKind.ALL_REDUCE, copies, shard, after=[node]
+                    called, CollectiveKind.ALL_REDUCE, copies, shard, after=before, in_place=True
                 )
             nodes.append(node)
         return nodes
@@ -366,30 +394,30 @@ class _Stage:
                 done = f"{kind}@{chunk}:done"
                 weights = self._weights_of(number)
                 if early:
-                    places = range(len(list(self._shares(weights))))
+                    places = range(len(self._reducible(weights)))
                     reduced += [f"{kind}@{chunk}:reduced.{number}.{place}" for place in places]
                 else:
                     reduced += self._reduced(k, weights, [done])
             reduced.append(f"{kind}@{chunk}:done")
         k.module = ""
         total = sum((self._weights_of(number) for numbers in self.chunks for number in numbers), self.rest)
-        self.ends.finish(k, total, self._reduce_rest(k, reduced), self._regather)
+        self.ends.finish(k, total, self._reduce_rest(k, reduced, total), self._regather)
         k.part.end = len(self.builder)
         return len(self.parts) - 1
 
-    def _reduce_rest(self, k: Kernels, reduced: list[Value]) -> list[Value]:
-        """Gradients of what stands outside of layers, and of norms under sequence parallelism."""
+    def _reduce_rest(self, k: Kernels, reduced: list[Value], total: Weights) -> list[Value]:
+        """Gradients of what stands outside of layers, and of ``total`` what tensor ranks hold whole."""
         done = [each for each in reduced if isinstance(each, str) and each.endswith(":done")]
         k.module = "ends"
         nodes: list[Value] = list(reduced)
         if self.layout.zero >= 2:
             kind = "weights" if self.splits else "backward"
             chunk = next(filter(self._has_rest, range(self.layout.vp)), 0)
-            places = range(len(list(self._shares(self.rest))))
+            places = range(len(self._reducible(self.rest)))
             nodes += [f"{kind}@{chunk}:reduced.rest.{place}" for place in places]
         else:
             nodes += self._reduced(k, self.rest, done)
-        nodes += self.ends.shared_gradients(k, self.stage, done, sum(map(len, self.chunks)))
+        nodes += self.ends.shared_gradients(k, self.stage, done, total)
         k.module = ""
         return nodes
 

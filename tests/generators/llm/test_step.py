@@ -4,6 +4,7 @@ wrong (numbers of its defects in the comments).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 import hespas
 from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.settings import Overlap, precision_of, recompute_of
 from hespas.generators.llm.step import training_workload
+from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_topological
@@ -188,6 +191,82 @@ def test_experts_travel_by_all_to_all() -> None:
     assert not held  # each expert is on one rank
 
 
+EXPERTS = 5 * 16 * 3 * 512 * 256  # parameters of all experts, those of the further prediction included
+
+
+def adam_elements(workload: Workload) -> int:
+    """Parameters that the optimizer of a rank updates."""
+    graph = workload.classes[0]
+    (node,) = (each for each in range(len(graph)) if graph.node_name(each) == "optimizer.adam")
+    return math.prod(graph.types.shape(int(graph.operands.row(node)[0])))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards", "copies"),
+    [
+        (Layout(dp=8, ep=2), 4, 1),
+        (Layout(dp=8, ep=2, shard=4), 2, 2),
+        (Layout(dp=8, ep=4, shard=4), 1, 2),  # each rank of a shard group has its own experts
+        (Layout(dp=4, tp=2, ep=2, etp=2, shard=2), 1, 2),
+        (Layout(dp=8, ep=2, zero=0), 1, 4),
+    ],
+    ids=str,
+)
+def test_experts_are_sharded_in_groups_as_dense_weights_are(layout: Layout, shards: int, copies: int) -> None:
+    """Gradients in the graph, the optimizer's elements and the memory account tell the same groups."""
+    workload = step(MIXTURE, layout, global_batch=8)
+    graph, groups = workload.classes[0], Groups(layout)
+    own = EXPERTS / (layout.ep * layout.etp)
+    parted, alike = groups.expert_shards, groups.expert_copies
+    if not layout.zero:
+        alike = groups.expert_data
+    table = graph.collectives
+    found = {CollectiveKind.REDUCE_SCATTER: 0.0, CollectiveKind.ALL_REDUCE: 0.0}
+    for row, node in enumerate(table.node.tolist()):
+        if "gradients.experts" in graph.node_name(node):
+            kind = CollectiveKind(int(table.kind[row]))
+            expected = parted if kind is CollectiveKind.REDUCE_SCATTER else alike
+            assert graph.group_sets[int(table.group_set[row])] == expected
+            found[kind] += float(table.comm_bytes[row])
+    assert found == {
+        CollectiveKind.REDUCE_SCATTER: 4 * own if shards > 1 else 0,
+        CollectiveKind.ALL_REDUCE: 4 * own / shards if copies > 1 else 0,
+    }
+    every = of_rank(MIXTURE, layout)
+    dense = -(-every.dense // (layout.sharded if layout.zero else 1))
+    assert adam_elements(workload) == pytest.approx(dense + own / shards, abs=4096)
+    (memory,) = memory_of(MIXTURE, layout, training(global_batch=8))
+    assert memory.parts["optimizer moments"] == 8 * (dense + own / shards)
+
+
+def of_rank(model: Model, layout: Layout) -> Weights:
+    layers = [weights_of_layer(model, layout, training(), each) for each in model.all_layers]
+    return sum(layers, weights_of_rest(model, layout, training(), first=True, last=True))
+
+
+def test_groups_of_experts() -> None:
+    groups = Groups(Layout(dp=8, ep=2, shard=4))
+    assert [sorted(groups.expert_shards.members(each)) for each in (0, 1)] == [[0, 2], [1, 3]]
+    assert sorted(groups.expert_copies.members(0)) == [0, 4]
+    assert sorted(groups.expert_data.members(0)) == [0, 2, 4, 6]
+
+
+def test_weights_that_are_gathered_are_parted_alike_in_memory() -> None:
+    layout = Layout(dp=8, ep=4, shard=4, zero=3)
+    (memory,) = memory_of(MIXTURE, layout, training(global_batch=8))
+    every = of_rank(MIXTURE, layout)
+    assert every.experts == EXPERTS / 4
+    assert memory.parts["weights"] == 2 * (-(-every.dense // 4) + every.experts)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_copies_without_shards_are_reduced(zero: int) -> None:
+    layout = Layout(dp=4, zero=zero, shard=1)
+    graph = step(DENSE, layout, global_batch=4).classes[0]
+    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, Groups(layout).data) if each > 4]
+    assert sum(reduce) == 4 * parameters_of_dense()
+
+
 def test_capacity_pads_what_travels() -> None:
     layout = Layout(dp=4, ep=4)
     graph = step(MIXTURE, layout, global_batch=4, capacity=1.25).classes[0]
@@ -269,6 +348,12 @@ def test_layouts_that_cannot_be_name_their_rule(layout: Layout, settings: dict[s
         step(DENSE, layout, **settings)
     assert caught.value.code == rule
     assert caught.value.hint
+
+
+def test_experts_that_no_shard_group_holds_are_refused() -> None:
+    with pytest.raises(UsageError, match="the 2 ranks of a shard group") as caught:
+        step(MIXTURE, Layout(dp=8, ep=4, shard=2))
+    assert caught.value.code == "ep-divides-shard"
 
 
 def test_experts_that_do_not_spread_are_refused() -> None:
