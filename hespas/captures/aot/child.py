@@ -16,11 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.captures.mesh import Mesh
+from hespas.converters.stablehlo.communication import read_mesh
+from hespas.converters.stablehlo.mlir import Bindings, load_bindings
+from hespas.converters.stablehlo.program import parse_program
+from hespas.graph.errors import FormatError, HespasError, UsageError
 
 __all__ = ["Answer", "Job", "environment", "main"]
 
-_PORTABLE = b"ML\xefRStableHLO_v"
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 _NO_CHIP = {
     "JAX_PLATFORMS": "cpu",
@@ -35,12 +38,14 @@ _MAX_MESSAGE = 1500
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What to compile for. ``mesh`` are sizes of axes; ``config`` is the target configuration of a GPU, the
-    last two speak of TPUs: how the cores of a chip are run, and the chips of a host that lacks some.
+    """What to compile for. ``axes`` and ``mesh`` are names and sizes of axes; ``config`` is the target
+    configuration of a GPU, the last two speak of TPUs: how the cores of a chip are run, and the chips of a
+    host that lacks some.
     """
 
     platform: str
     topology: str
+    axes: tuple[str, ...]
     mesh: tuple[int, ...]
     config: str = ""
     chip_config: str = ""
@@ -48,11 +53,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came out. ``refused`` says why nothing did (else empty); ``memory`` in bytes, ``costs`` as the
+    """What came out. ``refused`` says why nothing did (else empty), ``fault`` names the error of ours that it
+    is, with its ``hint`` (empty: the compiler's own words); ``memory`` in bytes, ``costs`` as the
     compiler states them; ``notes`` are what was chosen otherwise than asked.
     """
 
     refused: str = ""
+    fault: str = ""
+    hint: str = ""
     memory: dict[str, int] = {}
     costs: dict[str, float] = {}
     notes: tuple[str, ...] = ()
@@ -73,6 +81,9 @@ def main() -> int:
     program = sys.stdin.buffer.read()
     try:
         answer, text = _compiled(job, program)
+    except HespasError as error:
+        answer = Answer(refused=error.text, fault=type(error).__name__, hint=error.hint or "")
+        text = b""
     except Exception as error:  # whatever a compiler raises is its refusal
         answer, text = Answer(refused=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]), b""
     answers.write(msgspec.json.encode(answer) + b"\n" + text)
@@ -83,8 +94,13 @@ def main() -> int:
 def _compiled(job: Job, program: bytes) -> tuple[Answer, bytes]:
     devices, notes = _devices(job)
     bindings = load_bindings()
-    with bindings.context() as context:
-        module: Any = _parsed(bindings, context, program)
+    module: Any = parse_program(program, bindings).module
+    with module.context:
+        if not list(module.body.operations):
+            raise FormatError(
+                "the program is empty", hint="give StableHLO of the whole mesh, as jax lowers it"
+            )
+        _check_axes(module, bindings, job)
         options = _options(module, devices)
         native = import_module("jaxlib._jax")
         flat = tuple(devices.reshape(-1).tolist())
@@ -131,10 +147,16 @@ def _devices(job: Job) -> tuple[np.ndarray[Any, np.dtype[np.object_]], tuple[str
         )
 
 
-def _parsed(bindings: Any, context: Any, program: bytes) -> Any:
-    if program.startswith(_PORTABLE):
-        return bindings.stablehlo.deserialize_portable_artifact(context, program)
-    return bindings.ir.Module.parse(program, context)
+def _check_axes(module: Any, bindings: Bindings, job: Job) -> None:
+    """Raise ``UsageError`` where the program names its mesh, and it is another one than asked for."""
+    wanted = dict(zip(job.axes, job.mesh, strict=True))
+    meshes = [op.attributes["mesh"] for op in module.body.operations if op.operation.name == "sdy.mesh"]
+    stated = [dict(mesh.axes) for mesh in (read_mesh(each, bindings.sdy) for each in meshes) if mesh.axes]
+    if stated and wanted not in stated:
+        raise UsageError(
+            f"the mesh of the program is {Mesh.of(stated[0])}, and {Mesh.of(wanted)} is asked for",
+            hint="give the mesh that the program was lowered for, and a target of its size",
+        )
 
 
 def _options(module: Any, devices: np.ndarray[Any, np.dtype[np.object_]]) -> Any:

@@ -25,7 +25,14 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError, clipped
+from hespas.graph.errors import (
+    FormatError,
+    HespasError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+    clipped,
+)
 
 __all__ = ["Compiled", "Lowered", "compile_for", "missing_compiler", "workload_of_compiled"]
 
@@ -54,6 +61,9 @@ _REFUSALS = (
     ("devices, the mesh", "give the mesh that the program was lowered for, and a target of its size"),
 )
 """What compilers say, and what to do then."""
+
+
+_FAULTS: Mapping[str, type[HespasError]] = {"UsageError": UsageError, "FormatError": FormatError}
 
 
 @runtime_checkable
@@ -116,7 +126,8 @@ def compile_for(
     """Compile StableHLO (text, bytecode, or lowered by JAX; ``sdy`` or GSPMD annotations in it) for all
     devices of ``target``, which stand in the order of ``mesh``.
 
-    Raises ``UsageError`` for a target or mesh that cannot be, ``MissingExtraError`` without the compiler, and
+    Raises ``UsageError`` for a target or mesh that cannot be, ``FormatError`` for what is no program,
+    ``MissingExtraError`` without the compiler, and
     ``UnsupportedError`` where the compiler refuses, crashes, or takes longer than ``timeout_s``.
     """
     aim, axes = Target.of(target), Mesh.of(mesh)
@@ -132,6 +143,7 @@ def compile_for(
     job = Job(
         platform=aim.platform,
         topology=aim.topology,
+        axes=axes.names,
         mesh=axes.sizes,
         config=target_config(aim.name) if is_gpu else "",
         chip_config="" if is_gpu else TPUS[aim.name].chip_config,
@@ -199,6 +211,8 @@ def _ask(job: Job, program: bytes, target: Target, timeout_s: float) -> tuple[An
         raise _failed(target, _fate(ended.returncode, ended.stderr))
     head, _, hlo = ended.stdout.partition(b"\n")
     answer = msgspec.json.decode(head, type=Answer)
+    if answer.fault:
+        raise _FAULTS.get(answer.fault, UnsupportedError)(answer.refused, hint=answer.hint or None)
     if answer.refused:
         said = answer.refused.partition("\n")[0].strip()
         hint = next((hint for mark, hint in _REFUSALS if mark in said), _ELSEWISE)

@@ -12,7 +12,7 @@ import pytest
 from hespas.captures.aot import compile_for, compiler, figures_of, missing_compiler, workload_of_compiled
 from hespas.captures.aot.target import Target
 from hespas.graph import Diagnostics
-from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
 
 ROOT = Path(__file__).parents[3]
 MESH = "data=2,model=4"
@@ -153,12 +153,35 @@ def test_the_compiler_for_tpus_schedules_the_whole_step() -> None:
     assert not [each for each in found if each.code.startswith("hlo.unknown")]
 
 
-@needs("tpu")
-def test_a_program_for_another_mesh_is_refused() -> None:
+@needs("gpu")
+@pytest.mark.parametrize(
+    ("mesh", "target"), [("data=2,model=2", "gpu:h100:4"), ("data=4,model=2", "gpu:h100:8")]
+)
+def test_a_program_for_another_mesh_is_refused(mesh: str, target: str) -> None:
+    program = fixture("llama_fsdp_tp_global_N8.mlir.gz")
+    with pytest.raises(UsageError, match="the mesh of the program is data=2,model=4") as refused:
+        compile_for(program, target, mesh, diagnostics=Diagnostics())
+    assert f"and {mesh} is asked for" in str(refused.value)
+
+
+@needs("gpu")
+def test_tiles_are_for_a_number_of_devices() -> None:
+    tiled = 'tensor<16x32xf32> {mhlo.sharding = "{devices=[2,4]<=[8]}"}'
+    program = f"""module attributes {{mhlo.num_partitions = 8 : i32}} {{
+        func.func public @main(%x: {tiled}) -> ({tiled}) {{
+            %0 = stablehlo.tanh %x : tensor<16x32xf32>
+            return %0 : tensor<16x32xf32>
+        }}
+    }}"""
+    made = compile_for(program, "gpu:h100:8", MESH, diagnostics=Diagnostics())
+    workload = workload_of_compiled(made, Diagnostics())
+    assert workload.classes[0].transcendentals.sum() == 16 * 32 / 8
     with pytest.raises(UnsupportedError, match="the program is for 8 devices, the mesh has 4"):
-        compile_for(
-            fixture("llama_fsdp_tp_global_N8.mlir.gz"),
-            "tpu:v5e:2x2",
-            "data=2,model=2",
-            diagnostics=Diagnostics(),
-        )
+        compile_for(program, "gpu:h100:4", "data=4", diagnostics=Diagnostics())
+
+
+@needs("gpu")
+@pytest.mark.parametrize("program", [b"", b"nonsense", b"module {"])
+def test_what_is_no_program_is_told_so(program: bytes) -> None:
+    with pytest.raises(FormatError):
+        compile_for(program, "gpu:h100:8", MESH, diagnostics=Diagnostics())
