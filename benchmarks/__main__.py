@@ -31,6 +31,7 @@ BENCHMARKS = {
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",
+    "torch_capture": "a PyTorch program captured for 16,384 ranks, against the same for 8",
 }
 """Each is a module of this folder with a ``main()`` and options of its own: ``python -m benchmarks.NAME``."""
 

@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.captures.axes import CollectiveRow
+from hespas.captures.jax.calls import described
 from hespas.captures.jax.lowering import Lowered, Platform, lower
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.captures.program import Captured, captured, collective_rows
-from hespas.captures.target import load_function, load_object
+from hespas.captures.target import load_function
 from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import Form
@@ -164,7 +165,8 @@ def capture(
         raise UsageError("arguments are given and described", hint="leave `args` out")
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
-    chosen, said = _function(function, args)
+    chosen = load_function(function) if isinstance(function, str) else function
+    said = described(args, function if isinstance(function, str) else f"{chosen.__module__}:")
     lowering = partial(
         lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
     )
@@ -214,19 +216,6 @@ def _captured(
     except UnsupportedError as error:
         found.warning("capture.fallback", "partitioner", f"{error.text}; GSPMD propagates shardings instead")
     return one(shardy=False)
-
-
-def _function(
-    function: Callable[..., object] | str, args: str | Callable[..., object] | None
-) -> tuple[Callable[..., object], str | Callable[..., object] | Sequence[object] | None]:
-    """The function, and its arguments as described; a text without brackets names what makes them."""
-    chosen = load_function(function) if isinstance(function, str) else function
-    if not isinstance(args, str) or "[" in args:
-        return chosen, args
-    made = load_object(args, function if isinstance(function, str) else chosen.__module__ + ":")
-    if callable(made):
-        return chosen, made
-    return chosen, tuple(cast("Sequence[object]", made)) if isinstance(made, tuple | list) else (made,)
 
 
 def _put(path: Path, data: bytes, *, overwrite: bool) -> None:
