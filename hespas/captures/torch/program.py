@@ -14,11 +14,12 @@ from hespas.captures.torch.calls import Recording
 from hespas.captures.torch.classes import find_classes
 from hespas.captures.torch.groups import MeshRule
 from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.places import failing_line
 from hespas.captures.torch.recorder import Recorder
 from hespas.captures.torch.stages import StageBoard
 from hespas.captures.torch.world import rank_of_job
-from hespas.graph import PROGRAM_BYTES, Diagnostics, Findings, OpGraph, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph import PROGRAM_BYTES, Diagnostics, OpGraph, Workload
+from hespas.graph.errors import HespasError, UsageError
 
 __all__ = ["TensorKind", "capture_torch", "record_rank"]
 
@@ -57,21 +58,23 @@ def capture_torch(
 
     A few ranks are recorded (:mod:`hespas.captures.torch.classes`), each with what it executes itself.
 
-    Raises ``MissingExtraError`` without PyTorch, ``UsageError`` where a process group exists already, and
-    what the function raises.
+    Raises ``MissingExtraError`` without PyTorch, and ``UsageError`` where a process group exists already
+    or the function fails (its own error is the cause).
     """
     if tensors not in {"fake", "real"}:
         raise UsageError(f"tensors: {tensors!r} is neither fake nor real")
     if compiled and tensors != "real":
-        raise UsageError("compiled graphs are made of real tensors", hint="say tensors='real' as well")
+        raise UsageError("compiled graphs are made of real tensors", hint="say `tensors=real` as well")
     found = Diagnostics() if diagnostics is None else diagnostics
     title = name or getattr(function, "__name__", "step")
-    findings = found.about(title, "torch")
     run = partial(record_rank, function, mesh, tensors=tensors, compiled=compiled)
-    ranks = _Ranks(lambda rank: run(rank, *args), MeshRule(mesh), title, findings)
+    ranks = _Ranks(lambda rank: run(rank, *args), MeshRule(mesh), title)
     classes, rank_class = find_classes(mesh, ranks.graph_at)
-    findings.info(
-        "ranks-recorded",
+    for rank in classes.first:
+        found.extend(ranks.told[rank])
+    found.info(
+        "torch.ranks-recorded",
+        title,
         f"{classes.num_recorded} of {mesh.num_devices:,} ranks were recorded and are"
         f" {len(classes.graphs)} kinds; the others are taken to run what their neighbours run",
     )
@@ -90,29 +93,37 @@ class _Ranks:
     takes to make the graph.
     """
 
-    def __init__(
-        self, record: Callable[[int], Recording], rule: MeshRule, title: str, findings: Findings
-    ) -> None:
+    def __init__(self, record: Callable[[int], Recording], rule: MeshRule, title: str) -> None:
         self.recordings: dict[int, Recording] = {}
+        self.told: dict[int, Diagnostics] = {}
         self._record = record
         self._rule = rule
         self._title = title
-        self._findings = findings
         self._board = StageBoard()
 
     def graph_at(self, rank: int) -> OpGraph:
-        """The graph of a rank. What every rank would say again is told once, by the first."""
+        """The graph of a rank; what there is to tell of it is in ``told``."""
         if rank not in self.recordings:
             self.recordings.update(self._board.in_turn(rank, self._run))
         recording = self.recordings[rank]
-        told = self._findings if rank == 0 else Diagnostics().about(self._title, "torch")
-        graph = graph_of(recording, self._rule, self._title, told)
+        told = self.told[rank] = Diagnostics()
+        graph = graph_of(recording, self._rule, self._title, told.about(self._title, "torch"))
         recording.calls.clear()
         return graph
 
     def _run(self, rank: int) -> Recording:
-        with self._board.on(rank):
-            return self._record(rank)
+        try:
+            with self._board.on(rank):
+                return self._record(rank)
+        except HespasError:
+            raise
+        except Exception as error:  # whatever the user's program raises
+            told = f"{type(error).__name__}: {str(error).strip() or 'without a message'}"
+            raise UsageError(
+                f"{self._title} fails on rank {rank}: {told}",
+                position=failing_line(error),
+                hint="run it as it is with one rank first; what depends on values needs `tensors=real`",
+            ) from error
 
 
 def _memory(kinds: Sequence[Recording]) -> dict[str, str]:
