@@ -384,17 +384,19 @@ def test_an_operation_without_inputs_is_never_free(name: str) -> None:
 
 def test_what_is_not_in_place_copies_its_target_besides() -> None:
     # 6 rows of 4 floats are added into one of 10 rows: 96 B of values, 48 B of indices, 160 B of target.
-    shapes, types = [[10, 4], [], [6], [6, 4], []], [F32, "Scalar", I64, F32, "Scalar"]
+    added: object = [[10, 4], [], [6], [6, 4], []]
+    types: object = [F32, "Scalar", I64, F32, "Scalar"]
     values = ["", "0", "", "", "1"]
     in_place, copied = (
-        figures(price(name, shapes, types, values=values)) for name in ("aten::index_add_", "aten::index_add")
+        figures(price(name, added, types, values=values)) for name in ("aten::index_add_", "aten::index_add")
     )
     assert in_place == (24.0, 48.0 + 96.0 + 96.0, 96.0)
     assert copied == (24.0, in_place[1] + 160.0, in_place[2] + 160.0)
-    shapes, types = [[10, 4], [[6]], [6, 4], []], [F32, [I64], F32, "Scalar"]
+    put: object = [[10, 4], [[6]], [6, 4], []]
+    types = [F32, [I64], F32, "Scalar"]
     values = ["", "", "", "True"]
     in_place, copied = (
-        figures(price(name, shapes, types, values=values)) for name in ("aten::index_put_", "aten::index_put")
+        figures(price(name, put, types, values=values)) for name in ("aten::index_put_", "aten::index_put")
     )
     assert in_place == (24.0, 48.0 + 96.0 + 96.0, 96.0)
     assert copied == (24.0, in_place[1] + 160.0, in_place[2] + 160.0)
