@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil, nan, prod
 from typing import NamedTuple, TypeAlias
 
-from hespas.converters.hlo.attributes import callee_names, fields, names
+from hespas.converters.hlo.attributes import callee_names, fields, integer, names
 from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.reader import callees_first, source_of
@@ -42,6 +43,9 @@ SHAPELESS = frozenset({"constant", "parameter", "tuple", "get_tuple_element", "a
 _ENTERED = frozenset({"while", "conditional"})
 _OPENED = frozenset({"fusion", "call", "async-start"})
 _KINDS = {"dot": "dot_general", "broadcast": "broadcast_in_dim", "if": "case", "topk": "top_k"}
+_LIBRARY = {"TopK": "top_k"}
+"""Targets of custom calls that operations of StableHLO become."""
+
 _PARTITIONER = frozenset({"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
 _PARTS = "-start", "-done", "-update"
 
@@ -60,15 +64,22 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """Leaves of kind ``parameter`` are the arguments of the program. ``operands`` of each leaf are leaves, past what only passes values on (:data:`PASSES_ON`); ``carried``
-    lists the leaves of each instruction that runs under its own name; ``uses`` leads from an instruction to
-    those whose results it takes.
+    """Leaves of kind ``parameter`` are the arguments of the program. ``operands`` of each leaf are leaves,
+    past what only passes values on (:data:`PASSES_ON`), ``depth`` is the number of loops around it.
+    ``carried`` lists the leaves of each instruction that runs under its own name; ``uses`` leads from an
+    instruction to those whose results it takes, in computations that it enters too. The module is for
+    ``partitions`` devices, on each of which its arguments have ``argument_bytes`` and its results
+    ``result_bytes`` (NaN: unknown).
     """
 
     leaves: list[Leaf] = field(default_factory=list[Leaf])
     operands: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    depth: list[int] = field(default_factory=list[int])
     carried: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     uses: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    partitions: int = 1
+    argument_bytes: float = nan
+    result_bytes: float = nan
 
 
 def kind_of(op_name: str) -> str:
@@ -110,7 +121,18 @@ def leaves_of(module: HloModule) -> Leaves:
     walk = _Walk(module)
     for computation in ordered:
         walk.read(computation)
-    found = Leaves(leaves=walk.leaves, operands=walk.bound(ordered))
+    found = Leaves(
+        leaves=walk.leaves,
+        operands=walk.bound(ordered),
+        depth=walk.depths(ordered),
+        partitions=integer(module.attributes.get("num_partitions", "1")),
+        argument_bytes=sum(
+            _bytes(module.shape_of(module.entry, index))
+            for index, opcode in enumerate(module.entry.opcodes)
+            if opcode == "parameter"
+        ),
+        result_bytes=_bytes(module.shape_of(module.entry, module.entry.root)) if len(module.entry) else nan,
+    )
     inside: dict[str, tuple[int, ...]] = {}
     for computation in ordered:
         opened = [_opened(computation, index) for index in range(len(computation))]
@@ -124,7 +146,13 @@ def leaves_of(module: HloModule) -> Leaves:
     for computation in _entered(module, ordered):
         for index, name in enumerate(computation.names):
             found.carried[name] = walk.carried[computation.name][index]
-            found.uses[name] = tuple(computation.names[each] for each in computation.operands[index])
+            entered = computation.opcodes[index] in _ENTERED
+            callees = callee_names(computation.attributes[index]) if entered else ()
+            roots = [module.computations[callee] for callee in callees]
+            found.uses[name] = (
+                *(computation.names[each] for each in computation.operands[index]),
+                *(callee.names[callee.root] for callee in roots),
+            )
     return found
 
 
@@ -207,12 +235,13 @@ class _Walk:
             return self._element(taken[0], int(attributes.get("index", "0")))
         if opcode in _OPENED or opcode in _ENTERED:
             return self._called(computation, index, taken)
-        kind = kind_of(opcode)
+        target = unquote(attributes.get("custom_call_target", ""))
+        kind = _LIBRARY.get(target) or kind_of(opcode)
         arrays = tuple(dict.fromkeys(leaf for value in taken for leaf in _arrays(value)))
         if (kind in SHAPELESS and kind != "parameter") or opcode.endswith(("-done", "-update")):
             return taken[0] if taken else ()
         self._leaf(computation, index, kind, arrays)
-        passes = kind in PASSES_ON or unquote(attributes.get("custom_call_target", "")) in _PARTITIONER
+        passes = kind in PASSES_ON or target in _PARTITIONER
         return arrays if passes else (len(self.leaves) - 1,)
 
     def _leaf(self, computation: Computation, index: int, kind: str, arrays: tuple[int, ...]) -> None:
@@ -272,6 +301,20 @@ class _Walk:
             value = self._element(value, index)
         return value
 
+    def depths(self, ordered: Sequence[Computation]) -> list[int]:
+        """The loops around each leaf."""
+        inside = {self.module.entry.name: 0}
+        found = [0] * len(self.leaves)
+        for computation in reversed(ordered):
+            depth = inside[computation.name]
+            for leaf in self.spans[computation.name]:
+                found[leaf] = depth
+            for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
+                if opcode in _OPENED or opcode in _ENTERED:
+                    for callee in callee_names(attributes):
+                        inside.setdefault(callee, depth + (opcode == "while"))
+        return found
+
     def bound(self, ordered: Sequence[Computation]) -> list[tuple[int, ...]]:
         """The operands of all leaves, with the parameters of computations replaced: callers first."""
         arguments: dict[str, Sequence[_Value]] = {self.module.entry.name: ()}
@@ -296,4 +339,14 @@ def _arrays(value: _Value) -> tuple[int, ...]:
 def _made(shape: Shape) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(
         (leaf.dtype.name if leaf.dtype is not None else leaf.element, leaf.dims) for leaf in shape.leaves
+    )
+
+
+def _bytes(shape: Shape) -> float:
+    """The bytes of all arrays of a shape; NaN where a size is unknown."""
+    return sum(
+        nan
+        if leaf.dtype is None or min(leaf.dims, default=0) < 0
+        else float(ceil(prod(leaf.dims) * leaf.dtype.bits / 8))
+        for leaf in shape.leaves
     )

@@ -13,6 +13,7 @@ from hespas.converters import ReadOptions, load_format
 from hespas.graph import Diagnostics, GraphBuilder, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError
+from hespas.graph.workload import PROGRAM_BYTES
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     Members,
@@ -62,7 +63,8 @@ def sources_of_program(
         if not len(rows):
             continue
         part = events_of(profile, rows, f"{profile.name}, class {number}") if several else profile
-        matching = match_program(graph, part, diagnostics, is_own=is_own)
+        sizes = _sizes(workload, number)
+        matching = match_program(graph, part, diagnostics, is_own=is_own, sizes=sizes)
         matched[rows] = matching.matched
         coverage = coverage_of(graph, part, matching)
         _tell(coverage, part, diagnostics)
@@ -76,6 +78,15 @@ def sources_of_program(
     yield from found
     if several:
         yield from _left_over(profile, of_class < 0, hardware, diagnostics)
+
+
+def _sizes(workload: Workload, number: int) -> tuple[float, float] | None:
+    """Bytes of the arguments and results of a rank class; None where the program does not say."""
+    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
+    parts = classes[number].split() if len(classes) == len(workload.classes) else []
+    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+        return None
+    return float(parts[0]), float(parts[1])
 
 
 def _class_of_events(profile: Profile, workload: Workload, diagnostics: Diagnostics) -> IntArray:

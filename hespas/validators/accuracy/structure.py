@@ -10,17 +10,26 @@ by guess: a group may have many leaves and many nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan, prod
 
-from hespas.converters.hlo.leaves import PASSES_ON, SHAPELESS, Leaves, kind_of
-from hespas.graph import OpGraph
+from hespas.converters.hlo.leaves import PASSES_ON, SHAPELESS, Leaves, kind_of, module_leaves
+from hespas.graph import Diagnostics, OpGraph, Profile, RegionKind
+from hespas.graph.errors import HespasError
+from hespas.validators.accuracy.coverage import RULES, EventKey
 
-__all__ = ["LEAST_SHARE", "Structure", "by_structure"]
+__all__ = ["BY_STRUCTURE", "OTHER_PROGRAM", "Structure", "by_structure", "join_by_structure"]
 
-LEAST_SHARE = 0.5
-"""A module of whose operations the program lacks more than the rest is another program's."""
+BY_STRUCTURE = "match.by-structure"
+OTHER_PROGRAM = "match.other-program"
+_ATTACHED = "hlo/"
+_STRUCTURE = RULES.index("structure")
+
+_LEAST_SHARE = 0.65
+_LEAST_SHARE_OF_SIZE = 0.3
+"""A module is another program's where less of the operations of either is in the other. Where arguments and
+results have the same bytes, compilers may have changed more."""
 
 _MOST_ROUNDS = 64
 _ENTERS = frozenset({"while", "case", "call", "conditional"})
@@ -30,12 +39,79 @@ _FREE = PASSES_ON | SHAPELESS | _ENTERS
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
     """``nodes`` of each instruction; ``inferred`` are the instructions whose nodes are those they serve.
-    ``share`` of the telling leaves that found nodes of their own kind and type (0..1).
+    ``share`` is how much of what tells programs apart is in both, 0..1; ``is_other`` says that this is too
+    little, or that arguments or results have other sizes: it is another program. ``fits``: whether the
+    sizes are equal (None: unknown).
     """
 
     nodes: Mapping[str, tuple[int, ...]]
     inferred: frozenset[str]
     share: float
+    is_other: bool
+    fits: bool | None
+
+
+def join_by_structure(
+    graph: OpGraph,
+    profile: Profile,
+    keys: Sequence[EventKey],
+    sizes: tuple[float, float] | None,
+    diagnostics: Diagnostics,
+) -> tuple[list[EventKey], set[str]]:
+    """``keys`` with the nodes of those that names leave without any, where the profile brings the module
+    along and it is made of what ``graph`` is made of; and the modules that are another program. A diagnostic
+    tells both. Raises nothing: a module that cannot be read counts as absent.
+    """
+    done = list(keys)
+    strange: set[str] = set()
+    by_module: dict[str, list[int]] = {}
+    for number, key in enumerate(keys):
+        by_module.setdefault(key.module, []).append(number)
+    for module, numbers in by_module.items():
+        unmatched = [number for number in numbers if not keys[number].nodes]
+        data = profile.attachments.get(_ATTACHED + module)
+        if not unmatched or data is None or not len(graph):
+            continue
+        try:
+            found = by_structure(graph, module_leaves(data, module), sizes)
+        except HespasError:
+            continue  # whoever matches by names reports it
+        if found.is_other:
+            if len(unmatched) == len(numbers):
+                strange.add(module)
+                _tell_other(module, found, profile, diagnostics)
+            continue
+        joined = 0
+        for number in unmatched:
+            key = keys[number]
+            nodes = found.nodes.get(key.op, ())
+            if nodes:
+                joined += 1
+                inferred = key.op in found.inferred
+                done[number] = replace(key, nodes=nodes, rule=_STRUCTURE, inferred=inferred)
+        diagnostics.info(
+            BY_STRUCTURE,
+            profile.name,
+            f"module {module}: instructions find their operations by structure (kind, type, and what they "
+            "take and give): no name tells",
+            count=joined,
+        )
+    return done, strange
+
+
+def _tell_other(module: str, found: Structure, profile: Profile, diagnostics: Diagnostics) -> None:
+    diagnostics.warning(
+        OTHER_PROGRAM,
+        profile.name,
+        f"module {module or '(unnamed)'}: {_reason(found)}; nothing of it is matched: is it the program that "
+        "ran?",
+    )
+
+
+def _reason(found: Structure) -> str:
+    if found.fits is False:
+        return "its arguments or results have other sizes than the program's"
+    return f"only {found.share:.0%} of what tells programs apart is in both"
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +123,7 @@ class _Side:
     kinds: list[str]
     types: list[_Types]
     operands: Sequence[tuple[int, ...]]
+    depth: Sequence[int]
     users: list[list[int]] = field(init=False)
     color: list[int] = field(init=False)
 
@@ -61,6 +138,10 @@ class _Side:
     def __len__(self) -> int:
         return len(self.kinds)
 
+    def loops(self, member: int) -> tuple[int, ...]:
+        """The loops around a member."""
+        return (self.depth[member],)
+
     def taken(self, member: int) -> tuple[int, ...]:
         """The groups of what a member takes."""
         return tuple(sorted({self.color[each] for each in self.operands[member]} - {0}))
@@ -70,22 +151,20 @@ class _Side:
         return tuple(sorted({self.color[each] for each in self.users[member]} - {0}))
 
 
-def by_structure(graph: OpGraph, leaves: Leaves) -> Structure:
-    """The nodes of ``graph`` that each instruction of a module carries out.
+def by_structure(graph: OpGraph, leaves: Leaves, sizes: tuple[float, float] | None = None) -> Structure:
+    """The nodes of ``graph`` that each instruction of a module carries out. ``sizes`` are the bytes of the
+    arguments and of the results of the program, those of all devices where nobody partitioned it.
 
     O((nodes + leaves) x rounds), rounds at most as many as the program is deep, and bounded.
     """
     program, module = _nodes_side(graph), _leaves_side(leaves)
-    _group(program, module)
+    _group(program, module, leaves.partitions)
     members: dict[int, list[int]] = {}
     for node, color in enumerate(program.color):
         if color:
             members.setdefault(color, []).append(node)
     found: list[tuple[int, ...]] = [tuple(members.get(color, ())) for color in module.color]
-    telling = [leaf for leaf, kind in enumerate(module.kinds) if kind not in _FREE and kind not in _TRIVIAL]
-    share = sum(bool(found[leaf]) for leaf in telling) / len(telling) if telling else 0.0
-    _same_origin(leaves, program, found)
-    _alike(program, module, found)
+    share = min(_share_found(program), _share_found(module))
     _same_origin(leaves, program, found)
     _named(leaves, program, found)
     nodes = {
@@ -93,7 +172,20 @@ def by_structure(graph: OpGraph, leaves: Leaves) -> Structure:
         for name, carried in leaves.carried.items()
     }
     inferred = _served(leaves, nodes)
-    return Structure(nodes, inferred, share)
+    fits = None if sizes is None else _fits(sizes, leaves)
+    least = _LEAST_SHARE_OF_SIZE if fits else _LEAST_SHARE
+    return Structure(nodes, inferred, share, is_other=fits is False or share < least, fits=fits)
+
+
+def _fits(sizes: tuple[float, float], leaves: Leaves) -> bool | None:
+    """Whether a module has arguments and results of these bytes: on each of several devices, all of them or a
+    share. None where its own are unknown.
+    """
+    known = leaves.argument_bytes, leaves.result_bytes
+    if any(isnan(each) for each in known):
+        return None
+    count = leaves.partitions
+    return all(whole / count <= part <= whole for whole, part in zip(sizes, known, strict=True))
 
 
 _Array = tuple[str, tuple[int, ...]]
@@ -101,21 +193,118 @@ _Types = tuple[_Array, ...]
 _TRIVIAL = frozenset({"iota", "slice", "pad", "partition_id", "replica_id"})
 
 
-def _group(program: _Side, module: _Side) -> None:
-    """Colour both sides: equal kinds and types first, then parts of those that both sides have."""
-    keys: dict[tuple[str, _Types], int] = {}
-    ours = {(kind, made) for kind, made in zip(program.kinds, program.types, strict=True)}
-    for side, known in ((module, ours), (program, None)):
-        for member, key in enumerate(zip(side.kinds, side.types, strict=True)):
-            if key[0] not in SHAPELESS and (key in ours if known is not None else key in keys):
-                side.color[member] = keys.setdefault(key, len(keys) + 1)
-    last = len(keys)
-    for _ in range(_MOST_ROUNDS):
-        before = last
-        for way in (_Side.taken, _Side.given):
-            last = _split(program, module, way, last)
-        if last == before:
-            break
+def _group(program: _Side, module: _Side, partitions: int) -> None:
+    """Colour both sides: equal kinds and types first, then, of what is left, equal kinds that make as many
+    elements or, in a module for several devices, a share of them; each time, parts of those that both sides
+    have.
+    """
+    last = 0
+    for level in (_exact, _elements_of, _shares):
+        last = level(program, module, partitions, last)
+        for _ in range(_MOST_ROUNDS):
+            before = last
+            for way in (_Side.loops, _Side.taken, _Side.given):
+                last = _split(program, module, way, last)
+            if last == before:
+                break
+
+
+def _share_found(side: _Side) -> float:
+    """The share of the telling members of a side that found some of the other; 1 where nothing tells."""
+    found = [
+        side.color[member] > 0
+        for member, kind in enumerate(side.kinds)
+        if kind not in _FREE and kind not in _TRIVIAL
+    ]
+    return sum(found) / len(found) if found else 1.0
+
+
+def _exact(program: _Side, module: _Side, partitions: int, last: int) -> int:
+    """Colour equal kinds and types."""
+    del partitions
+    return _equal(program, module, lambda side, member: (side.kinds[member], side.types[member]), last)
+
+
+def _elements_of(program: _Side, module: _Side, partitions: int, last: int) -> int:
+    """Colour equal kinds that make as many elements: of another type, or in another order."""
+    del partitions
+    return _equal(
+        program, module, lambda side, member: (side.kinds[member], _elements(side.types[member])), last
+    )
+
+
+def _equal(program: _Side, module: _Side, key: Callable[[_Side, int], Hashable], last: int) -> int:
+    """Colour what has no colour yet and an equal key on both sides."""
+    found: list[dict[Hashable, list[int]]] = [{}, {}]
+    for side, members in zip((program, module), found, strict=True):
+        for member, name in enumerate(side.kinds):
+            if not side.color[member] and name not in SHAPELESS:
+                members.setdefault(key(side, member), []).append(member)
+    for each, ours in found[0].items():
+        theirs = found[1].get(each)
+        if theirs:
+            last += 1
+            _color(program, ours, last)
+            _color(module, theirs, last)
+    return last
+
+
+def _color(side: _Side, members: Sequence[int], color: int) -> None:
+    for member in members:
+        side.color[member] = color
+
+
+def _shares(program: _Side, module: _Side, partitions: int, last: int) -> int:
+    """Colour what makes, on one of several devices, a share of what the program makes: types that divide each
+    other are of one group.
+    """
+    if partitions < 2:
+        return last
+    found: list[dict[str, dict[_Types, list[int]]]] = [{}, {}]
+    for side, by_kind in zip((program, module), found, strict=True):
+        for member, (name, made) in enumerate(zip(side.kinds, side.types, strict=True)):
+            if not side.color[member] and name not in _FREE:
+                by_kind.setdefault(name, {}).setdefault(made, []).append(member)
+    for kind, by_share in found[1].items():
+        by_whole = found[0].get(kind, {})
+        for wholes, shares in _components(list(by_whole), list(by_share), partitions):
+            last += 1
+            _color(program, [member for whole in wholes for member in by_whole[whole]], last)
+            _color(module, [member for share in shares for member in by_share[share]], last)
+    return last
+
+
+def _components(
+    wholes: Sequence[_Types], shares: Sequence[_Types], partitions: int
+) -> Iterator[tuple[list[_Types], list[_Types]]]:
+    """Types that hang together because one can be a share of the other. O(wholes x shares)."""
+    beside = {share: [whole for whole in wholes if _is_share(whole, share, partitions)] for share in shares}
+    left = {share: None for share in shares if beside[share]}
+    while left:
+        pending, ours, theirs = [next(iter(left))], dict[_Types, None](), dict[_Types, None]()
+        while pending:
+            share = pending.pop()
+            if share not in left:
+                continue
+            del left[share]
+            theirs[share] = None
+            for whole in beside[share]:
+                if whole not in ours:
+                    ours[whole] = None
+                    pending += [each for each in left if whole in beside[each]]
+        yield list(ours), list(theirs)
+
+
+def _is_share(whole: _Types, share: _Types, partitions: int) -> bool:
+    if len(whole) != len(share):
+        return False
+    for (dtype, dims), (element, part) in zip(whole, share, strict=True):
+        times, rest = divmod(prod(dims), max(prod(part), 1))
+        if dtype != element or rest or not times or partitions % times:
+            return False
+        if len(dims) == len(part) and any(extent % least for extent, least in zip(dims, part, strict=True)):
+            return False
+    return True
 
 
 def _split(program: _Side, module: _Side, way: Callable[[_Side, int], tuple[int, ...]], last: int) -> int:
@@ -139,9 +328,8 @@ def _split(program: _Side, module: _Side, way: Callable[[_Side, int], tuple[int,
             if seen not in shared:
                 continue
             last += 1
-            for side, members in ((program, ours[seen]), (module, theirs[seen])):
-                for member in members:
-                    side.color[member] = last
+            _color(program, ours[seen], last)
+            _color(module, theirs[seen], last)
     return last
 
 
@@ -153,25 +341,9 @@ def _same_origin(leaves: Leaves, program: _Side, found: list[tuple[int, ...]]) -
             known.setdefault((leaf.name, leaf.frame), {}).update(dict.fromkeys(nodes))
     for number, leaf in enumerate(leaves.leaves):
         if not found[number] and leaf.name:
-            of_origin = known.get((leaf.name, leaf.frame), {})
+            of_origin = tuple(known.get((leaf.name, leaf.frame), ()))
             same = tuple(node for node in of_origin if program.kinds[node] == leaf.kind)
-            found[number] = same or tuple(of_origin)
-
-
-def _alike(program: _Side, module: _Side, found: list[tuple[int, ...]]) -> None:
-    """Leaves without nodes have those of their kind that make as many elements: other element types, extents
-    in another order. Those that have leaves already are asked last.
-    """
-    used = {node for nodes in found for node in nodes}
-    free: dict[tuple[str, int], list[int]] = {}
-    other: dict[tuple[str, int], list[int]] = {}
-    for node, (kind, made) in enumerate(zip(program.kinds, program.types, strict=True)):
-        if kind not in _FREE:
-            (other if node in used else free).setdefault((kind, _elements(made)), []).append(node)
-    for leaf, (kind, made) in enumerate(zip(module.kinds, module.types, strict=True)):
-        if not found[leaf] and kind not in _FREE:
-            key = kind, _elements(made)
-            found[leaf] = tuple(free.get(key) or other.get(key, ()))
+            found[number] = same or of_origin
 
 
 def _elements(made: _Types) -> int:
@@ -263,9 +435,18 @@ def _nodes_side(graph: OpGraph) -> _Side:
         operands.append(taken)
         passes = kind in PASSES_ON or kind in _ENTERS
         past.append(taken if passes else () if kind in SHAPELESS else (node,))
-    return _Side(kinds, made, operands)
+    return _Side(kinds, made, operands, _loops(graph))
+
+
+def _loops(graph: OpGraph) -> list[int]:
+    """The number of loops around each node."""
+    regions = graph.regions
+    inside = [0]  # the last: outside of all regions
+    for parent, kind in zip(regions.parent.tolist(), regions.kind.tolist(), strict=True):
+        inside.insert(-1, inside[parent] + (kind == RegionKind.LOOP_BODY))
+    return [inside[region] for region in graph.region.tolist()]
 
 
 def _leaves_side(leaves: Leaves) -> _Side:
     made: list[_Types] = [tuple((name, _telling(dims)) for name, dims in leaf.made) for leaf in leaves.leaves]
-    return _Side([leaf.kind for leaf in leaves.leaves], made, leaves.operands)
+    return _Side([leaf.kind for leaf in leaves.leaves], made, leaves.operands, leaves.depth)
