@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from math import ceil, nan, prod
 from typing import NamedTuple, TypeAlias
 
-from hespas.converters.hlo.attributes import callee_names, fields, integer, names
+from hespas.converters.hlo.attributes import callee_names, fields, names
 from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.reader import callees_first, source_of
+from hespas.converters.hlo.reader import callees_first, device_count, source_of
 from hespas.converters.hlo.scan import unquote
 from hespas.costs.table import canonical_name
 from hespas.graph.errors import FormatError
@@ -68,7 +68,7 @@ class Leaves:
     past what only passes values on (:data:`PASSES_ON`), ``depth`` is the number of loops around it.
     ``carried`` lists the leaves of each instruction that runs under its own name; ``uses`` leads from an
     instruction to those whose results it takes, in computations that it enters too. The module is for
-    ``partitions`` devices, on each of which its arguments have ``argument_bytes`` and its results
+    ``devices`` devices, on each of which its arguments have ``argument_bytes`` and its results
     ``result_bytes`` (NaN: unknown).
     """
 
@@ -77,7 +77,7 @@ class Leaves:
     depth: list[int] = field(default_factory=list[int])
     carried: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     uses: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    partitions: int = 1
+    devices: int = 1
     argument_bytes: float = nan
     result_bytes: float = nan
 
@@ -125,7 +125,7 @@ def leaves_of(module: HloModule) -> Leaves:
         leaves=walk.leaves,
         operands=walk.bound(ordered),
         depth=walk.depths(ordered),
-        partitions=integer(module.attributes.get("num_partitions", "1")),
+        devices=device_count(module),
         argument_bytes=sum(
             _bytes(module.shape_of(module.entry, index))
             for index, opcode in enumerate(module.entry.opcodes)

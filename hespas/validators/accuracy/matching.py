@@ -29,7 +29,7 @@ from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Wor
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.coverage import RULES, EventKey, Matching, group_keys
-from hespas.validators.accuracy.structure import OTHER_PROGRAM, join_by_structure
+from hespas.validators.accuracy.structure import OTHER_PROGRAM, Stated, join_by_structure
 
 __all__ = [
     "NO_MODULE",
@@ -76,11 +76,11 @@ def match_program(
     diagnostics: Diagnostics,
     *,
     is_own: bool = False,
-    sizes: tuple[float, float] | None = None,
+    stated: Stated | None = None,
 ) -> Matching:
     """Match every event of ``profile`` that can be to nodes of ``graph``; ``diagnostics`` tell what cannot.
     ``is_own`` says that the profile itself brought the program along: nobody asks whether it is the one.
-    ``sizes`` are the bytes of the arguments and results of the program, where they are known.
+    ``stated`` is what the program says of itself, where it says anything.
 
     Raises nothing: a module that cannot be read counts as absent. O(nodes + events + links).
     """
@@ -92,7 +92,7 @@ def match_program(
         graph, profile, names, _Modules(instructions, own.keys() - others, others), diagnostics
     )
     if not is_own:
-        keys, strange = join_by_structure(graph, profile, keys, sizes, diagnostics)
+        keys, strange = join_by_structure(graph, profile, keys, stated, diagnostics)
         others |= strange
         _tell_unnamed(graph, keys, diagnostics)
     # What is left to be matched in order. The last: names no operation.

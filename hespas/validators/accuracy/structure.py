@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, prod
+from typing import NamedTuple
 
 from hespas.converters.hlo.leaves import PASSES_ON, SHAPELESS, Leaves, kind_of, module_leaves
 from hespas.graph import Diagnostics, OpGraph, Profile, RegionKind
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.coverage import RULES, EventKey
 
-__all__ = ["BY_STRUCTURE", "OTHER_PROGRAM", "Structure", "by_structure", "join_by_structure"]
+__all__ = ["BY_STRUCTURE", "OTHER_PROGRAM", "Stated", "Structure", "by_structure", "join_by_structure"]
 
 BY_STRUCTURE = "match.by-structure"
 OTHER_PROGRAM = "match.other-program"
@@ -27,21 +28,31 @@ _ATTACHED = "hlo/"
 _STRUCTURE = RULES.index("structure")
 
 _LEAST_SHARE = 0.65
-_LEAST_SHARE_OF_SIZE = 0.3
+_LEAST_SHARE_OF_SIZE = 0.5
 """A module is another program's where less of the operations of either is in the other. Where arguments and
-results have the same bytes, compilers may have changed more."""
+results on one device have the same bytes, compilers may have changed more."""
 
 _MOST_ROUNDS = 64
 _ENTERS = frozenset({"while", "case", "call", "conditional"})
 _FREE = PASSES_ON | SHAPELESS | _ENTERS
 
 
+class Stated(NamedTuple):
+    """What a program says of itself: bytes of its arguments and of its results, those of all devices where
+    nobody partitioned it, and for how many devices it is.
+    """
+
+    argument_bytes: float
+    result_bytes: float
+    devices: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
     """``nodes`` of each instruction; ``inferred`` are the instructions whose nodes are those they serve.
     ``share`` is how much of what tells programs apart is in both, 0..1; ``is_other`` says that this is too
-    little, or that arguments or results have other sizes: it is another program. ``fits``: whether the
-    sizes are equal (None: unknown).
+    little, or that arguments, results or devices are not as many: it is another program. ``fits``: whether
+    they are (None: unknown).
     """
 
     nodes: Mapping[str, tuple[int, ...]]
@@ -55,7 +66,7 @@ def join_by_structure(
     graph: OpGraph,
     profile: Profile,
     keys: Sequence[EventKey],
-    sizes: tuple[float, float] | None,
+    stated: Stated | None,
     diagnostics: Diagnostics,
 ) -> tuple[list[EventKey], set[str]]:
     """``keys`` with the nodes of those that names leave without any, where the profile brings the module
@@ -73,7 +84,7 @@ def join_by_structure(
         if not unmatched or data is None or not len(graph):
             continue
         try:
-            found = by_structure(graph, module_leaves(data, module), sizes)
+            found = by_structure(graph, module_leaves(data, module), stated)
         except HespasError:
             continue  # whoever matches by names reports it
         if found.is_other:
@@ -110,7 +121,7 @@ def _tell_other(module: str, found: Structure, profile: Profile, diagnostics: Di
 
 def _reason(found: Structure) -> str:
     if found.fits is False:
-        return "its arguments or results have other sizes than the program's"
+        return "it has other arguments, results or devices than the program"
     return f"only {found.share:.0%} of what tells programs apart is in both"
 
 
@@ -151,14 +162,15 @@ class _Side:
         return tuple(sorted({self.color[each] for each in self.users[member]} - {0}))
 
 
-def by_structure(graph: OpGraph, leaves: Leaves, sizes: tuple[float, float] | None = None) -> Structure:
-    """The nodes of ``graph`` that each instruction of a module carries out. ``sizes`` are the bytes of the
-    arguments and of the results of the program, those of all devices where nobody partitioned it.
+def by_structure(graph: OpGraph, leaves: Leaves, stated: Stated | None = None) -> Structure:
+    """The nodes of ``graph`` that each instruction of a module carries out. ``stated`` is what
+    the program says of itself.
 
     O((nodes + leaves) x rounds), rounds at most as many as the program is deep, and bounded.
     """
     program, module = _nodes_side(graph), _leaves_side(leaves)
-    _group(program, module, leaves.partitions)
+    whole = stated is not None and leaves.devices > 1 and leaves.argument_bytes < stated.argument_bytes
+    _group(program, module, leaves.devices, is_global=whole and not _by_hand(graph))
     members: dict[int, list[int]] = {}
     for node, color in enumerate(program.color):
         if color:
@@ -172,20 +184,22 @@ def by_structure(graph: OpGraph, leaves: Leaves, sizes: tuple[float, float] | No
         for name, carried in leaves.carried.items()
     }
     inferred = _served(leaves, nodes)
-    fits = None if sizes is None else _fits(sizes, leaves)
-    least = _LEAST_SHARE_OF_SIZE if fits else _LEAST_SHARE
+    fits = None if stated is None else _fits(stated, leaves)
+    least = _LEAST_SHARE_OF_SIZE if fits and leaves.devices == 1 else _LEAST_SHARE
     return Structure(nodes, inferred, share, is_other=fits is False or share < least, fits=fits)
 
 
-def _fits(sizes: tuple[float, float], leaves: Leaves) -> bool | None:
+def _fits(stated: Stated, leaves: Leaves) -> bool | None:
     """Whether a module has arguments and results of these bytes: on each of several devices, all of them or a
     share. None where its own are unknown.
     """
     known = leaves.argument_bytes, leaves.result_bytes
     if any(isnan(each) for each in known):
         return None
-    count = leaves.partitions
-    return all(whole / count <= part <= whole for whole, part in zip(sizes, known, strict=True))
+    count = leaves.devices
+    wholes = stated.argument_bytes, stated.result_bytes
+    fit = all(whole / count <= part <= whole for whole, part in zip(wholes, known, strict=True))
+    return fit and stated.devices == count
 
 
 _Array = tuple[str, tuple[int, ...]]
@@ -193,17 +207,23 @@ _Types = tuple[_Array, ...]
 _TRIVIAL = frozenset({"iota", "slice", "pad", "partition_id", "replica_id"})
 
 
-def _group(program: _Side, module: _Side, partitions: int) -> None:
+def _by_hand(graph: OpGraph) -> bool:
+    """Whether a program has regions that are written as one device sees them."""
+    return bool((graph.regions.kind == RegionKind.MANUAL).any())
+
+
+def _group(program: _Side, module: _Side, devices: int, *, is_global: bool) -> None:
     """Colour both sides: equal kinds and types first, then, of what is left, equal kinds that make as many
     elements or, in a module for several devices, a share of them; each time, parts of those that both sides
-    have.
+    have. ``is_global`` says that the program is as all devices together see it: equal types are chance, and
+    partitioning changes too much of what is taken and given for that to tell anything.
     """
     last = 0
-    for level in (_exact, _elements_of, _shares):
-        last = level(program, module, partitions, last)
+    for level in (_shares,) if is_global else (_exact, _elements_of, _shares):
+        last = level(program, module, devices, last)
         for _ in range(_MOST_ROUNDS):
             before = last
-            for way in (_Side.loops, _Side.taken, _Side.given):
+            for way in (_Side.loops,) if is_global else (_Side.loops, _Side.taken, _Side.given):
                 last = _split(program, module, way, last)
             if last == before:
                 break
@@ -219,15 +239,15 @@ def _share_found(side: _Side) -> float:
     return sum(found) / len(found) if found else 1.0
 
 
-def _exact(program: _Side, module: _Side, partitions: int, last: int) -> int:
+def _exact(program: _Side, module: _Side, devices: int, last: int) -> int:
     """Colour equal kinds and types."""
-    del partitions
+    del devices
     return _equal(program, module, lambda side, member: (side.kinds[member], side.types[member]), last)
 
 
-def _elements_of(program: _Side, module: _Side, partitions: int, last: int) -> int:
+def _elements_of(program: _Side, module: _Side, devices: int, last: int) -> int:
     """Colour equal kinds that make as many elements: of another type, or in another order."""
-    del partitions
+    del devices
     return _equal(
         program, module, lambda side, member: (side.kinds[member], _elements(side.types[member])), last
     )
@@ -254,11 +274,11 @@ def _color(side: _Side, members: Sequence[int], color: int) -> None:
         side.color[member] = color
 
 
-def _shares(program: _Side, module: _Side, partitions: int, last: int) -> int:
+def _shares(program: _Side, module: _Side, devices: int, last: int) -> int:
     """Colour what makes, on one of several devices, a share of what the program makes: types that divide each
     other are of one group.
     """
-    if partitions < 2:
+    if devices < 2:
         return last
     found: list[dict[str, dict[_Types, list[int]]]] = [{}, {}]
     for side, by_kind in zip((program, module), found, strict=True):
@@ -267,7 +287,7 @@ def _shares(program: _Side, module: _Side, partitions: int, last: int) -> int:
                 by_kind.setdefault(name, {}).setdefault(made, []).append(member)
     for kind, by_share in found[1].items():
         by_whole = found[0].get(kind, {})
-        for wholes, shares in _components(list(by_whole), list(by_share), partitions):
+        for wholes, shares in _components(list(by_whole), list(by_share), devices):
             last += 1
             _color(program, [member for whole in wholes for member in by_whole[whole]], last)
             _color(module, [member for share in shares for member in by_share[share]], last)
@@ -275,10 +295,10 @@ def _shares(program: _Side, module: _Side, partitions: int, last: int) -> int:
 
 
 def _components(
-    wholes: Sequence[_Types], shares: Sequence[_Types], partitions: int
+    wholes: Sequence[_Types], shares: Sequence[_Types], devices: int
 ) -> Iterator[tuple[list[_Types], list[_Types]]]:
     """Types that hang together because one can be a share of the other. O(wholes x shares)."""
-    beside = {share: [whole for whole in wholes if _is_share(whole, share, partitions)] for share in shares}
+    beside = {share: [whole for whole in wholes if _is_share(whole, share, devices)] for share in shares}
     left = {share: None for share in shares if beside[share]}
     while left:
         pending, ours, theirs = [next(iter(left))], dict[_Types, None](), dict[_Types, None]()
@@ -295,12 +315,12 @@ def _components(
         yield list(ours), list(theirs)
 
 
-def _is_share(whole: _Types, share: _Types, partitions: int) -> bool:
+def _is_share(whole: _Types, share: _Types, devices: int) -> bool:
     if len(whole) != len(share):
         return False
     for (dtype, dims), (element, part) in zip(whole, share, strict=True):
         times, rest = divmod(prod(dims), max(prod(part), 1))
-        if dtype != element or rest or not times or partitions % times:
+        if dtype != element or rest or not times or devices % times:
             return False
         if len(dims) == len(part) and any(extent % least for extent, least in zip(dims, part, strict=True)):
             return False
@@ -334,16 +354,20 @@ def _split(program: _Side, module: _Side, way: Callable[[_Side, int], tuple[int,
 
 
 def _same_origin(leaves: Leaves, program: _Side, found: list[tuple[int, ...]]) -> None:
-    """Leaves without nodes have those of the leaves that the same operation of the source became."""
-    known: dict[tuple[str, str], dict[int, None]] = {}
-    for leaf, nodes in zip(leaves.leaves, found, strict=True):
-        if nodes and leaf.name:
-            known.setdefault((leaf.name, leaf.frame), {}).update(dict.fromkeys(nodes))
-    for number, leaf in enumerate(leaves.leaves):
-        if not found[number] and leaf.name:
-            of_origin = tuple(known.get((leaf.name, leaf.frame), ()))
-            same = tuple(node for node in of_origin if program.kinds[node] == leaf.kind)
-            found[number] = same or of_origin
+    """Leaves without nodes have those of the leaves that the same operation of the source became: of the same
+    name and place, else of the same name.
+    """
+    for with_place in (True, False):
+        known: dict[tuple[str, str], dict[int, None]] = {}
+        keys = [(leaf.name, leaf.frame if with_place else "") for leaf in leaves.leaves]
+        for key, nodes in zip(keys, found, strict=True):
+            if nodes and key[0]:
+                known.setdefault(key, {}).update(dict.fromkeys(nodes))
+        for number, leaf in enumerate(leaves.leaves):
+            if not found[number] and leaf.name:
+                of_origin = tuple(known.get(keys[number], ()))
+                same = tuple(node for node in of_origin if program.kinds[node] == leaf.kind)
+                found[number] = same or of_origin
 
 
 def _elements(made: _Types) -> int:
