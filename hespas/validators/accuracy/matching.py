@@ -92,9 +92,9 @@ def match_program(
         graph, profile, names, _Modules(instructions, own.keys() - others, others), diagnostics
     )
     if not is_own:
-        keys, strange = join_by_structure(graph, profile, keys, stated, diagnostics)
+        keys, strange = join_by_structure(graph, profile, keys, (stated, others), diagnostics)
         others |= strange
-        _tell_unnamed(graph, keys, diagnostics)
+        _tell_unnamed(graph, profile, keys, others, diagnostics)
     # What is left to be matched in order. The last: names no operation.
     known = np.array([*(bool(key.nodes) or key.module in others for key in keys), True], np.bool_)
     ordered, more = _in_order(graph, profile, np.flatnonzero(~known[event_key]), len(keys))
@@ -115,14 +115,19 @@ def match_program(
     )
 
 
-def _tell_unnamed(graph: OpGraph, keys: Sequence[EventKey], diagnostics: Diagnostics) -> None:
-    """Say so where a program without names leaves instructions unmatched."""
+def _tell_unnamed(
+    graph: OpGraph, profile: Profile, keys: Sequence[EventKey], others: set[str], diagnostics: Diagnostics
+) -> None:
+    """Say so where a program without names leaves instructions of a module unmatched that is here."""
+    if bool((graph.framework_row > 0).any()):
+        return
+    here = {name.removeprefix(_ATTACHED) for name in profile.attachments} - others
     diagnostics.warning(
         NO_NAMES,
         graph.name,
         "the program has no names of its operations, by which instructions of the profile find theirs: "
         f"a plain as_text() leaves them out; {WITH_NAMES}",
-        count=0 if bool((graph.framework_row > 0).any()) else sum(not key.nodes for key in keys),
+        count=sum(not key.nodes and key.module in here for key in keys),
     )
 
 

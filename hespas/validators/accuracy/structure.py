@@ -66,63 +66,69 @@ def join_by_structure(
     graph: OpGraph,
     profile: Profile,
     keys: Sequence[EventKey],
-    stated: Stated | None,
+    known: tuple[Stated | None, set[str]],
     diagnostics: Diagnostics,
 ) -> tuple[list[EventKey], set[str]]:
     """``keys`` with the nodes of those that names leave without any, where the profile brings the module
     along and it is made of what ``graph`` is made of; and the modules that are another program. A diagnostic
-    tells both. Raises nothing: a module that cannot be read counts as absent.
+    tells both. ``known`` are what the program says of itself, and modules known to be other ones. Raises
+    nothing: a module that cannot be read counts as absent.
     """
+    stated, others = known
     done = list(keys)
-    strange: set[str] = set()
+    strange: dict[str, Structure] = {}
     by_module: dict[str, list[int]] = {}
     for number, key in enumerate(keys):
         by_module.setdefault(key.module, []).append(number)
     for module, numbers in by_module.items():
         unmatched = [number for number in numbers if not keys[number].nodes]
         data = profile.attachments.get(_ATTACHED + module)
-        if not unmatched or data is None or not len(graph):
+        if not unmatched or data is None or module in others or not len(graph):
             continue
         try:
             found = by_structure(graph, module_leaves(data, module), stated)
         except HespasError:
             continue  # whoever matches by names reports it
-        if found.is_other:
-            if len(unmatched) == len(numbers):
-                strange.add(module)
-                _tell_other(module, found, profile, diagnostics)
-            continue
-        joined = 0
-        for number in unmatched:
-            key = keys[number]
-            nodes = found.nodes.get(key.op, ())
-            if nodes:
-                joined += 1
-                inferred = key.op in found.inferred
-                done[number] = replace(key, nodes=nodes, rule=_STRUCTURE, inferred=inferred)
-        diagnostics.info(
-            BY_STRUCTURE,
-            profile.name,
-            f"module {module}: instructions find their operations by structure (kind, type, and what they "
-            "take and give): no name tells",
-            count=joined,
-        )
-    return done, strange
+        if not found.is_other:
+            joined = _filled(done, unmatched, found)
+            diagnostics.info(BY_STRUCTURE, profile.name, f"module {module}: {_JOINED}", count=joined)
+        elif len(unmatched) == len(numbers):
+            strange[module] = found
+    _tell_other(strange, profile, diagnostics, is_beside=any(key.nodes for key in done))
+    return done, set(strange)
 
 
-def _tell_other(module: str, found: Structure, profile: Profile, diagnostics: Diagnostics) -> None:
-    diagnostics.warning(
-        OTHER_PROGRAM,
-        profile.name,
-        f"module {module or '(unnamed)'}: {_reason(found)}; nothing of it is matched: is it the program that "
-        "ran?",
-    )
+_JOINED = (
+    "instructions find their operations by structure (kind, type, and what they take and give): no name tells"
+)
 
 
-def _reason(found: Structure) -> str:
-    if found.fits is False:
-        return "it has other arguments, results or devices than the program"
-    return f"only {found.share:.0%} of what tells programs apart is in both"
+def _filled(keys: list[EventKey], unmatched: Sequence[int], found: Structure) -> int:
+    """Give keys the nodes of their instructions, and say to how many."""
+    joined = 0
+    for number in unmatched:
+        op = keys[number].op
+        nodes = found.nodes.get(op, ())
+        if nodes:
+            joined += 1
+            inferred = op in found.inferred
+            keys[number] = replace(keys[number], nodes=nodes, rule=_STRUCTURE, inferred=inferred)
+    return joined
+
+
+def _tell_other(
+    strange: Mapping[str, Structure], profile: Profile, diagnostics: Diagnostics, *, is_beside: bool
+) -> None:
+    """Modules that are another program are no wonder beside the one that is it."""
+    for module, found in strange.items():
+        why = f"only {found.share:.0%} of what tells programs apart is in both"
+        if found.fits is False:
+            why = "it has other arguments, results or devices than the program"
+        text = f"module {module or '(unnamed)'}: {why}; nothing of it is matched"
+        if is_beside:
+            diagnostics.info(OTHER_PROGRAM, profile.name, text)
+        else:
+            diagnostics.warning(OTHER_PROGRAM, profile.name, f"{text}: is it the program that ran?")
 
 
 @dataclass(slots=True, eq=False)
