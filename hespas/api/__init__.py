@@ -53,6 +53,7 @@ __all__ = [
     "estimators_document",
     "generate",
     "graph_estimator",
+    "join_profile",
     "read",
     "read_profiles",
     "roundtrip",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
+    from hespas.api.joining import join_profile
     from hespas.api.parts import Parts
     from hespas.api.preparation import (
         Conservation,
@@ -143,6 +145,7 @@ if TYPE_CHECKING:
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
+    "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),
     "hespas.api.estimation": (
         "ClassTotals",

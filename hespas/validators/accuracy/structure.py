@@ -440,8 +440,10 @@ def _served(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]
 
 
 def _telling(dims: Sequence[int]) -> tuple[int, ...]:
-    """Extents without those of one, which compilers add and drop."""
-    return tuple(extent for extent in dims if extent != 1)
+    """Extents in ascending order, without those of one: compilers add and drop these, and fold transposes
+    into what makes or takes a value.
+    """
+    return tuple(sorted(extent for extent in dims if extent != 1))
 
 
 def _nodes_side(graph: OpGraph) -> _Side:
