@@ -12,6 +12,7 @@ __all__ = [
     "AccuracyReport",
     "Analysis",
     "CalibrationReport",
+    "CaptureCheckReport",
     "CheckReport",
     "ClassTotals",
     "ComparisonReport",
@@ -67,6 +68,7 @@ __all__ = [
     "system",
     "table_estimate_document",
     "total_duration_ns",
+    "validate_capture",
     "view",
     "write",
     "write_estimates_csv",
@@ -78,6 +80,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hespas.api.analysis import Analysis, analysis_document, analyze
+    from hespas.api.capture_check import CaptureCheckReport, validate_capture
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
@@ -144,6 +147,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
+    "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),

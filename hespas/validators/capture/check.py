@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -49,6 +49,8 @@ _KEPT = frozenset(
 
 _MERGED = "the compiler merged, copied or rewrote them: instructions that ran carry all of them out"
 _BRANCH = "they are in arms of branches, which were not all taken"
+_CONDITION = "the runtime knows how often the loop runs, and does not ask its condition"
+_PIECES = "the runtime runs it in pieces"
 _REMOVED = "the compiler merged them into others or removed them"
 _SCOPE = "a scope that the framework marks, and no operation: profiles do not list it among them"
 _AROUND = "calls around others, which the capture lists themselves"
@@ -248,7 +250,8 @@ def _instructions(
     found.joined_ns += covered.matched_time_ns
     found.orders.append(check_order(graph, part, keyed))
     modules = [part.strings[row] for row in np.unique(part.module_row).tolist()]
-    is_compiled = all(RULES[key.rule] == "instruction" for key in keyed.keys if key.nodes)
+    rules = {RULES[key.rule] for key in keyed.keys if key.nodes}
+    is_compiled = rules == {"instruction"}
     carried = {} if is_compiled else _carried(part, modules)
     compiled = [each for name in modules if (each := compiled_module(part, name)) is not None]
     for rank in _ranks_of(part):
@@ -291,7 +294,8 @@ def _kinds(
     costs = ~is_free(graph) & (graph.multiplicity != 0)
     times: list[float] = graph.multiplicity.tolist()
     in_branch = _in_branches(graph)
-    wanted, lost, maybe, did = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    wanted, maybe = defaultdict[str, float](float), defaultdict[str, float](float)
+    lost, did = Counter[str](), Counter[str]()
     for node in np.flatnonzero(costs).tolist():
         wanted[names[node]] += times[node]
         maybe[names[node]] += times[node] * in_branch[node]
@@ -328,9 +332,28 @@ def _named_instructions(
     )
     did = {node: int(events[number]) for number, key in enumerate(matching.keys) for node in key.nodes}
     untimed = is_free(graph) | np.isin(graph.op_class, [int(OpClass.CONTROL), int(OpClass.FREE)])
+    in_branch = _in_branches(graph)
     for node, times in enumerate(graph.multiplicity.tolist()):
-        if times and (node in did or not untimed[node]):
-            _count(found, (rank, graph.node_name(node)), times, did.get(node, 0) / runs, "")
+        if not times or (node not in did and untimed[node]):
+            continue
+        count = did.get(node, 0) / runs
+        explained = _BRANCH if in_branch[node] and count < times else ""
+        if not count and _is_condition(graph, node):
+            explained = _CONDITION
+        if count > times and not count % times:
+            explained = _PIECES
+        _count(found, (rank, graph.node_name(node)), times, count, explained)
+
+
+def _is_condition(graph: OpGraph, node: int) -> bool:
+    """Whether a node decides whether a loop of known trips goes on: it makes one truth value in the body."""
+    region = int(graph.region[node])
+    inside = region >= 0 and graph.regions.kind[region] == RegionKind.LOOP_BODY
+    results: list[int] = graph.results.row(node).tolist()
+    if not inside or len(results) != 1:
+        return False
+    element = graph.types.dtype_of(results[0])
+    return element is not None and element.bits <= 1 and not len(graph.types.shape(results[0]))
 
 
 def _count(found: _Found, named: tuple[int, str], wanted: float, did: float, explained: str) -> None:

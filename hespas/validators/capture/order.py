@@ -102,7 +102,7 @@ def _early_ns(source: tuple[FloatArray, FloatArray], target: tuple[FloatArray, F
     (begins, ends), (starts, stops) = source, target
     if len(begins) != len(starts):
         begins, ends, starts, stops = begins[:1], ends[:1], starts[:1], stops[:1]
-    encloses = (begins <= starts) & (stops <= ends)
+    encloses = ((begins <= starts) & (stops <= ends)) | ((starts <= begins) & (ends <= stops))
     return float(np.where(encloses, 0.0, np.maximum(ends - starts, 0.0)).max())
 
 
