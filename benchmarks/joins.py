@@ -83,7 +83,10 @@ def _more() -> Iterator[tuple[str, _Call]]:
         def body(y: Any, w: Any) -> tuple[Any, None]:
             return jax.checkpoint(layer)(y, w), None
 
-        return rate(stack, jax.grad(lambda weights: jnp.mean(lax.scan(body, x, weights)[0] ** 2))(stack))
+        def loss(weights: Any) -> Any:
+            return jnp.mean(lax.scan(body, x, weights)[0] ** 2)
+
+        return rate(stack, jax.grad(loss)(stack))
 
     unrolled = [(shape_of(256, 512), shape_of(512, 256)) for _ in range(3)]
     yield "remat_unrolled", (remat_unrolled, (unrolled, shape_of(64, 256)), ())
@@ -128,13 +131,13 @@ def _filled(spec: Any) -> Any:
     """Values for an abstract array: positive, so that a power iteration ends; small numbers to index by."""
     from fixtures.make.untyped import jax, jnp
 
-    rng = np.random.default_rng(7)
-    if np.issubdtype(spec.dtype, np.integer):
-        values = rng.integers(0, 8, spec.shape).astype(spec.dtype)
-    else:
-        values = jnp.asarray(np.abs(rng.standard_normal(spec.shape)) * 0.02, spec.dtype)
+    rng: Any = np.random.default_rng(7)
+    shape: tuple[int, ...] = spec.shape
+    is_whole = np.issubdtype(spec.dtype, np.integer)
+    drawn: Any = rng.integers(0, 8, shape) if is_whole else abs(rng.standard_normal(shape)) * 0.02
+    values: Any = jnp.asarray(drawn, spec.dtype)
     sharding = getattr(spec, "sharding", None)
-    return jnp.asarray(values) if sharding is None else jax.device_put(values, sharding)
+    return values if sharding is None else jax.device_put(values, sharding)
 
 
 def _row(folder: Path, others: Sequence[Path]) -> Mapping[str, Any]:

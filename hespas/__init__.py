@@ -27,6 +27,7 @@ __all__ = [
     "simulate",
     "suggest",
     "system",
+    "validate_capture",
     "view",
     "write",
 ]
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         simulate,
         suggest,
         system,
+        validate_capture,
         view,
         write,
     )

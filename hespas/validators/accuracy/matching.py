@@ -29,7 +29,7 @@ from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Wor
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.coverage import RULES, EventKey, Matching, group_keys
-from hespas.validators.accuracy.structure import OTHER_PROGRAM, Stated, join_by_structure
+from hespas.validators.accuracy.structure import OTHER_PROGRAM, Stated, join_by_structure, regions_around
 
 __all__ = [
     "NO_MODULE",
@@ -306,15 +306,10 @@ class _Named(NamedTuple):
 
 def _manual_names(graph: OpGraph) -> Mapping[str, list[int]]:
     """Nodes within regions of manual sharding by the framework's name."""
-    regions = graph.regions
-    inside = [False]  # the last: outside of all regions
-    for parent, kind in zip(regions.parent.tolist(), regions.kind.tolist(), strict=True):
-        inside.insert(-1, inside[parent] or kind == RegionKind.MANUAL)
     found: dict[str, list[int]] = {}
-    for node, (region, row) in enumerate(
-        zip(graph.region.tolist(), graph.framework_row.tolist(), strict=True)
-    ):
-        if row and inside[region]:
+    around = regions_around(graph, RegionKind.MANUAL)
+    for node, row in enumerate(graph.framework_row.tolist()):
+        if row and around[node]:
             found.setdefault(graph.strings[row], []).append(node)
     return found
 

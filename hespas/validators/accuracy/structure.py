@@ -20,7 +20,15 @@ from hespas.graph import Diagnostics, OpGraph, Profile, RegionKind
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.coverage import RULES, EventKey
 
-__all__ = ["BY_STRUCTURE", "OTHER_PROGRAM", "Stated", "Structure", "by_structure", "join_by_structure"]
+__all__ = [
+    "BY_STRUCTURE",
+    "OTHER_PROGRAM",
+    "Stated",
+    "Structure",
+    "by_structure",
+    "join_by_structure",
+    "regions_around",
+]
 
 BY_STRUCTURE = "match.by-structure"
 OTHER_PROGRAM = "match.other-program"
@@ -467,16 +475,18 @@ def _nodes_side(graph: OpGraph) -> _Side:
         operands.append(taken)
         passes = kind in PASSES_ON or kind in _ENTERS
         past.append(taken if passes else () if kind in SHAPELESS else (node,))
-    return _Side(kinds, made, operands, _loops(graph))
+    return _Side(kinds, made, operands, regions_around(graph, RegionKind.LOOP_BODY))
 
 
-def _loops(graph: OpGraph) -> list[int]:
-    """The number of loops around each node."""
-    regions = graph.regions
-    inside = [0]  # the last: outside of all regions
-    for parent, kind in zip(regions.parent.tolist(), regions.kind.tolist(), strict=True):
-        inside.insert(-1, inside[parent] + (kind == RegionKind.LOOP_BODY))
-    return [inside[region] for region in graph.region.tolist()]
+def regions_around(graph: OpGraph, kind: RegionKind) -> list[int]:
+    """The number of regions of one kind around each node."""
+    parents: list[int] = graph.regions.parent.tolist()
+    kinds: list[int] = graph.regions.kind.tolist()
+    inside: list[int] = []
+    for parent, own in zip(parents, kinds, strict=True):  # a region stands behind its parent
+        inside.append((inside[parent] if parent >= 0 else 0) + (own == kind))
+    regions: list[int] = graph.region.tolist()
+    return [inside[region] if region >= 0 else 0 for region in regions]
 
 
 def _leaves_side(leaves: Leaves) -> _Side:

@@ -19,6 +19,7 @@ from hespas.validators.accuracy.coverage import RULES, Matching, coverage_of
 from hespas.validators.accuracy.matching import compiled_module, match_program
 from hespas.validators.accuracy.programs import stated_of, step_rows
 from hespas.validators.accuracy.sources import events_of
+from hespas.validators.accuracy.structure import regions_around
 from hespas.validators.capture.listed import base_name, listed_profile
 from hespas.validators.capture.messages import Message, differences_of, messages_of, node_messages
 from hespas.validators.capture.order import check_order
@@ -293,12 +294,12 @@ def _kinds(
     joined = {node for key in matching.keys for node in key.nodes}
     costs = ~is_free(graph) & (graph.multiplicity != 0)
     times: list[float] = graph.multiplicity.tolist()
-    in_branch = _in_branches(graph)
+    in_branch = regions_around(graph, RegionKind.BRANCH)
     wanted, maybe = defaultdict[str, float](float), defaultdict[str, float](float)
     lost, did = Counter[str](), Counter[str]()
     for node in np.flatnonzero(costs).tolist():
         wanted[names[node]] += times[node]
-        maybe[names[node]] += times[node] * in_branch[node]
+        maybe[names[node]] += times[node] * (in_branch[node] > 0)
         lost[names[node]] += node not in joined
     for row in profile.op_row[mine].tolist():
         did.update(carried.get(profile.strings[row], ()))
@@ -312,15 +313,6 @@ def _kinds(
         _count(found, (rank, kind), wanted[kind], count, explained if wanted[kind] else "")
 
 
-def _in_branches(graph: OpGraph) -> list[bool]:
-    """Whether each node is in an arm of a branch, of which one is taken."""
-    regions = graph.regions
-    inside = [False]  # the last: outside of all regions
-    for parent, kind in zip(regions.parent.tolist(), regions.kind.tolist(), strict=True):
-        inside.insert(-1, inside[parent] or kind == RegionKind.BRANCH)
-    return [inside[region] for region in graph.region.tolist()]
-
-
 def _named_instructions(
     graph: OpGraph, matching: Matching, ran: tuple[Profile, IntArray, int], found: _Found
 ) -> None:
@@ -332,7 +324,7 @@ def _named_instructions(
     )
     did = {node: int(events[number]) for number, key in enumerate(matching.keys) for node in key.nodes}
     untimed = is_free(graph) | np.isin(graph.op_class, [int(OpClass.CONTROL), int(OpClass.FREE)])
-    in_branch = _in_branches(graph)
+    in_branch = regions_around(graph, RegionKind.BRANCH)
     for node, times in enumerate(graph.multiplicity.tolist()):
         if not times or (node not in did and untimed[node]):
             continue

@@ -27,12 +27,14 @@ def listed_profile(workload: Workload) -> Profile:
     names: list[int] = []
     ranks: list[int] = []
     starts: list[int] = []
-    for rank, number in enumerate(workload.rank_class.tolist()):
+    classes: list[int] = workload.rank_class.tolist()
+    for rank, number in enumerate(classes):
         if number < 0:
             continue
         graph = workload.classes[number]
-        rows = {row: strings.add(graph.strings[row]) for row in np.unique(graph.op_row).tolist()}
-        for place, row in enumerate(graph.op_row.tolist()):
+        own: list[int] = graph.op_row.tolist()
+        rows = {row: strings.add(graph.strings[row]) for row in set(own)}
+        for place, row in enumerate(own):
             names.append(rows[row])
             ranks.append(rank)
             starts.append(place)
