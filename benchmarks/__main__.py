@@ -13,6 +13,7 @@ BENCHMARKS = {
     "analyze_speed": "a PyTorch profile of 500 MB analysed, with its page, against a bare typed decode",
     "astra_speed": "mode astra of the simulator: a ring of 1,024 ranks, a Llama-like step of 256 and more",
     "calibrate_speed": "hespas-validate calibrate on a table of 100,000 rows",
+    "capture_scale": "a training step captured for 8 to 65,536 devices, against that for 8",
     "convert_speed": "a StableHLO program to Chakra traces, against parsing it only",
     "estimate_speed": "a graph of a million operations estimated by the composite",
     "et_codec": "the Chakra codec against the protobuf library",
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",
+    "torch_capture": "a PyTorch program captured for 16,384 ranks, against the same for 8",
 }
 """Each is a module of this folder with a ``main()`` and options of its own: ``python -m benchmarks.NAME``."""
 

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hardware": frozenset({"graph", "schemas", "files"}),
     "converters": frozenset({"graph", "schemas", "files", "costs", "programs", "measurements"}),
     "generators": frozenset({"graph", "schemas", "files", "costs", "hardware"}),
-    "capture": frozenset({"graph", "schemas", "files", "costs", "programs", "hardware", "converters"}),
+    "captures": frozenset({"graph", "schemas", "files", "costs", "programs", "hardware", "converters"}),
     "operations": frozenset({"graph", "costs"}),
     "measurements": frozenset({"graph", "files", "hardware", "operations", "costs"}),
     "estimators": frozenset(

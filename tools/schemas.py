@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from hespas.api.analysis import AnalysisDocument
+from hespas.api.capturing import CaptureDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
@@ -40,6 +41,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "accuracy": AccuracyDocument,
     "analyze": AnalysisDocument,
     "calibrate": CalibrationDocument,
+    "capture": CaptureDocument,
     "capture_check": CaptureCheckDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,

@@ -13,6 +13,7 @@ __all__ = [
     "Analysis",
     "CalibrationReport",
     "CaptureCheckReport",
+    "CaptureResult",
     "CheckReport",
     "ClassTotals",
     "ComparisonReport",
@@ -40,6 +41,7 @@ __all__ = [
     "analysis_document",
     "analyze",
     "calibrate",
+    "capture",
     "check",
     "check_timeline",
     "class_totals",
@@ -81,6 +83,7 @@ __all__ = [
 if TYPE_CHECKING:
     from hespas.api.analysis import Analysis, analysis_document, analyze
     from hespas.api.capture_check import CaptureCheckReport, validate_capture
+    from hespas.api.capturing import CaptureResult, capture
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
@@ -148,6 +151,7 @@ if TYPE_CHECKING:
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
     "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
+    "hespas.api.capturing": ("CaptureResult", "capture"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),

@@ -54,6 +54,7 @@ from hespas.converters import (
 )
 from hespas.files.documents import Count, Figure
 from hespas.files.output import check_destination, write_atomically
+from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
 from hespas.graph.errors import (
     FormatError,
@@ -131,6 +132,7 @@ def convert(
     dims: Mapping[str, int] | None = None,
     capture: str | Path | Sequence[str | Path] | None = None,
     rescale: Rescaling | Mapping[str, int] | str | None = None,
+    mesh: Mapping[str, int] | str | None = None,
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
@@ -144,22 +146,24 @@ def convert(
     With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
     (default: of an unoptimised program that gets times); ``missing`` is for unknown times and trip counts;
     ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``) makes axes longer;
-    ``parts`` is for big jobs. A PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read``
-    and ``write`` do.
+    ``mesh`` (``data=64,model=8``) partitions a StableHLO program with shardings; ``parts`` is for big jobs. A
+    PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
     """
     found = Diagnostics() if diagnostics is None else diagnostics
     name = source.name if isinstance(source, Workload | Profile) else str(source)
     said = _reading(source_version, num_devices, num_replicas, dims, capture)
     said = replace(said, recover=recover, progress=progress)
-    if not (capture or rescale) and (copied := _copied(name, str(destination), source_format, target_format)):
+    if not (capture or rescale or mesh) and (
+        copied := _copied(name, str(destination), source_format, target_format)
+    ):
         return _clean_copy(copied, name, str(destination), said, found, overwrite=overwrite)
     writing = (parts or Parts()).options(ranks, target_version, jobs, progress)
     target = _target(name, str(destination), target_format, writing, overwrite=overwrite)
     preparation = _preparation(granularity, missing, hardware, estimator, target)
     with ExitStack() as stack:
         into = partial(_format_of, str(destination), target_format)
-        needs_workload = bool(rescale) or not into(profile=True).profiles
-        origin, value = _opened(source, source_format, said, found, stack, workload=needs_workload)
+        needs_workload = bool(rescale or mesh) or not into(profile=True).profiles
+        origin, value = _opened(source, source_format, said, found, stack, workload=needs_workload, mesh=mesh)
         value, accounted = rescaled(value, rescale, said, found)
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         target = into(profile=isinstance(value, Profile))
@@ -278,10 +282,13 @@ def _opened(
     stack: ExitStack,
     *,
     workload: bool,
+    mesh: Mapping[str, int] | str | None,
 ) -> tuple[Format, Value]:
     """The format of the source, or the one that makes a ``workload`` of it; and what is read. A value is of
-    the format that it was read from.
+    the format that it was read from. With a ``mesh``, a program is partitioned over it.
     """
+    if mesh:
+        return _partitioned(source, name, mesh, found, stack)
     if isinstance(source, Workload | Profile):
         stated = name or source.metadata.get("format", "")
         origin, value = load_format(stated if stated in format_names() else "op-graph"), source
@@ -290,6 +297,31 @@ def _opened(
         origin = find_format(path, name, workload=workload)
         value = _read_named(str(source), path, origin.name, reading, found)
     return origin, as_workload(value, found) if workload else value
+
+
+def _partitioned(
+    source: str | Path | Value,
+    name: str | None,
+    mesh: Mapping[str, int] | str,
+    found: Diagnostics,
+    stack: ExitStack,
+) -> tuple[Format, Value]:
+    """The workload of a StableHLO program that is sharded over a mesh, and the format it was read in."""
+    from hespas.captures.mesh import Mesh
+    from hespas.captures.program import captured
+
+    if isinstance(source, Workload | Profile):
+        raise UsageError("a value is no program with shardings", hint="name the file, or leave `mesh` out")
+    path = _spooled(source, name, stack)
+    origin = find_format(path, name, workload=True)
+    if origin.name != "stablehlo" or path.is_dir():
+        raise UsageError(
+            f"format {origin.name!r} has no shardings to partition by",
+            path=str(source),
+            hint="leave `mesh` out: it is for one StableHLO program, or goes with `rescale`",
+        )
+    data = read_bytes(path, ReadOptions().max_bytes)
+    return origin, captured(data, str(source), mesh=Mesh.of(mesh), diagnostics=found).workload
 
 
 def _spooled(source: str | Path, name: str | None, stack: ExitStack) -> Path:

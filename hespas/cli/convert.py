@@ -89,7 +89,7 @@ _Mesh = Annotated[
     str,
     typer.Option(
         metavar="AXIS=N,...",
-        help="With --rescale: the axes of SRC's own mesh, outermost first.",
+        help="Partition a program with shardings over this mesh; with --rescale: the axes of SRC's own mesh.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -194,6 +194,7 @@ def convert(
                 num_replicas=num_replicas,
                 capture=capture or (),
                 rescale=_rescaling(rescale, mesh, with_trace or []),
+                mesh=mesh if mesh and not rescale else None,
                 granularity=granularity,
                 missing=missing,
                 overwrite=overwrite,
@@ -211,10 +212,8 @@ def _rescaling(sizes: str, mesh: str, others: list[Path]) -> Rescaling | None:
 
     if sizes:
         return Rescaling(sizes=sizes, mesh=mesh, others=others)
-    if mesh or others:
-        raise UsageError(
-            f"{'--mesh' if mesh else '--with'} says nothing without --rescale", hint="--rescale dp=512"
-        )
+    if others:
+        raise UsageError("--with says nothing without --rescale", hint="--rescale dp=512")
     return None
 
 

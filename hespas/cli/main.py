@@ -9,6 +9,7 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.analyze import analyze
+from hespas.cli.capture import capture
 from hespas.cli.estimate import estimate
 from hespas.cli.generate import app as generate_app
 from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
@@ -79,6 +80,7 @@ def estimators(
 app.command()(view)
 app.command()(simulate)
 app.command()(analyze)
+app.command()(capture)
 point_elsewhere(
     app,
     "hespas",

@@ -37,7 +37,7 @@ from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["callees_first", "device_count", "read_hlo", "source_of", "workload_of"]
+__all__ = ["callees_first", "device_count", "read_hlo", "read_module", "source_of", "workload_of"]
 
 _LIMIT_HINT = "convert a smaller program, or let XLA inline its calls first (--xla_dump_to after passes)"
 _FAULT_HINT = "dump the module again; XLA itself does not print such an instruction"
@@ -48,8 +48,12 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
     """Read a file. Raises ``FormatError``, ``UnsupportedError``, and ``MissingExtraError`` for a proto
     without jaxlib.
     """
-    data = read_bytes(path, options.max_bytes)
-    module = parse_module(source_of(data, str(path)))
+    return read_module(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
+
+
+def read_module(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """Read a module from memory; ``path`` stands in messages. Raises what :func:`read_hlo` does."""
+    module = parse_module(source_of(data, path))
     try:
         return workload_of(module, options, diagnostics)
     except FormatError as error:  # of an attribute: what was expected is known, what was meant is not

@@ -5,7 +5,7 @@ from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import load_model, model_names
 from hespas.generators.llm.published import row_of
 from hespas.generators.llm.serving import ServingStep
-from hespas.generators.llm.settings import Overlap, Training, precision_of, recompute_of
+from hespas.generators.llm.settings import Overlap, Training, offload_of, precision_of, recompute_of
 from hespas.generators.llm.step import LlmStep, training_workload
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Training",
     "load_model",
     "model_names",
+    "offload_of",
     "precision_of",
     "recompute_of",
     "row_of",

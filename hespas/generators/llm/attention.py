@@ -1,12 +1,13 @@
 """Attention on one rank: grouped queries and latent attention, forward and backward.
 
-Context ranks gather keys and values of the whole sequence, or send them round a ring (arXiv 2310.01889), and
-send gradients back. Queries stay. With a causal mask each rank has an early and a late piece of the sequence,
-so that all have equal work.
+Context ranks gather keys and values of the whole sequence and send gradients back, or share it as
+:mod:`hespas.generators.llm.context` says. With a causal mask each rank has an early and a late piece of the
+sequence, so that all have equal work.
 """
 
 from __future__ import annotations
 
+from hespas.generators.llm.context import Exchange, ring_backward, ring_forward
 from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
 from hespas.generators.llm.model import Attention, LatentAttention
 from hespas.generators.llm.rank import Linear, Rank
@@ -16,11 +17,14 @@ __all__ = [
     "attended_pairs",
     "attention_shape",
     "backward_attention",
-    "core",
+    "core_again",
+    "exchange_again",
     "forward_attention",
     "heads_of",
+    "latent_layers",
     "latent_up",
     "projection",
+    "qkv_layer",
     "queries_and_keys",
 ]
 
@@ -33,10 +37,12 @@ def heads_of(r: Rank, block: Attention | LatentAttention) -> tuple[int, int]:
 
 def attention_shape(r: Rank, block: Attention | LatentAttention) -> AttentionShape:
     """Sizes of attention on a rank. Context ranks have two pieces of a sequence each, one early and one late,
-    so that each has the same part of a causal mask.
+    so that each has the same part of a causal mask, or all of it for some heads.
     """
     seq, cp = r.training.seq, r.layout.cp
     heads, kv_heads = heads_of(r, block)
+    if r.layout.context_all_to_all:
+        heads, kv_heads, cp = heads // cp, max(1, kv_heads // cp), 1
     value = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
     window = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
     return AttentionShape(
@@ -64,21 +70,31 @@ def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = 
     return reach * (reach + 1) / 2 + (seq - reach) * reach
 
 
-def _qkv_layer(r: Rank, block: Attention) -> Linear:
+def qkv_layer(r: Rank, block: Attention) -> Linear:
+    """The projection to a rank's queries, keys and values."""
     heads, kv_heads = heads_of(r, block)
-    return Linear(name="qkv", inputs=r.hidden, outputs=block.head_dim * (heads + 2 * kv_heads), rows=r.tokens)
+    return Linear(
+        name="qkv",
+        inputs=r.hidden,
+        outputs=block.head_dim * (heads + 2 * kv_heads),
+        rows=r.tokens,
+        adapter=r.adapter(block),
+    )
 
 
-def _latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
+def latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
     """Down-projections, whole on every tensor rank; up-projections of queries, of keys and values."""
-    heads = block.heads // r.layout.tp
-    down = Linear(
-        name="qkv_down", inputs=r.hidden, outputs=block.q_lora + block.kv_lora + block.rope_dim, rows=r.rows
+    heads, adapter = block.heads // r.layout.tp, r.adapter(block)
+    low, keys = block.q_lora + block.kv_lora + block.rope_dim, heads * (block.nope_dim + block.v_dim)
+    down = Linear(name="qkv_down", inputs=r.hidden, outputs=low, rows=r.rows, adapter=adapter)
+    q_up = Linear(
+        name="q_up",
+        inputs=block.q_lora or r.hidden,
+        outputs=heads * block.head_dim,
+        rows=r.tokens,
+        adapter=adapter,
     )
-    q_up = Linear(name="q_up", inputs=block.q_lora or r.hidden, outputs=heads * block.head_dim, rows=r.tokens)
-    kv_up = Linear(
-        name="kv_up", inputs=block.kv_lora, outputs=heads * (block.nope_dim + block.v_dim), rows=r.tokens
-    )
+    kv_up = Linear(name="kv_up", inputs=block.kv_lora, outputs=keys, rows=r.tokens, adapter=adapter)
     return down, q_up, kv_up
 
 
@@ -86,12 +102,12 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
     """Queries, keys and values with positions: the port ``qkv``."""
     heads, kv_heads = heads_of(r, block)
     if isinstance(block, Attention):
-        out = r.column(k, _qkv_layer(r, block), norm, f"{key}.qkv_input")
+        out = r.column(k, qkv_layer(r, block), norm, f"{key}.qkv_input")
         turned = Tensor((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
         if block.qk_norm:
             out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
     else:
-        down, *_ = _latent_layers(r, block)
+        down, *_ = latent_layers(r, block)
         low = r.linear(k, down, norm)
         lora = r.value(r.rows, down.outputs - block.rope_dim)
         low = k.vector("latent_norm", "rms_norm", [lora], [lora], after=[low], port=f"{key}.latent")
@@ -105,7 +121,7 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
 def latent_up(r: Rank, k: Kernels, block: LatentAttention, key: str, low: Value) -> Value:
     """Queries, keys and values of latent attention from its latents, with positions: the port ``qkv``."""
     heads = heads_of(r, block)[0]
-    down, q_up, kv_up = _latent_layers(r, block)
+    down, q_up, kv_up = latent_layers(r, block)
     low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
     q = r.linear(k, q_up, low if block.q_lora else r.gather(k, "q.all_gather", f"{key}.norm"))
     kv = r.linear(k, kv_up, low)
@@ -118,45 +134,65 @@ def latent_up(r: Rank, k: Kernels, block: LatentAttention, key: str, low: Value)
     return k.vector("rope", "rope", [turned], [turned], after=[out], port=f"{key}.qkv")
 
 
-def _keys_of_all(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value) -> Value:
-    """Keys and values of the whole sequence: gathered over context ranks, or sent round their ring."""
-    shape = attention_shape(r, block)
-    width = shape.kv_heads * (shape.head_dim + shape.value_dim)
-    whole = r.value(r.tokens * r.layout.cp, width)
-    if r.layout.cp == 1:
-        k.name_port(f"{key}.kv", qkv)
-        return qkv
-    if not r.layout.ring_attention:
-        return k.collective(
-            "kv.all_gather", CollectiveKind.ALL_GATHER, r.groups.context, whole, after=[qkv], port=f"{key}.kv"
-        )
-    piece, sent = r.value(r.tokens, width), qkv
-    for step in range(1, r.layout.cp):
-        sent = k.permute(f"kv.ring.{step}", r.groups.ring(), piece, after=[sent])
-    k.name_port(f"{key}.kv", sent)
-    return sent
+def _exchange(r: Rank, block: Attention | LatentAttention) -> Exchange | None:
+    """How context ranks exchange tokens for heads, where they do."""
+    if r.layout.cp == 1 or not r.layout.context_all_to_all:
+        return None
+    return Exchange(r, attention_shape(r, block), *heads_of(r, block))
 
 
-def core(
-    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, *, qkv: Value, kv: Value
-) -> Value:
-    """Fused attention: the port ``core``."""
-    shape = attention_shape(r, block)
+def _all_keys(r: Rank, shape: AttentionShape) -> Tensor:
+    """Keys and values of the whole sequence."""
+    return r.value(r.tokens * r.layout.cp, shape.kv_heads * (shape.head_dim + shape.value_dim))
+
+
+def _attended(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value) -> Value:
+    """Fused attention to the whole sequence: the port ``core``."""
+    shape, exchange = attention_shape(r, block), _exchange(r, block)
+    if exchange:
+        return exchange.core(k, key, exchange.exchanged(k, key, qkv))
+    if r.layout.cp > 1 and r.layout.ring_attention:
+        return ring_forward(r, k, shape, key, qkv)
+    kv = qkv
+    if r.layout.cp > 1:
+        kind, whole = CollectiveKind.ALL_GATHER, _all_keys(r, shape)
+        kv = k.collective("kv.all_gather", kind, r.groups.context, whole, after=[qkv])
+    k.name_port(f"{key}.kv", kv)
     return k.attention("core", shape, r.precision.attention, after=[qkv, kv], port=f"{key}.core")
+
+
+def core_again(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str) -> None:
+    """Fused attention once more, of keys that have been kept; in a ring they travel again."""
+    shape, exchange = attention_shape(r, block), _exchange(r, block)
+    if exchange:
+        exchange.core(k, key, f"{key}.exchanged")
+        return
+    if r.layout.cp > 1 and r.layout.ring_attention:
+        ring_forward(r, k, shape, key, f"{key}.qkv")
+        return
+    kept: list[Value] = [f"{key}.qkv", f"{key}.kv"]
+    k.attention("core", shape, r.precision.attention, after=kept, port=f"{key}.core")
+
+
+def exchange_again(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value) -> None:
+    """Send tokens for heads once more where queries and keys have been made again."""
+    exchange = _exchange(r, block)
+    if exchange:
+        exchange.exchanged(k, key, qkv)
 
 
 def projection(r: Rank, block: Attention | LatentAttention) -> Linear:
     """The output projection of a rank's heads."""
     width = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
-    return Linear(name="proj", inputs=heads_of(r, block)[0] * width, outputs=r.hidden, rows=r.tokens)
+    inputs = heads_of(r, block)[0] * width
+    return Linear(name="proj", inputs=inputs, outputs=r.hidden, rows=r.tokens, adapter=r.adapter(block))
 
 
 def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
     """A block, from the residual stream to the residual stream."""
     normed = r.norm(k, "norm", x, f"{key}.norm")
     qkv = queries_and_keys(r, k, block, key, normed)
-    kv = _keys_of_all(r, k, block, key, qkv)
-    out = core(r, k, block, key, qkv=qkv, kv=kv)
+    out = _attended(r, k, block, key, qkv)
     return r.added(k, key, x, r.row(k, projection(r, block), out))
 
 
@@ -166,39 +202,33 @@ def backward_attention(
     """The gradient of what entered a block."""
     inner = r.added_backward(k, key, grad)
     inner = r.row_backward(k, projection(r, block), inner, f"{key}.core")
-    shape = attention_shape(r, block)
-    reads: list[Value] = [inner, f"{key}.qkv", f"{key}.core"]
-    kv: Value = f"{key}.kv"
-    if r.layout.cp > 1 and not r.layout.ring_attention:
-        width = shape.kv_heads * (shape.head_dim + shape.value_dim)
-        whole = r.value(r.tokens * r.layout.cp, width)
-        kv = k.collective(
-            "kv.regather",
-            CollectiveKind.ALL_GATHER,
-            r.groups.context,
-            whole,
-            after=[f"{key}.qkv"],
-            control=[inner] if not isinstance(inner, str) else [],
-        )
-    scores = k.attention("core.backward", shape, r.precision.attention, backward=True, after=[*reads, kv])
-    back = _keys_backward(r, k, shape, scores)
+    back = _core_backward(r, k, block, key, inner)
     return _queries_backward(r, k, block, key, back, skip=grad)
 
 
-def _keys_backward(r: Rank, k: Kernels, shape: AttentionShape, grad: Value) -> Value:
-    """Gradients of keys and values go back to the context ranks that have them."""
+def _core_backward(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value) -> Value:
+    """Gradients of queries, keys and values, those of keys on the context ranks that have them."""
+    shape, exchange = attention_shape(r, block), _exchange(r, block)
+    if exchange:
+        return exchange.backward(k, key, grad)
+    if r.layout.cp > 1 and r.layout.ring_attention:
+        return ring_backward(r, k, shape, key, grad)
+    reads: list[Value] = [grad, f"{key}.qkv", f"{key}.core"]
     if r.layout.cp == 1:
-        return grad
-    width = shape.kv_heads * (shape.head_dim + shape.value_dim)
-    if not r.layout.ring_attention:
-        whole = r.value(r.tokens * r.layout.cp, width)
-        return k.collective(
-            "kv.grad.reduce_scatter", CollectiveKind.REDUCE_SCATTER, r.groups.context, whole, after=[grad]
+        return k.attention(
+            "core.backward", shape, r.precision.attention, backward=True, after=[*reads, f"{key}.kv"]
         )
-    for step in range(1, r.layout.cp):  # keys once more, and their gradients
-        piece = r.value(r.tokens, 2 * width)
-        grad = k.permute(f"kv.grad.ring.{step}", r.groups.ring(), piece, after=[grad])
-    return grad
+    groups, whole = r.groups.context, _all_keys(r, shape)
+    again = k.collective(
+        "kv.regather",
+        CollectiveKind.ALL_GATHER,
+        groups,
+        whole,
+        after=[f"{key}.qkv"],
+        control=[grad] if not isinstance(grad, str) else [],
+    )
+    back = k.attention("core.backward", shape, r.precision.attention, backward=True, after=[*reads, again])
+    return k.collective("kv.grad.reduce_scatter", CollectiveKind.REDUCE_SCATTER, groups, whole, after=[back])
 
 
 def _queries_backward(
@@ -222,16 +252,16 @@ def _queries_backward(
                 after=[grad, f"{key}.qk_normed"],
             )
     if isinstance(block, Attention):
-        back = r.column_backward(k, _qkv_layer(r, block), grad, f"{key}.qkv_input")
+        back = r.column_backward(k, qkv_layer(r, block), grad, f"{key}.qkv_input")
     else:
         back = _latent_backward(r, k, block, key, grad)
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", skip)
 
 
 def _latent_backward(r: Rank, k: Kernels, block: LatentAttention, key: str, grad: Value) -> Value:
-    down, q_up, kv_up = _latent_layers(r, block)
+    down, q_up, kv_up = latent_layers(r, block)
     latent: Value = f"{key}.latent"
-    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.trains_weights else None
+    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.learns(q_up) else None
     q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
     kv = r.linear_backward(k, kv_up, grad, latent, again)
     width = r.value(r.tokens, down.outputs)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.rank import Linear, Rank
-from hespas.generators.llm.weights import Weights
-from hespas.graph import CollectiveKind
+from hespas.generators.llm.weights import Weights, copied_embedding
+from hespas.graph import CollectiveKind, OpClass, Resource
 from hespas.graph.groups import ExplicitGroups
 
 __all__ = ["Ends"]
@@ -40,14 +40,14 @@ class Ends:
             x = k.vector("positions", "add", [r.whole, r.whole], [r.whole], after=[x])
         return r.scatter(k, r.scatter_name, x)
 
-    def embed_backward(self, k: Kernels, grad: Value) -> Value:
-        """The gradient of the embedding."""
+    def embed_backward(self, k: Kernels, grad: Value, port: str = "embedding.grad") -> Value:
+        """The gradient of the embedding, from that of what was looked up, whose rows the port names."""
         r = self.rank
         if not r.trains_weights:
             return grad
         k.module = "embedding"
         whole = r.gather(k, "grad.all_gather", grad)
-        k.name_port("embedding.grad", whole)
+        k.name_port(port, whole)
 
         def make(later: Kernels) -> object:
             return later.vector(
@@ -55,7 +55,7 @@ class Ends:
                 "embedding_backward",
                 [r.whole],
                 [r.whole],
-                after=["backward:embedding.grad"],
+                after=[f"backward:{port}"],
                 in_place=True,
             )
 
@@ -136,6 +136,7 @@ class Ends:
         k.module = f"layers.{number}.mtp"
         k.name_port(f"mtp.{number}.input", x)
         embedded = self.embed(k)
+        k.name_port(f"mtp.{number}.embedded", embedded)
         k.module = f"layers.{number}.mtp"
         one = r.norm(k, "hidden_norm", x, "")
         two = r.norm(k, "embedding_norm", embedded, "")
@@ -144,37 +145,42 @@ class Ends:
         return r.linear(k, self._joined(), joined)
 
     def next_token_backward(self, k: Kernels, number: int, grad: Value) -> Value:
-        """The gradient of the hidden vector that was joined."""
+        """The gradient of the hidden vector that was joined; that of the embedding is made beside it."""
         r = self.rank
-        k.module = f"layers.{number}.mtp"
+        module = k.module = f"layers.{number}.mtp"
         back = r.linear_backward(k, self._joined(), grad, f"mtp.{number}.joined")
+        if r.trains_weights:
+            two = r.norm_backward(k, "embedding_norm.backward", back, f"mtp.{number}.embedded", -1)
+            self.embed_backward(k, two, f"mtp.{number}.embedding.grad")
+            k.module = module
         return r.norm_backward(k, "hidden_norm.backward", back, f"mtp.{number}.input", -1)
 
     # --- the end of a step
 
-    def shared_gradients(self, k: Kernels, stage: int, done: Sequence[Value], layers: int) -> list[Value]:
-        """Sums of gradients of what several ranks hold whole: norms over tensor ranks that saw other tokens,
-        a tied embedding over the first and the last stage.
+    def shared_gradients(
+        self, k: Kernels, stage: int, done: Sequence[Value], weights: Weights
+    ) -> list[Value]:
+        """Sums of gradients of what several ranks hold whole: those of replicated weights over tensor ranks,
+        those of an embedding over the first and the last stage, where both have it.
         """
         r = self.rank
-        if not r.trains_weights:
-            return []
         nodes: list[Value] = []
-        element = r.precision.gradient
-        if r.layout.has_sequence_parallel:
-            norms = Tensor((max(1, 2 * layers) * r.hidden,), element)
+        if weights.replicated:
+            parts = Tensor((weights.replicated,), r.gradient)
             nodes.append(
                 k.collective(
-                    "norms.all_reduce", CollectiveKind.ALL_REDUCE, r.groups.tensor, norms, after=done
+                    "replicated.all_reduce", CollectiveKind.ALL_REDUCE, r.groups.tensor, parts, after=done
                 )
             )
-        pp = r.layout.pp
-        if r.model.tied and pp > 1 and stage in {0, pp - 1}:
+        if not r.trains_weights:
+            return nodes
+        pp, copied = r.layout.pp, copied_embedding(r.model, r.layout)
+        if copied and pp > 1 and stage in {0, pp - 1}:
             inner = r.layout.ranks // pp
             pairs = ExplicitGroups(tuple((each, each + (pp - 1) * inner) for each in range(inner)))
-            table = Tensor((self._columns, r.hidden), element)
+            parts = Tensor((copied,), r.gradient)
             nodes.append(
-                k.collective("tied_embedding.all_reduce", CollectiveKind.ALL_REDUCE, pairs, table, after=done)
+                k.collective("embedding.all_reduce", CollectiveKind.ALL_REDUCE, pairs, parts, after=done)
             )
         return nodes
 
@@ -185,18 +191,20 @@ class Ends:
         reduced: Sequence[Value],
         regather: Callable[[Kernels, Value], None],
     ) -> None:
-        """The norm of all gradients, the update, and updated weights where they are needed."""
+        """The norm of all gradients, the update, on the host where its states are, and updated weights where
+        they are needed.
+        """
         r = self.rank
         layout = r.layout
         shards = layout.sharded if layout.zero else 1
-        expert_shards = layout.edp if layout.zero else 1
+        expert_shards = layout.expert_sharded if layout.zero else 1
         elements = -(-weights.dense // shards) + -(-weights.experts // expert_shards)
         if not elements:
             return
         k.module = "optimizer"
         pure = r.training.pure_16bit
         flat = (-(-elements // _ROW), min(elements, _ROW))  # kernels go over all tensors at once
-        gradient = Tensor(flat, r.precision.compute if pure else r.precision.gradient)
+        gradient = Tensor(flat, r.gradient)
         after: list[Value] = list(reduced)
         if r.training.grad_norm:
             one = Tensor((1,), "f32")
@@ -210,7 +218,13 @@ class Ends:
         copy = Tensor(flat, r.precision.compute)
         reads = [gradient, state, state] + ([] if pure else [state])
         writes = [state, state] + ([copy] if pure else [state, copy])
-        updated = k.vector(
-            "adam", "adam", reads + ([copy] if pure else []), writes, after=after, in_place=True
-        )
-        regather(k, updated)
+        arguments = reads + ([copy] if pure else []), writes
+        if not r.training.optimizer_offload:
+            regather(k, k.vector("adam", "adam", *arguments, after=after, in_place=True))
+            return
+        after.append(k.transfer("gradients.offload", gradient, stores=True, after=reduced))
+        # of a class that is no kernel's of a device: how long a host takes is not known
+        node = k.node("adam", "cpu_adam", OpClass.CUSTOM, *arguments, after=after, in_place=True)
+        k.builder.set(node, resource=int(Resource.HOST))
+        new = copy if r.training.style == "megatron" else state
+        regather(k, k.transfer("weights.reload", new, stores=False, after=[node], in_place=True))

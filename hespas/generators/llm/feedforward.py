@@ -3,14 +3,15 @@
 Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are permuted so that those of an
 expert stand together, travel to the ranks that hold their experts, pass two grouped products, and travel
 back, where they are summed by their scores. Loads are balanced but for the stated imbalance; with a capacity
-factor each expert has room for that many times its share, and all of it travels. A shared expert is a
-feed-forward block beside it.
+factor each expert has room for that many times its share, and all of it travels and is worked on. A shared
+expert is a feed-forward block beside it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hespas.generators.llm.dispatch import two_levels
 from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.model import Experts, Mlp
 from hespas.generators.llm.rank import Linear, Rank
@@ -23,27 +24,39 @@ __all__ = [
     "expert_activation",
     "forward_experts",
     "forward_mlp",
+    "mlp_layers",
+    "shared_expert",
 ]
 
 
-def _mlp_layers(r: Rank, block: Mlp) -> tuple[Linear, Linear]:
-    ffn = block.ffn // r.layout.tp
+def mlp_layers(r: Rank, block: Mlp) -> tuple[Linear, Linear]:
+    """Both products of a feed-forward block, the gates beside the first."""
+    ffn, adapter = block.ffn // r.layout.tp, r.adapter(block)
+    wide = ffn * (2 if block.gated else 1)
     return (
-        Linear(name="fc1", inputs=r.hidden, outputs=ffn * (2 if block.gated else 1), rows=r.tokens),
-        Linear(name="fc2", inputs=ffn, outputs=r.hidden, rows=r.tokens),
+        Linear(name="fc1", inputs=r.hidden, outputs=wide, rows=r.tokens, adapter=adapter),
+        Linear(name="fc2", inputs=ffn, outputs=r.hidden, rows=r.tokens, adapter=adapter),
     )
 
 
 def activation(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     """The nonlinearity: the port ``act``."""
-    fc1, fc2 = _mlp_layers(r, block)
+    fc1, fc2 = mlp_layers(r, block)
     reads, writes = [r.value(r.tokens, fc1.outputs)], [r.value(r.tokens, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
 
 
+def _activation_backward(
+    k: Kernels, block: Mlp | Experts, wide: Tensor, narrow: Tensor, after: list[Value]
+) -> Value:
+    """The gradient of the nonlinearity's input, from that of its result and from its input."""
+    reads, how = [wide, narrow], block.activation
+    return k.vector("activation.backward", how, reads, [wide], after=after, scale=2.0)
+
+
 def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     """A block, from the residual stream to the residual stream."""
-    fc1, fc2 = _mlp_layers(r, block)
+    fc1, fc2 = mlp_layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
     wide = r.column(k, fc1, normed, f"{key}.fc1_input", f"{key}.fc1")
     return r.added(k, key, x, r.row(k, fc2, activation(r, k, block, key, wide)))
@@ -51,18 +64,11 @@ def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
 
 def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Value:
     """The gradient of what entered a block."""
-    fc1, fc2 = _mlp_layers(r, block)
+    fc1, fc2 = mlp_layers(r, block)
     inner = r.added_backward(k, key, grad)
     inner = r.row_backward(k, fc2, inner, f"{key}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
-    inner = k.vector(
-        "activation.backward",
-        block.activation,
-        [wide, narrow],
-        [wide],
-        after=[inner, f"{key}.fc1"],
-        scale=2.0,
-    )
+    inner = _activation_backward(k, block, wide, narrow, [inner, f"{key}.fc1"])
     back = r.column_backward(k, fc1, inner, f"{key}.fc1_input")
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
@@ -85,12 +91,8 @@ class _Mixture:
 
     @classmethod
     def of(cls, r: Rank, block: Experts) -> _Mixture:
-        layout, training = r.layout, r.training
-        factor = training.capacity or 1.0
-        routed = round(r.expert_rows * block.topk * factor)
-        received = round(routed * layout.etp * training.imbalance)
-        local = block.experts // layout.ep
-        return cls(block, routed, received, local, block.latent or r.hidden, block.ffn // layout.etp)
+        local, ffn = block.experts // r.layout.ep, block.ffn // r.layout.etp
+        return cls(block, r.routed(block), r.received(block), local, block.latent or r.hidden, ffn)
 
     @property
     def each(self) -> int:
@@ -137,8 +139,10 @@ def _latent(r: Rank, block: Experts) -> tuple[Linear, Linear]:
 
 def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back: bool) -> Value:
     """Tokens to the ranks of their experts and their tensor ranks, or back."""
+    if r.layout.expert_node:
+        return two_levels(r, k, name, mixture.block, x, back=back)
     sent = r.value(mixture.routed, mixture.width)
-    spread = r.value(mixture.routed * r.layout.etp, mixture.width)
+    spread = r.value(mixture.received, mixture.width)
     groups, inner = r.groups.experts, r.groups.expert_tensor
     if back:
         x = r.collective(k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, inner, of=spread, x=x)
@@ -148,15 +152,16 @@ def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back
     return x
 
 
-def _shared(r: Rank, block: Experts) -> Mlp:
+def shared_expert(block: Experts) -> Mlp:
+    """The feed-forward block beside a mixture."""
     return Mlp(ffn=block.shared_ffn, gated=block.gated, activation=block.activation)
 
 
 def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value) -> Value:
     module = k.module
     k.module = f"{module}.shared"
-    own, inside = f"{key}.shared", _shared(r, block)
-    fc1, fc2 = _mlp_layers(r, inside)
+    own, inside = f"{key}.shared", shared_expert(block)
+    fc1, fc2 = mlp_layers(r, inside)
     wide = r.column(k, fc1, normed, f"{own}.fc1_input", f"{own}.fc1")
     y = r.row(k, fc2, activation(r, k, inside, own, wide))
     k.module = module
@@ -209,14 +214,7 @@ def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
         shared = _shared_backward(r, k, block, key, inner)
     routed = r.linear_backward(k, fc2, routed, f"{key}.act")
     wide, narrow = r.value(mixture.received, fc1.outputs), r.value(mixture.received, fc2.inputs)
-    routed = k.vector(
-        "activation.backward",
-        block.activation,
-        [wide, narrow],
-        [wide],
-        after=[routed, f"{key}.fc1"],
-        scale=2.0,
-    )
+    routed = _activation_backward(k, block, wide, narrow, [routed, f"{key}.fc1"])
     routed = r.linear_backward(k, fc1, routed, f"{key}.arrived")
     routed = _travel(r, k, "dispatch.backward", mixture, routed, back=True)
     routed = k.vector("permute.backward", "unpermute", [sent], [whole], after=[routed])
@@ -234,18 +232,11 @@ def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
 def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value) -> Value:
     module = k.module
     k.module = f"{module}.shared"
-    own, inside = f"{key}.shared", _shared(r, block)
-    fc1, fc2 = _mlp_layers(r, inside)
+    own, inside = f"{key}.shared", shared_expert(block)
+    fc1, fc2 = mlp_layers(r, inside)
     inner = r.row_backward(k, fc2, grad, f"{own}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
-    inner = k.vector(
-        "activation.backward",
-        block.activation,
-        [wide, narrow],
-        [wide],
-        after=[inner, f"{own}.fc1"],
-        scale=2.0,
-    )
+    inner = _activation_backward(k, block, wide, narrow, [inner, f"{own}.fc1"])
     back = r.column_backward(k, fc1, inner, f"{own}.fc1_input")
     k.module = module
     return back

@@ -14,11 +14,12 @@ it, which llm-foundry and older reports of MaxText and Megatron-LM count.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
+from hespas.generators.llm.adapters import adapter_flops
 from hespas.generators.llm.attention import attended_pairs
-from hespas.generators.llm.layout import Layout, layers_of_stages
+from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -30,6 +31,7 @@ from hespas.generators.llm.model import (
     expert_parameters,
     matrix_parameters,
 )
+from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import Recompute, Training
 
 __all__ = [
@@ -142,17 +144,51 @@ def model_flops(model: Model, training: Training, convention: Convention = Conve
 
 
 def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
-    """Those and what is computed again: scores, in the backward pass of fused attention (arXiv 2205.14135,
-    2307.08691: five products where the model has four), and what the settings ask for. Which layers are the
-    first of their stage is the ``layout``'s; without one there is one stage.
+    """Those, what is computed again, and what ranks do alike or on padding, tokens that fill experts up among
+    it (:func:`rank_flops`). Again are computed scores, in the backward pass of fused attention (arXiv
+    2205.14135, 2307.08691: five products where the model has four), and what the settings ask for. Which
+    layers are the first of their stage is the ``layout``'s; without one there is one rank. All ranks count as
+    the busiest one, as they do in a graph. Adapters count too, as often as they are there.
     """
-    seq = training.seq
+    seq, layout = training.seq, layout or Layout()
     again = 0.0
-    for numbers in _stages(model, layout or Layout()):
+    for numbers in _stages(model, layout):
         for place, number in enumerate(numbers):
             for block in model.all_layers[number]:
-                again += _scores(block, seq) + _again(block, training.recompute, place, model.hidden, seq)
-    return model_flops(model, training, Convention.EXACT) + training.global_batch * again
+                again += _scores(block, seq) + _again(block, training, place, model.hidden)
+    each = layout.ranks / layout.pp
+    ranks = sum(_without_adapters(model, layout, training)) * each
+    beside = ranks - training.global_batch * forward_flops(model, seq, Convention.EXACT)
+    passes = 2 if training.lora_rank else 3
+    once = model_flops(model, training, Convention.EXACT) + passes * beside
+    adapters = sum(_adapters(model, layout, training, backward=True)) * each
+    return once + training.global_batch * again + adapters
+
+
+def _adapters(model: Model, layout: Layout, training: Training, *, backward: bool) -> Iterator[float]:
+    """FLOPs of a step in adapters on one rank of each stage: forward, or with two gradients each and what is
+    computed again.
+    """
+    rank = Rank(model, layout, training)
+    count = micro_batches(layout, training)
+    for numbers in _stages(model, layout):
+        found = 0.0
+        for place, number in enumerate(numbers):
+            for block in model.all_layers[number]:
+                found += (3 if backward else 1) * adapter_flops(rank, block)
+                if backward:
+                    found += adapter_flops(rank, block, _layers_again(block, training.recompute, place))
+        yield count * found
+
+
+def _layers_again(block: Block, recompute: Recompute, place: int) -> Collection[str] | None:
+    """Names of the linear layers of a block that are computed again; None: all."""
+    whole = "mlp" if isinstance(block, Mlp) else "moe" if isinstance(block, Experts) else "block"
+    if recompute.covers(whole, place):
+        return None
+    if isinstance(block, Attention | LatentAttention) and recompute.covers("qkv", place):
+        return ("qkv", "qkv_down", "q_up", "kv_up")
+    return ("q_up", "kv_up") if recompute.covers("mla_up_proj", place) else ()
 
 
 def _stages(model: Model, layout: Layout) -> list[list[int]]:
@@ -166,10 +202,19 @@ def _scores(block: Block, seq: int) -> float:
     return 0.0
 
 
-def _again(block: Block, recompute: Recompute, place: int, hidden: int, seq: int) -> float:
+def _filled(block: Block, hidden: int, training: Training) -> float:
+    """Elements of matrices of experts that a token meets beyond those it is routed to, in the mean."""
+    if not isinstance(block, Experts):
+        return 0.0
+    return block.topk * expert_parameters(block, hidden) * (training.expert_load - 1)
+
+
+def _again(block: Block, training: Training, place: int, hidden: int) -> float:
     """Forward FLOPs of a sequence that the backward pass of the ``place``-th layer of a stage does again."""
+    recompute, seq = training.recompute, training.seq
     attention = attention_flops(block, seq, Convention.EXACT)
-    matrices = 2.0 * seq * matrix_parameters(block, hidden, active=True)
+    met = matrix_parameters(block, hidden, active=True) + _filled(block, hidden, training)
+    matrices = 2.0 * seq * met
     if recompute.whole(place):
         return matrices + attention
     match block:
@@ -200,8 +245,13 @@ def _projected_again(
 def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float, ...]:
     """Forward FLOPs of a step on one rank of each stage. Over all ranks they are those of the model and what
     tensor ranks do alike: key heads fewer than ranks, down-projections of latent attention without sequence
-    parallelism, and rows of the head that pad it.
+    parallelism, first and last adapters, and rows of the head that pad it.
     """
+    adapters = _adapters(model, layout, training, backward=False)
+    return tuple(map(sum, zip(_without_adapters(model, layout, training), adapters, strict=True)))
+
+
+def _without_adapters(model: Model, layout: Layout, training: Training) -> list[float]:
     tokens = training.global_batch * training.seq / (layout.dp * layout.cp)
     found: list[float] = []
     for stage, numbers in enumerate(_stages(model, layout)):
@@ -220,7 +270,7 @@ def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float,
             sizes += -(-model.vocab // layout.tp) * model.hidden * (1 + model.mtp_layers)
             sizes += 2 * model.hidden**2 * model.mtp_layers / rows
         found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp))
-    return tuple(found)
+    return found
 
 
 def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Training) -> float:
@@ -234,7 +284,6 @@ def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Train
             down = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
             return (whole - down) / tp + down / (tp if layout.has_sequence_parallel else 1)
         case Experts():
-            routed = block.topk * expert_parameters(block, hidden)
-            return (whole - routed + routed * (training.capacity or 1.0)) / tp
+            return (whole + _filled(block, hidden, training)) / tp
         case Mlp() | Mamba():
             return whole / tp

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hespas.generators.llm.adapters import adapted_layers
+from hespas.generators.llm.mamba import scanned_chunks
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -23,6 +25,7 @@ from hespas.generators.llm.model import (
     mamba_projected,
 )
 from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.settings import LAYER_INPUT
 from hespas.graph.columns import dtype
 
 __all__ = [
@@ -30,7 +33,6 @@ __all__ = [
     "Work",
     "kept_of_layer",
     "matrix_shapes",
-    "routed_tokens",
     "storage",
     "total",
     "whole_of_layer",
@@ -77,7 +79,7 @@ def kept_of_layer(rank: Rank, layer: Layer, place: int) -> Parts:
     reaches = recompute.layers < 0 or place < recompute.layers
     offloaded = recompute.offloaded if reaches else frozenset[str]()
     if recompute.whole(place):
-        away = offloaded.intersection({"block", "decoder_layer_input"})
+        away = offloaded.intersection({"block", LAYER_INPUT})
         return {"layer inputs": 0 if away else stream}
     if recompute.per_operation:
         return total({"layer inputs": stream}, *(_by_operation(rank, block) for block in layer))
@@ -133,9 +135,8 @@ def _tensors(rank: Rank, block: Block) -> Iterator[_Kept]:
 
 
 def _keeps_inputs(rank: Rank, block: Block) -> bool:
-    """Whether a matrix beside which nothing is trained stands in a block: its inputs are not kept."""
-    training = rank.training
-    return not (training.lora_rank and training.lora_attention_only and isinstance(block, Mlp))
+    """Whether matrices of a block, or adapters beside them, are trained: else their inputs are not kept."""
+    return rank.trains_weights or bool(adapted_layers(rank, block))
 
 
 def _operand(rank: Rank) -> str:
@@ -194,26 +195,20 @@ def _activated(rank: Rank, tokens: int, ffn: int, *, gated: bool, of: str, act: 
         yield _Kept(of, act, storage(tokens * ffn, compute))
 
 
-def routed_tokens(rank: Rank, block: Experts) -> int:
-    """Tokens that the experts of the busiest rank work on in a micro-batch."""
-    training = rank.training
-    factor = training.capacity if training.capacity > 0 else training.imbalance
-    return round(rank.expert_rows * block.topk * factor * rank.layout.etp)
-
-
 def _experts(rank: Rank, block: Experts) -> Iterator[_Kept]:
-    tokens, layout = routed_tokens(rank, block), rank.layout
+    tokens, layout = rank.received(block), rank.layout
     width = block.latent or rank.hidden
     yield _Kept("experts", "inner", _ROUTER_BYTES * rank.rows * block.experts)
-    yield _Kept("experts", "inner", storage(tokens * width, _operand(rank)) + 4 * tokens)
-    yield from _activated(
-        rank, tokens, block.ffn // layout.etp, gated=block.gated, of="experts", act="moe_act"
-    )
-    if block.latent:
+    arrived = storage(tokens * width, _operand(rank)) if rank.trains_weights else 0
+    yield _Kept("experts", "inner", arrived + 4 * tokens)
+    act = "moe_act" if rank.trains_weights else "none"
+    yield from _activated(rank, tokens, block.ffn // layout.etp, gated=block.gated, of="experts", act=act)
+    if block.latent and rank.trains_weights:
         yield _Kept("experts", "inner", storage(2 * rank.rows * width, rank.precision.compute))
     if block.shared_ffn:
         shared = block.shared_ffn // layout.tp
-        yield from _mlp(rank, shared, gated=block.gated, of="experts", act="inner")
+        act = "inner" if _keeps_inputs(rank, block) else "none"
+        yield from _mlp(rank, shared, gated=block.gated, of="experts", act=act)
 
 
 def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
@@ -221,9 +216,10 @@ def _mamba(rank: Rank, block: Mamba) -> Iterator[_Kept]:
     compute, tp = rank.precision.compute, rank.layout.tp
     inner = rank.tokens * block.inner // tp
     yield _Kept("mamba", "", storage(rank.tokens * mamba_projected(block) // tp, compute))
-    states = rank.tokens // block.chunk * block.heads * block.head_dim * block.state // tp
+    states = scanned_chunks(rank, block)[0] * block.heads * block.head_dim * block.state // tp
     yield _Kept("mamba", "", storage(inner, compute) + 4 * states)
-    yield _Kept("mamba", "", storage(inner, _operand(rank)))
+    if rank.trains_weights:
+        yield _Kept("mamba", "", storage(inner, _operand(rank)))
 
 
 def _by_operation(rank: Rank, block: Block) -> Parts:
@@ -246,7 +242,7 @@ def _by_operation(rank: Rank, block: Block) -> Parts:
         case Mlp():
             return {"mlp": storage(tokens * block.ffn // tp + wide, compute)}
         case Experts():
-            routed = routed_tokens(rank, block) * block.ffn // rank.layout.etp
+            routed = rank.received(block) * block.ffn // rank.layout.etp
             return {"experts": storage(routed + tokens * block.shared_ffn // tp + wide, compute)}
         case Mamba():
             return {"mamba": storage(tokens * mamba_projected(block) // tp, compute)}
@@ -306,7 +302,7 @@ def _experts_work(rank: Rank, block: Experts, stream: int) -> Work:
     the order of experts, or those of the activation.
     """
     layout, compute = rank.layout, rank.precision.compute
-    tokens = routed_tokens(rank, block)
+    tokens = rank.received(block)
     copy = storage(tokens * (block.latent or rank.hidden), compute)
     travels, several = layout.ep > 1, block.experts // layout.ep > 1
     forward = (1 + 2 * travels + several) * copy + 2 * stream

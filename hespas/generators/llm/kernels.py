@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hespas.generators.llm.assemble import Need, Part
+from hespas.generators.spec import REDUCES, cuts_of
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Permutation
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import DType, dtype
@@ -303,11 +304,13 @@ class Kernels:
         *,
         cache: str = "",
         backward: bool = False,
+        adds: bool = False,
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
         """Fused attention; backward it computes the scores again and makes three gradients. ``cache`` is the
-        element type of keys and values where it is not that of queries.
+        element type of keys and values where it is not that of queries. ``adds``: to the results, or to the
+        gradient of queries, of attention to other keys, which it reads.
         """
         q = Tensor((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
         k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
@@ -320,11 +323,12 @@ class Kernels:
             dims = 2.0 * shape.batch * shape.heads * (3 * shape.head_dim + 2 * shape.value_dim)
         suffix = "_backward" if backward else ""
         whole = float(shape.queries) * shape.keys
+        before = ([q] if backward else [out, sums]) if adds else []
         node = self.node(
             name,
             f"aten::_scaled_dot_product_flash_attention{suffix}",
             OpClass.ATTENTION,
-            [q, k, v, out, out, sums] if backward else [q, k, v],
+            ([q, k, v, out, out, sums] if backward else [q, k, v]) + before,
             [q, k, v] if backward else [out, sums],
             flops=dims * whole,
             transcendentals=float(shape.batch * shape.heads) * shape.pairs,
@@ -333,6 +337,34 @@ class Kernels:
         )
         self.builder.set(node, useful_flops=dims * shape.pairs)
         return node
+
+    def transfer(
+        self,
+        name: str,
+        tensor: Tensor,
+        *,
+        stores: bool,
+        after: Sequence[Value] = (),
+        control: Sequence[int] = (),
+        port: str = "",
+        in_place: bool = False,
+    ) -> int:
+        """A copy to the memory of the host, or back. Its bytes are those that cross the link, once."""
+        size = self.bytes_of(tensor)
+        return self.node(
+            name,
+            "aten::copy_",
+            OpClass.HOST,
+            [tensor],
+            [tensor],
+            kind=NodeKind.MEM_STORE if stores else NodeKind.MEM_LOAD,
+            bytes_read=size if stores else 0.0,
+            bytes_written=0.0 if stores else size,
+            after=after,
+            control=control,
+            port=port,
+            in_place=in_place,
+        )
 
     def collective(
         self,
@@ -353,8 +385,7 @@ class Kernels:
         if size == 1:
             raise InvariantError(f"{name}: a collective of one rank")
         whole = self.bytes_of(tensor)
-        operand = whole / size if kind is CollectiveKind.ALL_GATHER else whole
-        result = whole / size if kind is CollectiveKind.REDUCE_SCATTER else whole
+        operand, result = (whole / cuts for cuts in cuts_of(kind, size))
         reads, writes = (_part(tensor, each / whole) for each in (operand, result))
         node = self.node(
             name,
@@ -375,7 +406,7 @@ class Kernels:
             comm_bytes=operand,
             operand_bytes=operand,
             result_bytes=result,
-            reduction="add" if kind in _REDUCE else "",
+            reduction="add" if kind in REDUCES else "",
         )
         return node
 
@@ -415,6 +446,7 @@ class Kernels:
         tensor: Tensor,
         *,
         after: Sequence[Value] = (),
+        control: Sequence[int] = (),
     ) -> int:
         """Every rank sends along a permutation and receives."""
         node = self.node(
@@ -425,6 +457,7 @@ class Kernels:
             [tensor],
             kind=NodeKind.PERMUTE,
             after=after,
+            control=control,
         )
         self.builder.add_p2p(
             node, permutation=self.builder.permutation(way), comm_bytes=self.bytes_of(tensor), tag=-1
@@ -444,7 +477,6 @@ _CALLED: Mapping[CollectiveKind, str] = {
     CollectiveKind.REDUCE_SCATTER: "_reduce_scatter_base_",
     CollectiveKind.ALL_TO_ALL: "alltoall_base_",
 }
-_REDUCE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER})
 
 
 def _elements(tensor: Tensor) -> float:

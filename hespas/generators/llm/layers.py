@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 from hespas.generators.llm.attention import (
     backward_attention,
-    core,
+    core_again,
+    exchange_again,
     forward_attention,
     latent_up,
     queries_and_keys,
@@ -27,7 +28,7 @@ from hespas.generators.llm.feedforward import (
 )
 from hespas.generators.llm.kernels import Kernels, Value
 from hespas.generators.llm.mamba import backward_mamba, forward_mamba
-from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp
+from hespas.generators.llm.model import BLOCK_NAMES, Attention, Block, Experts, LatentAttention, Mamba, Mlp
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import MODULES
 
@@ -66,21 +67,11 @@ def _backward(r: Rank, k: Kernels, block: Block, key: str, grad: Value) -> Value
             return backward_mamba(r, k, block, key, grad)
 
 
-_MODULES = {
-    Attention: "attention",
-    LatentAttention: "attention",
-    Mlp: "mlp",
-    Experts: "moe",
-    Mamba: "mamba",
-}
-"""What a block is called in the path of its operations."""
-
-
 def forward_layer(r: Rank, k: Kernels, layer: tuple[Block, ...], number: int, x: Value) -> Value:
     """A layer's blocks; ``x`` is the residual stream that enters."""
     for place, block in enumerate(layer):
         key = f"{number}.{place}"
-        k.module = f"layers.{number}.{_MODULES[type(block)]}"
+        k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
         k.name_port(f"{key}.input", x)
         x = _forward(r, k, block, key, x)
     return x
@@ -97,7 +88,7 @@ def backward_layer(
             forward_layer(r, k, layer, number, f"{number}.0.input")
     for position, block in reversed(list(enumerate(layer))):
         key = f"{number}.{position}"
-        k.module = f"layers.{number}.{_MODULES[type(block)]}"
+        k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
         if not whole:
             with _again(k):
                 _recompute(r, k, block, key, {each for each in MODULES if covers(each, place)})
@@ -117,11 +108,11 @@ def _recompute(r: Rank, k: Kernels, block: Block, key: str, covered: set[str]) -
     match block:
         case Attention() | LatentAttention():
             if "qkv" in covered:
-                queries_and_keys(r, k, block, key, f"{key}.norm")
+                exchange_again(r, k, block, key, queries_and_keys(r, k, block, key, f"{key}.norm"))
             elif "mla_up_proj" in covered and isinstance(block, LatentAttention):
-                latent_up(r, k, block, key, f"{key}.latent")
+                exchange_again(r, k, block, key, latent_up(r, k, block, key, f"{key}.latent"))
             if "core_attn" in covered:
-                core(r, k, block, key, qkv=f"{key}.qkv", kv=f"{key}.kv")
+                core_again(r, k, block, key)
         case Mlp() if "mlp_act" in covered:
             activation(r, k, block, key, f"{key}.fc1")
         case Experts() if "moe_act" in covered:

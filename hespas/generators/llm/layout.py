@@ -6,13 +6,13 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp, Model
-from hespas.generators.llm.settings import Training
+from hespas.generators.llm.settings import Overlap, Training
 from hespas.graph import Permutation, StridedGroups
 from hespas.graph.errors import UsageError
 
@@ -24,6 +24,7 @@ __all__ = [
     "check_layout",
     "layers_of_stages",
     "micro_batches",
+    "possible_overlap",
 ]
 
 
@@ -38,6 +39,8 @@ class Layout:
     head that of one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
     ``ring_attention``: keys travel in a ring of context ranks, else they are gathered;
     ``context_all_to_all``: instead, context ranks exchange tokens for heads (arXiv 2309.14509).
+    ``expert_node``: ranks of a node; a token goes to each node of its experts once and on inside of it, as
+    DeepEP sends it (0: straight to the rank of each expert).
     """
 
     dp: int = 1
@@ -56,6 +59,7 @@ class Layout:
     head_counts: bool = False
     ring_attention: bool = False
     context_all_to_all: bool = False
+    expert_node: int = 0
 
     @property
     def ranks(self) -> int:
@@ -76,6 +80,13 @@ class Layout:
     def sharded(self) -> int:
         """Ranks over which the state of one copy is sharded."""
         return (self.shard or self.dp) * self.cp
+
+    @property
+    def expert_sharded(self) -> int:
+        """Ranks over which the state of one copy of an expert is sharded: those of a shard group that hold
+        the same experts.
+        """
+        return self.sharded * self.tp // (self.ep * self.etp)
 
     @property
     def has_sequence_parallel(self) -> bool:
@@ -99,7 +110,9 @@ class Groups:
 
     def _of_experts(self, *axes: str) -> StridedGroups:
         layout = self.layout
-        sizes = {"pp": layout.pp, "edp": layout.edp, "ep": layout.ep, "etp": layout.etp}
+        copies = layout.dp // (layout.shard or layout.dp)
+        sizes = {"pp": layout.pp, "replicate": copies, "edp": layout.expert_sharded, "ep": layout.ep,
+                 "etp": layout.etp}  # fmt: skip
         names = list(sizes)
         return StridedGroups.from_mesh(list(sizes.values()), [names.index(each) for each in axes])
 
@@ -133,6 +146,22 @@ class Groups:
         """Ranks among which experts are spread."""
         return self._of_experts("ep")
 
+    def _of_nodes(self, axis: str) -> StridedGroups:
+        layout = self.layout
+        inside = min(layout.ep, layout.expert_node)
+        sizes = {"pp": layout.pp, "edp": layout.edp, "nodes": layout.ep // inside, "inside": inside}
+        return StridedGroups.from_mesh(list(sizes.values()), [list(sizes).index(axis)])
+
+    @cached_property
+    def expert_nodes(self) -> StridedGroups:
+        """Ranks at the same place of the nodes that experts are spread over."""
+        return self._of_nodes("nodes")
+
+    @cached_property
+    def expert_inside(self) -> StridedGroups:
+        """Ranks of a node that experts are spread over."""
+        return self._of_nodes("inside")
+
     @cached_property
     def expert_tensor(self) -> StridedGroups:
         """Ranks that share each expert's matrices."""
@@ -141,12 +170,17 @@ class Groups:
     @cached_property
     def expert_data(self) -> StridedGroups:
         """Ranks that hold the same experts."""
+        return self._of_experts("replicate", "edp")
+
+    @cached_property
+    def expert_shards(self) -> StridedGroups:
+        """Ranks among which one copy of the state of experts is sharded."""
         return self._of_experts("edp")
 
     @cached_property
-    def model(self) -> StridedGroups:
-        """Ranks that share one copy of the model: tensor and pipeline ranks."""
-        return self._along("pp", "tp")
+    def expert_copies(self) -> StridedGroups:
+        """Ranks that hold the same shard of the same experts."""
+        return self._of_experts("replicate")
 
     @cached_property
     def everyone(self) -> StridedGroups:
@@ -155,16 +189,6 @@ class Groups:
         """
         everyone = StridedGroups.all_ranks(self.layout.ranks)
         return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
-
-    @cached_property
-    def stage(self) -> StridedGroups:
-        """The ranks of each stage."""
-        return self._along("replicate", "dp", "cp", "tp")
-
-    @cached_property
-    def ends(self) -> Permutation:
-        """From the first stage to the last."""
-        return self.to_stage(self.layout.pp - 1)
 
     def to_stage(self, shift: int, *, wraps: bool = False) -> Permutation:
         """From each stage to the one ``shift`` further on."""
@@ -254,10 +278,16 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _counts(layout, training)
     if any(getattr(layout, name) < 1 for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")):
         return
+    too_large = list(_bounds(model, layout, training))
+    yield from too_large
+    if too_large:
+        return
     yield from _divisions_of_model(model, layout, training)
     yield from _batches(layout, training)
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout)
+    yield from _dispatch_rules(layout, training)
+    yield from _unmet(model, layout, training)
     if layout.zero not in range(4):
         yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
@@ -265,6 +295,12 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
             "shard-divides-dp",
             f"{layout.dp} data-parallel ranks do not part into shard groups of {layout.shard}",
             "a shard size that divides dp",
+        )
+    if layout.shard and not layout.zero:
+        yield BrokenRule(
+            "shard-needs-zero",
+            f"shard groups of {layout.shard} have nothing to share where all ranks hold the whole state",
+            "`zero=1` or more, or one group of all data ranks",
         )
 
 
@@ -281,6 +317,31 @@ def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
                 f"{name}-positive",
                 f"{name} is {value}, and must be 1 or more",
                 f"`{name.replace('-', '_')}=1`",
+            )
+
+
+_MOST_RANKS, _MOST_TOKENS, _MOST_MICRO_BATCHES = 1 << 24, 1 << 40, 1 << 20
+_MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
+
+
+def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """What is beyond any machine, and would take all of this one: a pipeline is written pass by pass."""
+    passes = micro_batches(layout, training)
+    run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
+    tokens = training.micro_batch * training.seq
+    for name, what, value, most, setting in (
+        ("ranks", "ranks", layout.ranks, _MOST_RANKS, "dp"),
+        ("tokens", "tokens of a micro-batch", tokens, _MOST_TOKENS, "seq"),
+        ("micro-batches", "micro-batches of a rank", passes, _MOST_MICRO_BATCHES, "global_batch"),
+        ("passes", "passes of a stage, layers times micro-batches,", run, _MOST_PASSES, "global_batch"),
+        ("lora", "the rank of adapters", training.lora_rank, _MOST_RANK, "lora_rank"),
+        ("capacity", "the capacity factor", training.capacity, _MOST_FACTOR, "capacity"),
+        ("imbalance", "the imbalance", training.imbalance, _MOST_FACTOR, "imbalance"),
+    ):  # fmt: skip
+        if not value <= most:
+            shown = f"{value:,}" if value < 1e15 else f"{value:.0e}" if value < 1e300 else "far"
+            yield BrokenRule(
+                f"{name}-bounded", f"{what}: {shown} is beyond {most:,.0f}", f"a smaller `{setting}`"
             )
 
 
@@ -301,6 +362,7 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
                 f"{block.kv_heads} key heads neither spread over {tp} tensor ranks nor repeat on them",
                 "a tp that divides kv_heads, or a multiple of it",
             )
+    yield from _exchanges(layout, blocks)
     parts = cp * (tp if layout.has_sequence_parallel else 1)
     if training.seq % (2 * cp if cp > 1 else 1) or training.seq % parts:
         why = (
@@ -313,6 +375,33 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
             f"a sequence of {training.seq:,} tokens does not part into {why}",
             "another `seq` or `cp`",
         )
+
+
+def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
+    """Rules of context ranks that exchange tokens for heads."""
+    tp, cp = layout.tp, layout.cp
+    if cp == 1 or not layout.context_all_to_all:
+        return
+    if layout.ring_attention:
+        yield BrokenRule(
+            "cp-one-way",
+            "keys go round a ring of context ranks, or tokens are exchanged for heads, not both",
+            "`ring_attention`, or `context_all_to_all`",
+        )
+    for block in blocks:
+        if isinstance(block, Attention | LatentAttention) and block.heads % (tp * cp):
+            yield BrokenRule(
+                "cp-divides-heads",
+                f"heads {block.heads:,} do not part into {tp} tensor x {cp} context ranks that exchange them",
+                "a `cp` that divides the heads of a tensor rank, or no `context_all_to_all`",
+            )
+        kv_heads = max(1, block.kv_heads // tp) if isinstance(block, Attention) else cp
+        if kv_heads % cp and cp % kv_heads:
+            yield BrokenRule(
+                "cp-kv-heads",
+                f"{kv_heads} key heads of a tensor rank neither spread over {cp} context ranks nor repeat",
+                "a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
+            )
 
 
 def _shared_by_tensor_ranks(block: Block) -> tuple[str, int]:
@@ -380,6 +469,13 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
             f"the {stage:,} ranks of a stage do not part into ep x etp = {layout.ep * layout.etp:,}",
             "an `ep` x `etp` that divides dp x cp x tp",
         )
+    elif mixtures and layout.shard > 0 and (layout.sharded * layout.tp) % (layout.ep * layout.etp):
+        yield BrokenRule(
+            "ep-divides-shard",
+            f"the {layout.sharded * layout.tp:,} ranks of a shard group do not part into ep x etp = "
+            f"{layout.ep * layout.etp:,}, so no group holds whole copies of all experts",
+            "larger shard groups, or an `ep` x `etp` that divides their ranks: shard x cp x tp",
+        )
     for block in mixtures:
         if block.experts % layout.ep:
             yield BrokenRule(
@@ -393,3 +489,81 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
                 f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
                 "an `etp` that divides it",
             )
+
+
+def _dispatch_rules(layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Rules of tokens that go to nodes first."""
+    node, ep = layout.expert_node, layout.ep
+    if node == 0:
+        return
+    if node < 0 or (ep % node and node % ep):
+        yield BrokenRule(
+            "expert-node",
+            f"{ep} expert ranks neither fill nodes of {node} ranks nor divide one",
+            "the ranks of a node, or `expert_node=0`",
+        )
+    if layout.etp > 1 or training.capacity > 0:
+        yield BrokenRule(
+            "expert-node-dropless",
+            "tokens that go once to each node go to whole experts, which have room for all of them",
+            "`etp=1` `capacity=0`, or `expert_node=0`",
+        )
+
+
+_PARTS: Mapping[str, tuple[type[Block], ...]] = {
+    "core_attn": (Attention, LatentAttention),
+    "qkv": (Attention, LatentAttention),
+    "mla_up_proj": (LatentAttention,),
+    "mlp": (Mlp,),
+    "mlp_act": (Mlp,),
+    "moe": (Experts,),
+    "moe_act": (Experts,),
+}
+"""Blocks that hold what may be computed again; every block has the others."""
+
+
+def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: int) -> Overlap:
+    """What of an overlap there can be: tokens travel beside a shared expert, and collectives of tensor ranks
+    are pipelined with products where sequences are parallel and the matrices themselves are trained.
+    """
+    pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
+    shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())
+    return replace(overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares)
+
+
+def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Settings for which a model or a layout has no part: they would be ignored."""
+    blocks = list(dict.fromkeys(model.blocks()))
+    mixtures = [block for block in blocks if isinstance(block, Experts)]
+    for name, value, without in (
+        ("capacity", training.capacity, 0.0),
+        ("imbalance", training.imbalance, 1.0),
+        ("expert_node", layout.expert_node, 0),
+    ):
+        if not mixtures and value != without:
+            yield BrokenRule(
+                f"{name.replace('_', '-')}-needs-experts",
+                f"{model.name} has no experts, and {name} {value:g} is of experts",
+                f"`{name}={without:g}`",
+            )
+    for module in sorted(training.recompute.modules & _PARTS.keys()):
+        if not any(isinstance(block, _PARTS[module]) for block in blocks):
+            yield BrokenRule(
+                "recompute-needs-module",
+                f"{model.name} has no {module} to compute again",
+                "leave it out of `recompute`",
+            )
+    possible = possible_overlap(training.overlap, model, layout, training.lora_rank)
+    if possible.experts != training.overlap.experts:
+        yield BrokenRule(
+            "overlap-needs-shared-expert",
+            f"{model.name} has no shared expert, beside which tokens could travel",
+            "leave experts out of `overlap`",
+        )
+    if possible.tensor != training.overlap.tensor:
+        yield BrokenRule(
+            "overlap-needs-sequence-parallel",
+            "collectives of tensor ranks are pipelined with products where sequences are parallel and the "
+            "matrices themselves are trained",
+            "`sequence_parallel` `lora_rank=0`, or leave tensor out of `overlap`",
+        )

@@ -212,6 +212,9 @@ class _Stage:
             work = {"working space": work_of_layer(self.rank, layer).backward}
             parts = total(before, now, work, self._gathered(chunk, place, back=True))
             yield _Moment("backward pass of a layer", parts)
+            if self.chunks[chunk][place] >= len(self.rank.model.layers) and self._state.rest.dense:
+                embedding = self._embedding()
+                yield embedding._replace(parts=total(before, embedding.parts))
         if self._state.first and chunk == 0 and self._state.rest.dense:
             yield self._embedding()
 

@@ -11,11 +11,12 @@ that heads share), 2405.04434 section 2.1 (multi-head latent attention), 2401.06
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "BLOCK_NAMES",
     "Activation",
     "Attention",
     "Block",
@@ -29,6 +30,7 @@ __all__ = [
     "Positions",
     "expert_parameters",
     "layer_parameters",
+    "mamba_channels",
     "mamba_projected",
     "matrix_parameters",
     "model_parameters",
@@ -126,6 +128,15 @@ class Mamba:
 Block = Attention | LatentAttention | Mlp | Experts | Mamba
 Layer = tuple[Block, ...]
 
+BLOCK_NAMES: Mapping[type[Block], str] = {
+    Attention: "attention",
+    LatentAttention: "attention",
+    Mlp: "mlp",
+    Experts: "moe",
+    Mamba: "mamba",
+}
+"""What a block is called in the path of its operations."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -190,6 +201,11 @@ def mamba_projected(block: Mamba) -> int:
     return 2 * block.inner + 2 * block.groups * block.state + block.heads
 
 
+def mamba_channels(block: Mamba) -> int:
+    """Channels of the convolution: values, input and output maps."""
+    return block.inner + 2 * block.groups * block.state
+
+
 def parameters(block: Block, hidden: int) -> int:
     """All parameters of a block, without the norm in front of it."""
     matrices = matrix_parameters(block, hidden)
@@ -206,8 +222,7 @@ def parameters(block: Block, hidden: int) -> int:
             bias = experts * ((2 if block.gated else 1) * ffn + width) + experts if block.bias else 0
             return matrices + bias
         case Mamba():
-            channels = block.inner + 2 * block.groups * block.state
-            return matrices + channels * (block.conv + 1) + 3 * block.heads + block.inner
+            return matrices + mamba_channels(block) * (block.conv + 1) + 3 * block.heads + block.inner
 
 
 def norm_parameters(model: Model) -> int:

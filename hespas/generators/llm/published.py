@@ -16,11 +16,13 @@ from itertools import islice
 from pathlib import Path
 
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
-from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.model_table import model_in_table
 from hespas.generators.llm.settings import (
+    LAYER_INPUT,
+    MODULES,
     Overlap,
     Precision,
     Recompute,
@@ -92,7 +94,8 @@ def run_of(
     cells = _Cells(row, place, diagnostics)
     model = _model(cells, models)
     layout = _layout(cells, model)
-    return PublishedRun(model=model, layout=layout, training=_training(cells, layout), row=row, place=place)
+    training = _with_possible_overlap(cells, model, layout, _training(cells, layout))
+    return PublishedRun(model=model, layout=layout, training=training, row=row, place=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +366,15 @@ _POLICIES: Mapping[str, tuple[str, ...]] = {
 """What policies compute again; the first whose words occur counts."""
 
 
+def _with_possible_overlap(cells: _Cells, model: Model, layout: Layout, training: Training) -> Training:
+    """Without overlap that a source switches on and that its model has no part for."""
+    overlap = possible_overlap(training.overlap, model, layout, training.lora_rank)
+    if overlap == training.overlap:
+        return training
+    cells.assumed("overlap", "what is said to overlap is no part of the model: nothing does in its place")
+    return replace(training, overlap=overlap)
+
+
 def _recompute(cells: _Cells) -> Recompute:
     """What is computed again, by the words of the column."""
     text = cells.text("recompute").casefold()
@@ -372,12 +384,13 @@ def _recompute(cells: _Cells) -> Recompute:
         away = re.search(r"cpu offload of activations: (\d+) layers", cells.text("optimizer").casefold())
         return Recompute(layers=int(away[1]), offloaded=frozenset({"block"})) if away else Recompute()
     layers = re.search(r"full block (\d+)", text)
-    custom = text.startswith("remat_policy custom")
+    moved = _offloaded(text) if text.startswith("remat_policy custom") else []
+    _tell_offloaded(cells, moved)
     return Recompute(
         modules=frozenset(_modules(text)),
         layers=int(layers[1]) if layers else -1,
         every=2 if "every other layer" in text else 1,
-        offloaded=frozenset(_offloaded(text) if custom else ()),
+        offloaded=frozenset(moved),
         per_operation="per-op" in text,
     )
 
@@ -394,6 +407,12 @@ def _modules(text: str) -> Iterable[str]:
 def _offloaded(text: str) -> list[str]:
     match = re.search(r"offload to host: ([\w+]+)", text)
     return match[1].split("+") if match else []
+
+
+def _tell_offloaded(cells: _Cells, names: Iterable[str]) -> None:
+    """Say what moves to the host and is of nothing that is known to."""
+    for name in sorted(set(names).difference(MODULES, (LAYER_INPUT,))):
+        cells.assumed("offload", f"{clipped(name)} on the host is not modelled: it is computed again")
 
 
 # --- FLOPs as sources count them

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.layout import Groups, Layout
-from hespas.generators.llm.model import Model
+from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mlp, Model
 from hespas.generators.llm.settings import Precision, Training
 from hespas.graph import CollectiveKind, StridedGroups
 
@@ -27,7 +27,8 @@ _Deferred = Callable[[Kernels], object]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
     """A matrix ``inputs`` x ``outputs`` of a rank, by which ``rows`` are multiplied; ``count`` of them beside
-    each other (experts). ``format`` is that of its operands (empty: that of the run).
+    each other (experts). ``format`` is that of its operands (empty: that of the run), ``adapter`` the rank
+    of the adapters beside it (0: it has none).
     """
 
     name: str
@@ -36,13 +37,14 @@ class Linear:
     rows: int
     count: int = 1
     format: str = ""
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
 class Rank:
     """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
     their own (zero bubble); None: they are made where they can be. ``batch_tokens``: tokens of a pass where
-    it is no micro-batch of training.
+    it is no micro-batch of training. ``serves``: there is no backward pass.
     """
 
     model: Model
@@ -50,6 +52,7 @@ class Rank:
     training: Training
     deferred: list[_Deferred] | None = None
     batch_tokens: int = 0
+    serves: bool = False
 
     @cached_property
     def groups(self) -> Groups:
@@ -71,6 +74,16 @@ class Rank:
         """Tokens that a rank routes to experts: those that no other tensor rank routes."""
         return self.tokens // self.layout.tp
 
+    def routed(self, block: Experts) -> int:
+        """Copies of tokens that a rank sends to experts in a micro-batch."""
+        return round(self.expert_rows * block.topk * self.training.expert_room)
+
+    def received(self, block: Experts) -> int:
+        """Copies of tokens that the experts of the busiest rank work on in a micro-batch, those that the
+        tensor ranks of experts gather included.
+        """
+        return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
+
     @property
     def hidden(self) -> int:
         """Width of the residual stream."""
@@ -85,6 +98,21 @@ class Rank:
     def trains_weights(self) -> bool:
         """Whether the matrices themselves are trained, not adapters beside them."""
         return self.training.lora_rank == 0
+
+    def adapter(self, block: Block) -> int:
+        """The rank of the adapters beside the linear layers of a block; 0 where it has none."""
+        attention = isinstance(block, Attention | LatentAttention)
+        dense = isinstance(block, Mlp) and not self.training.lora_attention_only
+        return self.training.lora_rank if attention or dense else 0
+
+    def learns(self, layer: Linear) -> bool:
+        """Whether a layer's backward pass makes gradients of weights, its own or those of its adapters."""
+        return self.trains_weights or layer.adapter > 0
+
+    @property
+    def gradient(self) -> str:
+        """Element type of accumulated gradients."""
+        return self.precision.compute if self.training.pure_16bit else self.precision.gradient
 
     @cached_property
     def stream(self) -> Tensor:
@@ -199,14 +227,15 @@ class Rank:
     # --- linear layers
 
     def quantized(self, k: Kernels, name: str, tensor: Tensor, x: Value, element: str) -> Value:
-        """The operand of a product in its format, once more transposed for the backward pass."""
+        """The operand of a product in its format, once more transposed for the gradient of weights."""
         if element == self.precision.compute:
             return x
-        narrow = Tensor(tensor.shape, element)
-        return k.vector(f"{name}.quantize", "quantize", [tensor], [narrow, narrow], after=[x])
+        copies = 2 if self.trains_weights and not self.serves else 1
+        narrow = [Tensor(tensor.shape, element)] * copies
+        return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=[x])
 
     def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
-        """``x`` times the matrix, and through adapters where only those are trained."""
+        """``x`` times the matrix, and through adapters where it has some."""
         element = self._format(layer)
         narrow = self.quantized(k, layer.name, self._of(layer, layer.inputs), x, element)
         y = k.product(
@@ -218,14 +247,14 @@ class Rank:
             after=[narrow],
             port=port,
         )
-        return y if self.trains_weights else self._adapted(k, layer, x, y, port)
+        return self._adapted(k, layer, x, y, port) if layer.adapter else y
 
     def _of(self, layer: Linear, columns: int) -> Tensor:
         lead = (layer.count,) if layer.count > 1 else ()
         return Tensor((*lead, layer.rows, columns), self.precision.compute)
 
     def _adapted(self, k: Kernels, layer: Linear, x: Value, y: Value, port: str) -> Value:
-        rank, name = self.training.lora_rank, f"{layer.name}.lora"
+        rank, name = layer.adapter, f"{layer.name}.lora"
         down = self._small(k, layer, f"{name}_a", (layer.rows, rank, layer.inputs), [x])
         up = self._small(k, layer, f"{name}_b", (layer.rows, layer.outputs, rank), [down])
         out = self._of(layer, layer.outputs)
@@ -252,7 +281,9 @@ class Rank:
         if self.trains_weights:
             self._weights(k, layer, narrow, x if gathered is None else gathered, element)
             return back
-        return self._adapters_backward(k, layer, grad, x, back)
+        if not layer.adapter:
+            return back
+        return self._adapters_backward(k, layer, grad, x if gathered is None else gathered, back)
 
     def _weights(self, k: Kernels, layer: Linear, grad: Value, x: Value, element: str) -> None:
         """Accumulate the gradient of a matrix, now or in a pass of its own."""
@@ -293,7 +324,7 @@ class Rank:
 
     def _adapters_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value, back: Value) -> Value:
         """Gradients of both adapters, and of the input through them."""
-        rank, rows, name = self.training.lora_rank, layer.rows, f"{layer.name}.lora"
+        rank, rows, name = layer.adapter, layer.rows, f"{layer.name}.lora"
         self._small(k, layer, f"{name}_b.wgrad", (rank, layer.outputs, rows), [grad, x])
         inner = self._small(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
         self._small(k, layer, f"{name}_a.wgrad", (layer.inputs, rank, rows), [inner, x])
@@ -319,7 +350,7 @@ class Rank:
         weights, beside the product for that of the input.
         """
         again: Value | None = None
-        if self.layout.has_sequence_parallel and self.trains_weights:
+        if self.layout.has_sequence_parallel and self.learns(layer):
             again = self.gather(k, f"{layer.name}.regather", kept, control=[grad])
         if self._pipelines:
             self._weights(k, layer, grad, kept if again is None else again, self._format(layer))

@@ -19,10 +19,12 @@ from hespas.generators.llm.assemble import Part
 from hespas.generators.llm.attention import attended_pairs, heads_of, projection, queries_and_keys
 from hespas.generators.llm.ends import Ends
 from hespas.generators.llm.feedforward import forward_experts, forward_mlp
+from hespas.generators.llm.flops import attention_flops
 from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
 from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages
-from hespas.generators.llm.mamba import forward_mamba
+from hespas.generators.llm.mamba import Scanned, forward_mamba, served_states
 from hespas.generators.llm.model import (
+    BLOCK_NAMES,
     Attention,
     Block,
     Experts,
@@ -37,7 +39,7 @@ from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
 from hespas.generators.llm.settings import PRECISIONS, Precision, Training
 from hespas.generators.spec import Account
-from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload
+from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload, find_dtype
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import UsageError
 
@@ -48,11 +50,14 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "speculative", "disag
 
 
 class _Sequences(NamedTuple):
-    """``batch`` sequences of a step: so many new tokens each, behind ``context`` tokens in the cache."""
+    """``batch`` sequences of a step: so many new tokens each, behind ``context`` tokens in the cache; of a
+    prompt, or decoded.
+    """
 
     batch: int
     queries: int
     context: int
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +89,11 @@ class ServingStep:
         decode = _Sequences(self.batch, 1, self.context)
         match phase or self.phase:
             case "prefill":
-                return (_Sequences(self.batch, self.prompt, 0),)
+                return (_Sequences(self.batch, self.prompt, 0, is_prompt=True),)
             case "decode" | "disaggregated":
                 return (decode,)
             case "mixed":
-                return (decode, _Sequences(1, self.prompt, self.context))
+                return (decode, _Sequences(1, self.prompt, self.context, is_prompt=True))
             case "speculative":
                 return (_Sequences(self.batch, 1 + self.drafts, self.context),)
 
@@ -97,7 +102,7 @@ class ServingStep:
         where prefill and decode have their own.
         """
         self._check()
-        pools: tuple[Phase, ...] = (self.phase,) if self.phase != "disaggregated" else ("prefill", "decode")
+        pools = _pools(self.phase)
         flops = self.layout.dp * sum(self._flops(pool) for pool in pools)
         fullest = max((self._memory(pool) for pool in pools), key=lambda each: each.peak_bytes)
         return Account(
@@ -125,10 +130,11 @@ class ServingStep:
 
     def _flops(self, phase: Phase) -> float:
         """Model FLOPs of a replica's step: two for each active parameter and token, four for each head,
-        dimension and key that a query sees (latent attention: two for each dimension of keys and values).
+        dimension and key that a query sees (latent attention: two for each dimension of keys and values),
+        and those of the scan of Mamba blocks as :mod:`hespas.generators.llm.flops` counts them.
         """
         model, total = self.model, 0.0
-        for batch, queries, context in self.sequences(phase):
+        for batch, queries, context, _ in self.sequences(phase):
             tokens = batch * queries
             sampled = tokens if phase == "speculative" else batch
             total += 2.0 * model.vocab * model.hidden * sampled
@@ -165,6 +171,16 @@ class ServingStep:
                 code="serving-layout",
                 hint="`cp=1` `vp=1`",
             )
+        if find_dtype(self.cache) is None:
+            raise UsageError(f"no such element type: {self.cache!r}", hint="bf16, f16, f8E4M3FN, i8 ...")
+        for phase in _pools(self.phase):
+            tokens = sum(each.batch * (each.queries + each.context) for each in self.sequences(phase))
+            if tokens > _MOST_TOKENS:
+                raise UsageError(
+                    f"{float(tokens):.3g} tokens of a replica and its cache are beyond {_MOST_TOKENS:,}",
+                    code="tokens-bounded",
+                    hint="smaller `batch`, `context` and `prompt`",
+                )
         batch = Training(seq=self.layout.tp, global_batch=self.layout.dp)
         check_layout(self.model, replace(self.layout, zero=0), batch)
 
@@ -179,6 +195,14 @@ class ServingStep:
         return Workload(
             name=self.name, classes=graphs, rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks)
         )
+
+
+_MOST_TOKENS = 1 << 40
+
+
+def _pools(phase: Phase) -> tuple[Phase, ...]:
+    """The phases that have ranks of their own."""
+    return (phase,) if phase != "disaggregated" else ("prefill", "decode")
 
 
 @dataclass
@@ -201,7 +225,7 @@ class _Stage:
             tokens = -(-tokens // layout.tp) * layout.tp
         layout = replace(layout, sequence_parallel=self._routes())
         training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision)
-        self.rank = Rank(step.model, layout, training, batch_tokens=tokens)
+        self.rank = Rank(step.model, layout, training, batch_tokens=tokens, serves=True)
 
     def _routes(self) -> bool:
         """Whether tokens part over tensor ranks: experts of several ranks want each to route its own."""
@@ -228,29 +252,44 @@ class _Stage:
     def _layer(self, k: Kernels, number: int, x: Value) -> Value:
         for place, block in enumerate(self.step.model.layers[number]):
             key = f"{number}.{place}"
-            k.module = f"layers.{number}.{_MODULES[type(block)]}"
+            k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
             match block:
                 case Attention() | LatentAttention():
-                    x = self._attention(k, block, key, number, x)
+                    x = self._attention(k, block, key, x)
                 case Mlp():
                     x = forward_mlp(self.rank, k, block, key, x)
                 case Experts():
                     x = forward_experts(self.rank, k, block, key, x)
                 case Mamba():
-                    x = forward_mamba(self.rank, k, block, key, x)
+                    x = self._mamba(k, block, key, x)
+        return x
+
+    # --- states of Mamba blocks
+
+    def _mamba(self, k: Kernels, block: Mamba, key: str, x: Value) -> Value:
+        served = [
+            Scanned(each.batch, each.queries, resumes=each.context > 0, steps=not each.is_prompt)
+            for each in self.sequences
+        ]
+        states = served_states(self.rank, block, self.step.batch)
+        if self.step.phase == "disaggregated" and self.phase == "decode":
+            self._hand_over(k, _bytes(k, *states), -1)
+        x = forward_mamba(self.rank, k, block, key, x, served=served)
+        if self.step.phase == "disaggregated" and self.phase == "prefill":
+            self._hand_over(k, _bytes(k, *states), f"forward:{key}.gated")
         return x
 
     # --- attention over the cache
 
-    def _attention(
-        self, k: Kernels, block: Attention | LatentAttention, key: str, number: int, x: Value
-    ) -> Value:
+    def _attention(self, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
         r = self.rank
         normed = r.norm(k, "norm", x, f"{key}.norm")
         qkv = queries_and_keys(r, k, block, key, normed)
         new = Tensor((r.tokens, self._cache_width(block)), r.precision.compute)
         stored = k.vector("cache.write", "copy", [new], [Tensor(new.shape, self.step.cache)], after=[qkv])
-        self._hand_over(k, block, number, stored)
+        if self.step.phase == "disaggregated":
+            prompts = Tensor((self.step.batch * self.step.prompt, new.shape[1]), self.step.cache)
+            self._hand_over(k, prompts, stored)
         outs: list[Value] = []
         for place, each in enumerate(self.sequences):
             shape = self._shape(block, each)
@@ -328,17 +367,13 @@ class _Stage:
         compute = self.rank.precision.compute
         return k.product(name, sizes, left=compute, result=compute, batch=heads, after=[x])
 
-    def _hand_over(self, k: Kernels, block: Block, number: int, stored: Value) -> None:
-        """A prompt's cache of this layer, from the ranks that prefill to those that decode the next step."""
-        if self.step.phase != "disaggregated" or not isinstance(block, Attention | LatentAttention):
-            return
+    def _hand_over(self, k: Kernels, cache: Tensor, stored: Value) -> None:
+        """What a layer keeps of prompts, from the ranks that prefill to those that decode the next step."""
         ranks = self.step.layout.ranks
-        tokens = self.step.batch * self.step.prompt
-        cache = Tensor((tokens, self._cache_width(block)), self.step.cache)
         way = Permutation(2 * ranks, (2, ranks), 1, wraps=False)
         sends = self.phase == "prefill"
         name = "cache.send" if sends else "cache.recv"
-        k.message(name, way, cache, number, sends=sends, after=[stored] if sends else [])
+        k.message(name, way, cache, k.count("cache"), sends=sends, after=[stored] if sends else [])
 
     def _sample(self, k: Kernels, x: Value) -> None:
         """Logits of the tokens that are sampled: one of a sequence, all that were drafted."""
@@ -363,6 +398,11 @@ class _Stage:
         k.vector("sample", "softmax", [whole], [Tensor((rows,), "i64")], after=[logits])
 
 
+def _bytes(k: Kernels, *tensors: Tensor) -> Tensor:
+    """Several tensors as one message."""
+    return Tensor((round(sum(map(k.bytes_of, tensors))),), "ui8")
+
+
 def _pairs(block: Attention | LatentAttention, queries: int, context: int) -> float:
     """Pairs of a new token and a key that it sees, of one sequence."""
     window, chunk = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
@@ -371,20 +411,13 @@ def _pairs(block: Attention | LatentAttention, queries: int, context: int) -> fl
 
 
 def _attended(block: Block, queries: int, context: int) -> float:
-    """FLOPs of a sequence's new tokens in attention."""
+    """FLOPs of a sequence's new tokens in attention, or in the scan of a Mamba block."""
     match block:
         case Attention(heads=heads, head_dim=head):
             return 4.0 * heads * head * _pairs(block, queries, context)
         case LatentAttention(heads=heads, head_dim=head, v_dim=value):
             return 2.0 * heads * (head + value) * _pairs(block, queries, context)
-        case _:
+        case Mamba():
+            return attention_flops(block, queries)
+        case Mlp() | Experts():
             return 0.0
-
-
-_MODULES = {
-    Attention: "attention",
-    LatentAttention: "attention",
-    Mlp: "mlp",
-    Experts: "moe",
-    Mamba: "mamba",
-}

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
-from hespas.generators.llm.kept import Parts, routed_tokens, storage
+from hespas.generators.llm.kept import Parts, storage
 from hespas.generators.llm.layout import Layout, layers_of_stages
+from hespas.generators.llm.mamba import served_states
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -118,9 +120,9 @@ def _cache(rank: Rank, serving: Serving, block: Block) -> int:
         case LatentAttention():
             return _pages(serving, tokens, block.kv_lora + block.rope_dim)
         case Mamba():
-            state = 4 * block.inner * block.state // tp
-            channels = (block.inner + 2 * block.groups * block.state) // tp
-            return serving.batch * (state + storage((block.conv - 1) * channels, rank.precision.compute))
+            return sum(
+                storage(prod(each.shape), each.dtype) for each in served_states(rank, block, serving.batch)
+            )
         case Mlp() | Experts():
             return 0
 
@@ -144,7 +146,7 @@ def _work(rank: Rank, block: Block) -> int:
             each = (block.latent or rank.hidden) * 2 + block.ffn * (
                 3 if block.gated else 2
             ) // rank.layout.etp
-            wide = routed_tokens(rank, block) * each + tokens * block.shared_ffn * 3 // tp
+            wide = rank.received(block) * each + tokens * block.shared_ffn * 3 // tp
         case Mamba():
             wide = tokens * (mamba_projected(block) + 2 * block.inner) // tp
     return storage(2 * tokens * rank.hidden + wide, compute)

@@ -7,12 +7,13 @@ micro-batches; degrees of parallelism are in :mod:`hespas.generators.llm.layout`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hespas.graph.errors import UsageError
 
 __all__ = [
+    "LAYER_INPUT",
     "MODULES",
     "PRECISIONS",
     "SCHEDULES",
@@ -23,6 +24,7 @@ __all__ = [
     "ScheduleName",
     "Style",
     "Training",
+    "offload_of",
     "precision_of",
     "recompute_of",
 ]
@@ -44,9 +46,8 @@ class Precision:
     inside attention, ``compute`` of activations between operations and of weights as they are used,
     ``gradient`` of accumulated gradients, ``head`` of the output projection.
 
-    ``quantizes``: operands of products are converted from ``compute`` first. ``transposed``: fp8 weights and
-    activations are kept a second time for the products of the backward pass. ``scale_block`` is the number
-    of elements that share one scale (0: a whole tensor).
+    ``quantizes``: operands of products are converted from ``compute`` first. Scales of 8-bit formats, one for
+    a tensor, a row or a block, are not counted; those of mxfp8 and nvfp4 are part of the format.
     """
 
     name: str
@@ -55,8 +56,6 @@ class Precision:
     attention: str = "bf16"
     gradient: str = "f32"
     head: str = "bf16"
-    master: str = "f32"
-    scale_block: int = 0
 
     @property
     def quantizes(self) -> bool:
@@ -72,13 +71,13 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision(name="f32", matmul="f32", compute="f32", attention="f32", head="f32"),
         Precision(name="fp8-delayed", matmul="f8E4M3FN"),
         Precision(name="fp8-current", matmul="f8E4M3FN"),
-        Precision(name="fp8-block", matmul="f8E4M3FN", scale_block=128),
-        Precision(name="fp8-rowwise", matmul="f8E4M3FN", scale_block=-1),
+        Precision(name="fp8-block", matmul="f8E4M3FN"),
+        Precision(name="fp8-rowwise", matmul="f8E4M3FN"),
         Precision(name="fp8-attention", matmul="f8E4M3FN", attention="f8E4M3FN"),
-        Precision(name="mxfp8", matmul="mxfp8", scale_block=32),
-        Precision(name="nvfp4", matmul="nvfp4", scale_block=16),
-        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN", scale_block=16),
-        Precision(name="int8", matmul="i8", scale_block=-1),
+        Precision(name="mxfp8", matmul="mxfp8"),
+        Precision(name="nvfp4", matmul="nvfp4"),
+        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN"),
+        Precision(name="int8", matmul="i8"),
     )
 }
 """By name, as ``--precision`` takes them. Those that end in ``-attention`` compute attention in fp8."""
@@ -88,6 +87,10 @@ MODULES = ("core_attn", "layernorm", "mlp_act", "moe_act", "mla_up_proj", "mlp",
 scores and values, norms, activations of feed-forward blocks and of experts, up-projections of latent
 attention, whole feed-forward blocks, whole mixtures, projections of queries, keys and values, whole layers.
 """
+
+
+LAYER_INPUT = "decoder_layer_input"
+"""The input of a layer that is computed again, by MaxText's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,9 @@ class Recompute:
         return self.covers("block", place) and "block" in self.modules
 
 
+_MOST_DIGITS = 10
+
+
 def recompute_of(text: str) -> Recompute:
     """``none``, ``selective`` (the product of scores and values, arXiv 2205.05198), ``full``, ``full:21``
     (so many layers of each stage) or names of modules with commas. Raises ``UsageError``.
@@ -125,12 +131,27 @@ def recompute_of(text: str) -> Recompute:
         return Recompute()
     names = {"selective": ["core_attn"], "full": ["block"]}.get(name, name.split(","))
     unknown = [each for each in names if each not in MODULES]
-    if unknown or (count and not count.isdecimal()):
+    if unknown or (count and not (count.isdecimal() and len(count) < _MOST_DIGITS)):
         raise UsageError(
             f"recompute '{text}': {unknown[0] if unknown else count} is nothing that can be computed again",
             hint=f"none, selective, full, full:LAYERS, or some of {', '.join(MODULES)} with commas",
         )
     return Recompute(modules=frozenset(names), layers=int(count) if count else -1)
+
+
+def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
+    """Whether the ``optimizer`` of a list with commas moves to the host, and what of activations does: names
+    of :data:`MODULES`, of as many layers as are computed again. Raises ``UsageError``.
+    """
+    names = {each for each in text.split(",") if each}
+    unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
+    if unknown:
+        raise UsageError(
+            f"offload '{text}': {unknown[0]} is nothing that can be moved to the host",
+            hint=f"some of optimizer, {LAYER_INPUT}, {', '.join(MODULES)} with commas",
+        )
+    away = frozenset(names - {"optimizer"})
+    return "optimizer" in names, replace(recompute, offloaded=away)
 
 
 def precision_of(name: str) -> Precision:
@@ -150,7 +171,8 @@ class Overlap:
     gathers of sharded weights run ahead of their layer (distributed optimizer, FSDP); ``tensor``: collectives
     of tensor parallelism are split in as many parts as there are ranks and pipelined with the products beside
     them; ``experts``: tokens travel to experts beside the shared expert; ``pipeline``: messages between
-    stages leave while the stage computes on.
+    stages leave while the stage computes on; ``context``: keys go round a ring of context ranks beside
+    attention to those before.
     """
 
     gradients: bool = True
@@ -158,11 +180,12 @@ class Overlap:
     tensor: bool = False
     experts: bool = False
     pipeline: bool = True
+    context: bool = True
 
     @classmethod
     def none(cls) -> Overlap:
         """Nothing overlaps."""
-        return cls(gradients=False, parameters=False, pipeline=False)
+        return cls(gradients=False, parameters=False, pipeline=False, context=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +194,8 @@ class Training:
 
     ``lora_rank``: only adapters of that rank beside linear layers are trained (0: all weights). ``capacity``
     is the capacity factor of experts (0: dropless), ``imbalance`` the load of the busiest rank's experts over
-    the mean. ``bucket_bytes``: gradients are reduced in buckets of so many bytes (0: those of a layer).
-    ``causal``: attention is masked. ``grad_norm``: gradients are clipped by their global norm.
+    the mean, which says nothing where each expert works on all its capacity. ``causal``: attention is
+    masked. ``grad_norm``: gradients are clipped by their global norm.
     """
 
     seq: int
@@ -186,7 +209,6 @@ class Training:
     lora_rank: int = 0
     capacity: float = 0.0
     imbalance: float = 1.0
-    bucket_bytes: int = 0
     causal: bool = True
     grad_norm: bool = True
     optimizer_offload: bool = False
@@ -204,3 +226,15 @@ class Training:
     """
     lora_attention_only: bool = False
     """Adapters stand beside the linear layers of attention only."""
+
+    @property
+    def expert_room(self) -> float:
+        """Copies of tokens that travel to experts, over those that are routed."""
+        return self.capacity if self.capacity > 0 else 1.0
+
+    @property
+    def expert_load(self) -> float:
+        """Copies of tokens that the experts of the busiest rank work on, over the mean of those routed: with
+        a capacity factor all ranks work on as many, filled up or cut off.
+        """
+        return self.capacity if self.capacity > 0 else self.imbalance

@@ -3,8 +3,9 @@
 Weights and gradients travel as frameworks have them travel. With a sharded optimizer (ZeRO-1) gradients are
 reduce-scattered once a step and updated weights gathered, layer by layer, beside computation where that is
 asked for. FSDP (ZeRO-2, -3) gathers the weights of a layer before its forward pass, and before its backward
-pass where they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch. Experts'
-weights are reduced over the ranks that hold the same experts.
+pass where they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch; so too with
+what stands outside of layers, an embedding among it, whose backward pass does not read it. Experts' weights
+are reduced over the ranks that hold the same experts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from hespas.generators.llm.assemble import Instance, Part, assembled
 from hespas.generators.llm.ends import Ends
@@ -19,6 +21,7 @@ from hespas.generators.llm.kernels import Kernels, Tensor, Value
 from hespas.generators.llm.layers import backward_layer, forward_layer
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import Layer, Model
+from hespas.generators.llm.offload import bytes_away, load_activations, ports_away, store_activations
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.schedule import Action, order_of
 from hespas.generators.llm.settings import Training
@@ -32,6 +35,16 @@ __all__ = ["stage_graph"]
 def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
     """What the ranks of a stage do in a step. O(nodes)."""
     return _Stage(model, layout, training, stage, name).graph()
+
+
+class _Share(NamedTuple):
+    """Weights that several ranks hold: ``shards`` part one copy, ``copies`` hold the same part."""
+
+    name: str
+    trained: int
+    frozen: int
+    shards: StridedGroups
+    copies: StridedGroups
 
 
 @dataclass
@@ -137,14 +150,16 @@ class _Stage:
 
     def _gather(self, k: Kernels, weights: Weights, ahead: int) -> list[int]:
         nodes: list[int] = []
-        for name, elements, groups in self._shares(weights):
-            tensor = Tensor((elements,), self.training.precision.compute)
+        for share in self._shares(weights):
+            elements = share.trained + (share.frozen if self.frees_weights else 0)
+            if not elements or share.shards.group_size == 1:
+                continue
             nodes.append(
                 k.collective(
-                    f"weights{name}.all_gather",
+                    f"weights{share.name}.all_gather",
                     CollectiveKind.ALL_GATHER,
-                    groups,
-                    tensor,
+                    share.shards,
+                    Tensor((elements,), self.training.precision.compute),
                     control=[ahead],
                     in_place=True,
                 )
@@ -153,31 +168,46 @@ class _Stage:
             k.part.begins += nodes
         return nodes
 
-    def _shares(self, weights: Weights) -> Iterator[tuple[str, int, StridedGroups]]:
-        """Dense weights and those of experts, with the ranks that share them, where there are several."""
+    def _shares(self, weights: Weights) -> Iterator[_Share]:
+        """Dense weights and those of experts, where several ranks hold them. Without a sharded optimizer
+        they all are copies.
+        """
         groups = self.rank.groups
-        for name, elements, over in (
-            ("", weights.dense, groups.shards), (".experts", weights.experts, groups.expert_data),
-        ):  # fmt: skip
-            if elements and over.group_size > 1:
-                yield name, elements, over
+        if self.layout.zero:
+            of_dense = groups.shards, groups.copies
+            of_experts = groups.expert_shards, groups.expert_copies
+        else:
+            alone = StridedGroups.from_mesh([self.layout.ranks, 1], [1])
+            of_dense, of_experts = (alone, groups.data), (alone, groups.expert_data)
+        for each in (
+            _Share("", weights.dense, weights.frozen, *of_dense),
+            _Share(".experts", weights.experts, weights.frozen_experts, *of_experts),
+        ):
+            if (each.trained or each.frozen) and each.shards.group_size * each.copies.group_size > 1:
+                yield each
+
+    def _reducible(self, weights: Weights) -> list[_Share]:
+        """Of those the ones that have gradients."""
+        return [each for each in self._shares(weights) if each.trained]
 
     def _reduced(self, k: Kernels, weights: Weights, after: Sequence[Value]) -> list[int]:
-        """Sum gradients over the ranks that hold the same weights, sharded where the optimizer is."""
-        element = (
-            self.training.precision.compute if self.training.pure_16bit else self.training.precision.gradient
-        )
-        nodes: list[int] = []
-        kind = CollectiveKind.REDUCE_SCATTER if self.layout.zero else CollectiveKind.ALL_REDUCE
-        for name, elements, groups in self._shares(weights):
-            tensor = Tensor((elements,), element)
-            called = f"gradients{name}.{kind.name.lower()}"
-            node = k.collective(called, kind, groups, tensor, after=after, in_place=True)
-            copies = self.rank.groups.copies
-            if not name and copies.group_size > 1:
-                shard = Tensor((max(1, elements // groups.group_size),), element)
+        """Sum gradients over the ranks that hold the same weights, sharded where the optimizer is: a node for
+        each of :meth:`_reducible`.
+        """
+        element, nodes = self.rank.gradient, list[int]()
+        for name, trained, _, shards, copies in self._reducible(weights):
+            node, before = -1, after
+            if shards.group_size > 1:
+                whole = Tensor((trained,), element)
+                kind = CollectiveKind.REDUCE_SCATTER
+                called = f"gradients{name}.reduce_scatter"
+                node = k.collective(called, kind, shards, whole, after=before, in_place=True)
+                before = [node]
+            if copies.group_size > 1:
+                shard = Tensor((-(-trained // shards.group_size),), element)
+                called = f"gradients{name}{'.copies' if node >= 0 else ''}.all_reduce"
                 node = k.collective(
-                    "gradients.copies.all_reduce", CollectiveKind.ALL_REDUCE, copies, shard, after=[node]
+                    called, CollectiveKind.ALL_REDUCE, copies, shard, after=before, in_place=True
                 )
             nodes.append(node)
         return nodes
@@ -204,6 +234,10 @@ class _Stage:
     def _is_last(self, chunk: int) -> bool:
         return self.stage == self.layout.pp - 1 and chunk == self.layout.vp - 1
 
+    def _has_rest(self, chunk: int) -> bool:
+        """Whether what stands outside of layers is this chunk's: only one of a stage has any."""
+        return self._is_first(chunk) or self._is_last(chunk)
+
     def _receive(self, k: Kernels, backward: bool) -> int:
         way = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
         tag = 2 * k.part.chunk + backward
@@ -224,7 +258,7 @@ class _Stage:
         numbers = self.chunks[chunk]
         once = self.layout.zero in {1, 2} and first and self.training.overlap.parameters
         gathers = self.frees_weights or once
-        if self.frees_weights and (self._is_first(chunk) or self._is_last(chunk)):
+        if self.frees_weights and self._has_rest(chunk):
             k.module = "ends"
             k.follow = self._gather(k, self.rest, -1)
         x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
@@ -238,6 +272,9 @@ class _Stage:
                 pending = self._gathered(k, numbers[place + 1], ahead)
             x = self._layer(k, number, x)
             ahead = k.first_compute(before)
+            away = bytes_away(self.rank, self.layer(number), self._place(chunk, place))
+            if away:
+                store_activations(k, number, away)
         k.module = ""
         if self._is_last(chunk):
             self.ends.loss(k, x)
@@ -256,17 +293,22 @@ class _Stage:
     def _backward(self, k: Kernels, last: bool) -> None:
         chunk = k.part.chunk
         numbers = self.chunks[chunk]
-        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
-        before_chunk = sum(map(len, self.chunks[:chunk]))
         gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
+        if gathers and self._is_last(chunk):
+            k.module = "ends"
+            k.follow = self._gather(k, self.rest, -1)
+        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
+        made_of_head, k.made = k.made, []
         if gathers and numbers:
             pending = self._gathered(k, numbers[-1], -1)
+        pending += self._fetch(k, len(numbers) - 1, -1)
         for place in reversed(range(len(numbers))):
             number = numbers[place]
-            k.follow, pending, before = pending, [], len(self.builder)
+            k.follow, pending, before = [*k.follow, *pending], [], len(self.builder)
             if gathers and place:
                 pending = self._gathered(k, numbers[place - 1], ahead)
-            grad = self._layer_backward(k, number, grad, before_chunk + place)
+            pending += self._fetch(k, place - 1, ahead)
+            grad = self._layer_backward(k, number, grad, self._place(chunk, place))
             ahead = k.first_compute(before)
             k.module = f"layers.{number}"
             if not self.splits:
@@ -274,10 +316,36 @@ class _Stage:
             k.made = []
         k.module = ""
         if self._is_first(chunk):
+            if gathers and not self._is_last(chunk):
+                k.module = "ends"
+                k.follow = self._gather(k, self.rest, ahead)
             self.ends.embed_backward(k, grad)
         else:
             self._send(k, grad, backward=True)
         k.name_port("done", k.part.tail)
+        if not self.splits:
+            self._reduce_rest_here(k, made_of_head)
+
+    def _place(self, chunk: int, place: int) -> int:
+        """Which of the stage's layers the ``place``-th of a chunk is."""
+        return sum(map(len, self.chunks[:chunk])) + place
+
+    def _fetch(self, k: Kernels, place: int, ahead: int) -> list[int]:
+        """Activations of the ``place``-th layer of a chunk that are on the host, behind the node ``ahead``;
+        what the layer's backward pass has to wait for where no value of it does.
+        """
+        chunk = k.part.chunk
+        if place < 0:
+            return []
+        number = self.chunks[chunk][place]
+        layer, nth = self.layer(number), self._place(chunk, place)
+        away = bytes_away(self.rank, layer, nth)
+        if not away:
+            return []
+        forward = next(each for each in self.parts if (each.kind, each.chunk) == ("forward", chunk))
+        ports = ports_away(self.rank, layer, number, nth, forward.ports)
+        node = load_activations(k, number, away, ahead, ports)
+        return [] if ports else [node]
 
     def _layer_backward(self, k: Kernels, number: int, grad: Value, place: int) -> Value:
         grad = backward_layer(self.rank, k, self.layer(number), number, grad, place=place)
@@ -292,16 +360,24 @@ class _Stage:
             for place, node in enumerate(self._reduced(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{place}", node)
 
+    def _reduce_rest_here(self, k: Kernels, made: Sequence[int]) -> None:
+        """Reduce gradients of what stands outside of layers each micro-batch, with FSDP."""
+        if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
+            return
+        k.module = "ends"
+        for place, node in enumerate(self._reduced(k, self.rest, [*made, k.part.tail])):
+            k.name_port(f"reduced.rest.{place}", node)
+
     def _weights(self, k: Kernels, last: bool) -> None:
         made = self.rank.deferred or []
         for make in made:
             make(k)
         k.module = ""
         k.name_port("done", k.part.tail)
-        if last and self.training.overlap.gradients:
-            for number in reversed(self.chunks[k.part.chunk]):
-                k.module = f"layers.{number}"
-                self._reduce_here(k, number, k.part.tail, last)
+        for number in reversed(self.chunks[k.part.chunk]):
+            k.module = f"layers.{number}"
+            self._reduce_here(k, number, k.part.tail, last)
+        self._reduce_rest_here(k, k.made)
         if self.rank.deferred is not None:
             self.rank.deferred.clear()
 
@@ -318,23 +394,30 @@ class _Stage:
                 done = f"{kind}@{chunk}:done"
                 weights = self._weights_of(number)
                 if early:
-                    places = range(len(list(self._shares(weights))))
+                    places = range(len(self._reducible(weights)))
                     reduced += [f"{kind}@{chunk}:reduced.{number}.{place}" for place in places]
                 else:
                     reduced += self._reduced(k, weights, [done])
             reduced.append(f"{kind}@{chunk}:done")
         k.module = ""
         total = sum((self._weights_of(number) for numbers in self.chunks for number in numbers), self.rest)
-        self.ends.finish(k, total, self._reduce_rest(k, reduced), self._regather)
+        self.ends.finish(k, total, self._reduce_rest(k, reduced, total), self._regather)
         k.part.end = len(self.builder)
         return len(self.parts) - 1
 
-    def _reduce_rest(self, k: Kernels, reduced: list[Value]) -> list[Value]:
-        """Gradients of what stands outside of layers, and of norms under sequence parallelism."""
+    def _reduce_rest(self, k: Kernels, reduced: list[Value], total: Weights) -> list[Value]:
+        """Gradients of what stands outside of layers, and of ``total`` what tensor ranks hold whole."""
         done = [each for each in reduced if isinstance(each, str) and each.endswith(":done")]
         k.module = "ends"
-        nodes: list[Value] = [*reduced, *self._reduced(k, self.rest, done)]
-        nodes += self.ends.shared_gradients(k, self.stage, done, sum(map(len, self.chunks)))
+        nodes: list[Value] = list(reduced)
+        if self.layout.zero >= 2:
+            kind = "weights" if self.splits else "backward"
+            chunk = next(filter(self._has_rest, range(self.layout.vp)), 0)
+            places = range(len(self._reducible(self.rest)))
+            nodes += [f"{kind}@{chunk}:reduced.rest.{place}" for place in places]
+        else:
+            nodes += self._reduced(k, self.rest, done)
+        nodes += self.ends.shared_gradients(k, self.stage, done, total)
         k.module = ""
         return nodes
 

@@ -72,8 +72,12 @@ class State:
         layout = self.rank.layout
         if layout.zero < level:
             return of_each * (weights.dense + weights.experts)
-        of_experts = max(1, layout.edp * (layout.shard or layout.dp) // layout.dp)
-        return -(-of_each * weights.dense // layout.sharded) + -(-of_each * weights.experts // of_experts)
+        return self._parted(of_each * weights.dense, of_each * weights.experts)
+
+    def _parted(self, dense: int, experts: int) -> int:
+        """Bytes of a rank's shard of dense weights and of experts."""
+        layout = self.rank.layout
+        return -(-dense // layout.sharded) + -(-experts // layout.expert_sharded)
 
     @cached_property
     def parts(self) -> Parts:
@@ -86,8 +90,9 @@ class State:
             moments = 0
             master = master if self.in_torch else 0
         if self.in_torch:
-            working = storage(weights.frozen, self.rank.precision.compute)
-            frozen = -(-working // self.rank.layout.sharded) if self.shards_weights else working
+            compute = self.rank.precision.compute
+            fixed, experts = (storage(each, compute) for each in (weights.frozen, weights.frozen_experts))
+            frozen = self._parted(fixed, experts) if self.shards_weights else fixed + experts
             return {"weights": master + frozen, "optimizer moments": moments}
         keeps_master = not training.pure_16bit and self.rank.precision.compute != "f32"
         return {
@@ -106,29 +111,36 @@ class State:
     @cached_property
     def working(self) -> int:
         """Weights as layers use them."""
-        rank, weights = self.rank, self.weights
-        every = weights.dense + weights.experts + weights.frozen
-        narrow = self._narrow_elements() if rank.precision.quantizes else 0
-        training, element = rank.training, rank.precision.matmul
+        weights = self.weights
+        dense, experts = weights.dense + weights.frozen, weights.experts + weights.frozen_experts
+        narrow, of_experts = self._narrow_elements() if self.rank.precision.quantizes else (0, 0)
+        if not self.shards_weights:
+            return self._in_use(dense + experts, narrow + of_experts)
+        return self._parted(self._in_use(dense, narrow), self._in_use(experts, of_experts))
+
+    def _in_use(self, every: int, narrow: int) -> int:
+        """Bytes of weights of which so many are ``narrow``."""
+        rank, training = self.rank, self.rank.training
+        element = rank.precision.matmul
         layouts = 2 if training.transposed_weights or element == "mxfp8" else 1
         copies = layouts * storage(narrow, element)
         frozen = self.serves or training.lora_rank
         if training.narrow_weights and (dtype(element).bits == 8 or frozen):
             every -= narrow
-        found = storage(every, rank.precision.compute) + copies
-        return -(-found // rank.layout.sharded) if self.shards_weights else found
+        return storage(every, rank.precision.compute) + copies
 
-    def _narrow_elements(self) -> int:
-        """Elements of the matrices of linear layers."""
-        found = 0
+    def _narrow_elements(self) -> tuple[int, int]:
+        """Elements of the matrices of linear layers: dense ones, and of experts."""
+        dense = experts = 0
         for layer in self.layers:
             for block in layer:
                 shapes = matrix_shapes(self.rank, block)
-                found += sum(rows * columns for rows, columns in shapes)
+                dense += sum(rows * columns for rows, columns in shapes)
                 if isinstance(block, Experts):
                     each = sum(rows * columns for rows, columns in shapes[-2:])
-                    found += (block.experts // self.rank.layout.ep - 1) * each
-        return found
+                    dense -= each
+                    experts += block.experts // self.rank.layout.ep * each
+        return dense, experts
 
     @cached_property
     def placeholders(self) -> int:
@@ -156,7 +168,8 @@ class State:
     def gathered(self, layer: Layer | None) -> int:
         """The weights of a layer as it uses them, or of what stands outside of layers."""
         weights = self.rest if layer is None else self.of_layer(layer)
-        return storage(weights.dense + weights.experts + weights.frozen, self.rank.precision.compute)
+        every = weights.dense + weights.experts + weights.frozen + weights.frozen_experts
+        return storage(every, self.rank.precision.compute)
 
     def trained(self, layer: Layer | None) -> int:
         """Trained parameters of a layer, or of what stands outside of layers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,25 @@ from hespas.generators.llm.flops import (
     model_flops,
     rank_flops,
 )
-from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.kept import kept_of_layer
+from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Attention, Experts, LatentAttention, Mamba, Mlp, Model
 from hespas.generators.llm.model_file import load_model
+from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import Recompute, Training, recompute_of
-from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, MODELS, product_flops, step, training
+from hespas.graph import CollectiveKind
+from hespas.graph.workload import workloads_equal
+from tests.generators.llm.small_models import (
+    DENSE,
+    HYBRID,
+    MIXTURE,
+    MODELS,
+    calls,
+    product_flops,
+    step,
+    training,
+)
 
 HEAD = Attention(heads=2, kv_heads=1, head_dim=8)
 
@@ -102,21 +117,17 @@ def test_parts_are_named_and_independent_of_each_other() -> None:
 
 # --- against graphs
 
-RECOMPUTES = (
-    "none",
-    "selective",
-    "full",
-    "full:1",
-    "mlp",
-    "moe",
-    "qkv",
-    "core_attn,mlp",
-    "layernorm,mlp_act",
-)
+OF_ALL = ("none", "selective", "full", "full:1", "qkv", "layernorm")
+OF_MLP = ("mlp", "core_attn,mlp", "layernorm,mlp_act")
+OF_EXPERTS = ("moe", "core_attn,moe", "layernorm,moe_act")
+RECOMPUTES = [
+    pytest.param(model, each, id=f"{model.name}-{each}")
+    for model in MODELS
+    for each in (*OF_ALL, *(OF_EXPERTS if model is MIXTURE else OF_MLP))
+]
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
+@pytest.mark.parametrize(("model", "recompute"), RECOMPUTES)
 def test_hardware_flops_are_those_of_the_graph(model: Model, recompute: str) -> None:
     layout = Layout(pp=2, dp=2)
     settings = training(recompute=recompute_of(recompute))
@@ -160,6 +171,25 @@ def test_flops_of_ranks_are_those_of_the_graph(model: Model, layout: Layout) -> 
     assert product_flops(step(model, layout)) == pytest.approx(3 * forward + again, rel=0.002)
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "settings"),
+    [
+        (DENSE, Layout(tp=8), {}),
+        (replace(DENSE, vocab=1001), Layout(tp=4, dp=2), {}),
+        (MIXTURE, Layout(ep=2, dp=4), {"capacity": 1.5}),
+        (MIXTURE, Layout(tp=2, ep=4, dp=2), {"capacity": 1.25}),
+    ],
+    ids=["key-heads", "vocabulary", "capacity", "capacity-tp"],
+)
+def test_hardware_flops_count_padding_and_what_ranks_do_alike(
+    model: Model, layout: Layout, settings: dict[str, Any]
+) -> None:
+    made = product_flops(step(model, layout, **settings))
+    counted = hardware_flops(model, training(**settings), layout)
+    assert made == pytest.approx(counted, rel=1e-6)
+    assert counted > 1.00001 * hardware_flops(model, training())
+
+
 def test_ranks_together_do_the_model_and_what_they_do_alike() -> None:
     whole = 8 * forward_flops(DENSE, 256, Convention.EXACT)
     one = sum(rank_flops(DENSE, Layout(tp=4, dp=2), training())) * 8
@@ -185,3 +215,49 @@ def test_published_rates_of_large_models() -> None:
     for name, tflop in (("Llama-3-70B", 433116.4), ("DeepSeek-V3", 260641.7), ("Gemma-3-12B", 73157.1)):
         flops = model_flops(load_model(name), Training(seq=4096, global_batch=1))
         assert flops / 4096 * 1e6 / 1e12 == pytest.approx(tflop, rel=1e-4)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "moe"])
+@pytest.mark.parametrize(
+    "loads", [{"capacity": 1.5}, {"imbalance": 1.25}, {"capacity": 1.5, "imbalance": 2.0}], ids=str
+)
+def test_loads_of_experts_are_those_of_the_graph(loads: dict[str, Any], recompute: str) -> None:
+    layout = Layout(dp=4, ep=4)
+    chosen = training(recompute=recompute_of(recompute), **loads)
+    made = product_flops(step(MIXTURE, layout, recompute=chosen.recompute, **loads))
+    assert made == pytest.approx(hardware_flops(MIXTURE, chosen, layout), rel=1e-9)
+
+
+def test_a_capacity_leaves_no_rank_busier() -> None:
+    """Each expert works on all its capacity: in the graph, in what layers keep, in what ranks compute."""
+    one, other = (training(capacity=1.5, imbalance=each) for each in (1.0, 3.0))
+    layout = Layout(dp=4, ep=2, etp=2)
+    first, second = (step(MIXTURE, layout, capacity=1.5, imbalance=each) for each in (1.0, 3.0))
+    assert not workloads_equal(first, second)
+    assert rank_flops(MIXTURE, layout, one) == rank_flops(MIXTURE, layout, other)
+    assert memory_of(MIXTURE, layout, one) == memory_of(MIXTURE, layout, other)
+
+
+def test_the_busiest_rank_computes_keeps_and_gathers_more() -> None:
+    layout = Layout(dp=4, ep=2, etp=2)
+    balanced, busy = (training(imbalance=each) for each in (1.0, 1.5))
+    routed = 256 * 2 * 5
+    assert sum(rank_flops(MIXTURE, layout, busy)) - sum(rank_flops(MIXTURE, layout, balanced)) == (
+        2 * 0.5 * routed * 2 * 3 * 512 * 256
+    )
+    kept = [kept_of_layer(Rank(MIXTURE, layout, each), MIXTURE.layers[0], 0) for each in (balanced, busy)]
+    assert kept[1]["experts"] - kept[0]["experts"] == 0.5 * 2 * 256 * 2 * (2 * 512 + 2 * 3 * 128 + 4)
+    graph = step(MIXTURE, layout, imbalance=1.5).classes[0]
+    gathered = calls(graph, CollectiveKind.ALL_GATHER, Groups(layout).expert_tensor)
+    assert set(gathered) == {1.5 * 256 * 2 * 512 * 2}
+
+
+@pytest.mark.parametrize("lora_rank", [0, 8])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(DENSE, Layout(tp=8)), (replace(DENSE, vocab=1022), Layout(tp=4)), (MIXTURE, Layout(tp=2, ep=2))],
+    ids=["key-heads", "padded-head", "experts"],
+)
+def test_hardware_does_what_tensor_ranks_do_alike(model: Model, layout: Layout, lora_rank: int) -> None:
+    made = product_flops(step(model, layout, lora_rank=lora_rank))
+    assert made == pytest.approx(hardware_flops(model, training(lora_rank=lora_rank), layout), rel=1e-9)

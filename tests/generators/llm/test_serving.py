@@ -10,11 +10,13 @@ import pytest
 
 import hespas
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.model import Attention, LatentAttention, Model
+from hespas.generators.llm.model import Attention, LatentAttention, Mamba, Model, matrix_parameters
 from hespas.generators.llm.serving import PHASES, Phase, ServingStep
+from hespas.generators.llm.settings import precision_of
 from hespas.graph import NodeKind, OpClass, OpGraph
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, product_flops
+from tests.generators.llm.small_models import step as training_step
 
 
 def step(model: Model = DENSE, layout: Layout | None = None, **settings: Any) -> ServingStep:
@@ -143,3 +145,93 @@ def test_no_token_is_dropped_where_tensor_ranks_route() -> None:
     graph = step(MIXTURE, Layout(tp=4, ep=4), batch=3, context=16).workload().classes[0]
     routed = [node for node in range(len(graph)) if graph.node_name(node) == "layers.0.moe.permute"]
     assert [graph.types.shape(int(graph.results.row(node)[0])) for node in routed] == [(2, 512)]
+
+
+# --- Mamba blocks: 8 heads of 64, states of 64, 4 groups, 4 taps
+
+STATE = 4 * 8 * 64 * 64
+TAPS = 2 * (8 * 64 + 2 * 4 * 64) * 3
+ONE_LAYER = replace(HYBRID, layers=HYBRID.layers[:1])
+
+
+def scanned(graph: OpGraph, *names: str) -> list[int]:
+    """Nodes whose last name begins with one of these."""
+    found = ((node, graph.node_name(node).removeprefix("layers.0.mamba.")) for node in range(len(graph)))
+    return [node for node, name in found if name.startswith(names)]
+
+
+@pytest.mark.parametrize("batch", [1, 48])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_decoded_token_reads_and_writes_the_states_of_its_sequence(batch: int, tp: int) -> None:
+    graph = step(ONE_LAYER, Layout(tp=tp), batch=batch, context=5000).workload().classes[0]
+    (update,) = scanned(graph, "state_update")
+    (conv,) = scanned(graph, "conv1d")
+    values, steps, mixed = 2 * batch * 512 // tp, 4 * batch * 8 // tp, 2 * batch * 1024 // tp
+    assert graph.bytes_read[update] == batch * STATE // tp + mixed + steps
+    assert graph.bytes_written[update] == batch * STATE // tp + values
+    assert graph.bytes_read[conv] == graph.bytes_written[conv] == batch * TAPS // tp + mixed
+    assert not scanned(graph, "scan")
+
+
+def test_prompts_are_scanned_in_chunks_of_their_own() -> None:
+    graph = step(ONE_LAYER, phase="prefill", batch=3, prompt=100).workload().classes[0]
+    table = graph.contractions
+    rows = dict(zip(table.node.tolist(), range(len(table)), strict=True))
+    (values,) = (rows[node] for node in scanned(graph, "scan.values"))
+    assert (int(table.batch[values]), int(table.m[values])) == (3 * 2 * 8, 64)  # 2 chunks of 64 each
+    (stored,) = scanned(graph, "scan.store")
+    assert (graph.bytes_read[stored], graph.bytes_written[stored]) == (0, 3 * STATE)
+    behind = step(ONE_LAYER, phase="mixed", batch=7, prompt=64, context=640).workload().classes[0]
+    (stored,) = scanned(behind, "scan.store")
+    assert behind.bytes_read[stored] == behind.bytes_written[stored] == STATE
+    (update,) = scanned(behind, "state_update")
+    assert behind.bytes_written[update] == 7 * (STATE + 2 * 512)
+
+
+@pytest.mark.parametrize(
+    ("phase", "tokens", "scan"),
+    [("prefill", 3 * 128, 128 * (2 * 4 * 64 * 64 + 2 * 512 * 64 + 4 * 512 * 64)),
+     ("decode", 3, 2 * 4 * 64 + 2 * 512 + 4 * 512 * 64)],
+)  # fmt: skip
+def test_scans_are_model_flops(phase: Phase, tokens: int, scan: int) -> None:
+    block = ONE_LAYER.layers[0][0]
+    assert isinstance(block, Mamba)
+    made = step(ONE_LAYER, phase=phase, batch=3, prompt=128)
+    graph = made.workload().classes[0]
+    model = 2 * tokens * matrix_parameters(block, 256) + 2 * 3 * 512 * 256 + 3 * scan
+    assert made.account().model_flops_per_step == model
+    nodes = [*graph.contractions.node.tolist(), *scanned(graph, "state_update")]
+    assert sum(float(graph.flops[node]) for node in nodes) == model
+
+
+def test_states_go_from_one_pool_to_the_other() -> None:
+    workload = step(ONE_LAYER, phase="disaggregated", batch=2, prompt=128).workload()
+    sender, receiver = workload.classes
+    for graph in workload.classes:
+        assert graph.p2p.comm_bytes.tolist() == [2 * (STATE + TAPS)]
+    assert len(sender.data_deps.row(int(sender.p2p.node[0])))
+    assert receiver.kind[receiver.p2p.node[0]] == NodeKind.RECV
+
+
+def test_micro_batches_are_scanned_sequence_by_sequence() -> None:
+    graph = training_step(ONE_LAYER, Layout(), seq=96, micro_batch=2).classes[0]
+    (values, *_) = scanned(graph, "scan.values")
+    (row,) = np.flatnonzero(graph.contractions.node == values)
+    assert graph.contractions.batch[row] == 2 * 2 * 8
+
+
+def test_operands_are_kept_transposed_only_for_gradients_of_weights() -> None:
+    """A serving step has no backward pass, and frozen matrices have no gradients."""
+    fp8 = precision_of("fp8-current")
+    served = step(phase="prefill", precision=fp8).workload().classes[0]
+    adapted = training_step(DENSE, Layout(), precision=fp8, lora_rank=4).classes[0]
+    full = training_step(DENSE, Layout(), precision=fp8).classes[0]
+    copies = [written_of_read(each, OpClass.QUANTIZE) for each in (served, adapted, full)]
+    assert copies == [{0.5}, {0.5}, {1.0}]
+
+
+def written_of_read(graph: OpGraph, op_class: OpClass) -> set[float]:
+    """Bytes written over bytes read of the operations of a class."""
+    mine = graph.op_class == op_class
+    assert mine.any()
+    return set((graph.bytes_written[mine] / graph.bytes_read[mine]).tolist())

@@ -4,6 +4,7 @@ wrong (numbers of its defects in the comments).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 import hespas
 from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.settings import Overlap, precision_of, recompute_of
 from hespas.generators.llm.step import training_workload
+from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_topological
@@ -40,6 +43,7 @@ LAYOUTS = (
     Layout(dp=4, zero=3, shard=2),
     Layout(cp=4, dp=2),
     Layout(cp=2, ring_attention=True),
+    Layout(cp=4, context_all_to_all=True),
     Layout(pp=4),
     Layout(pp=2, vp=2),
     Layout(dp=2, tp=2, pp=2, cp=2),
@@ -142,14 +146,38 @@ def test_a_sharded_optimizer_scatters_gradients_and_gathers_weights() -> None:
     assert sum(calls(graph, CollectiveKind.ALL_GATHER, shards)) == 2 * parameters_of_dense() / 4
 
 
-def test_fsdp_gathers_twice_and_scatters_once_a_micro_batch() -> None:
-    layout, micro = Layout(dp=4, zero=3), 2
-    graph, shards = step(DENSE, layout, global_batch=8).classes[0], Groups(layout).shards
-    layers = parameters_of_dense() - 2 * 1024 * 512 - 512
-    gather = sum(calls(graph, CollectiveKind.ALL_GATHER, shards))
-    assert gather >= 2 * micro * 2 * layers / 4
-    assert gather <= 2 * micro * 2 * parameters_of_dense() / 4
-    assert sum(calls(graph, CollectiveKind.REDUCE_SCATTER, shards)) >= 4 * micro * layers
+@pytest.mark.parametrize("micro", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("zero", "style", "gathers"), [(3, "megatron", 2), (3, "torchtitan", 2), (2, "torchtitan", 1)]
+)
+def test_fsdp_gathers_and_scatters_all_weights_each_micro_batch(
+    micro: int, zero: int, style: str, gathers: int
+) -> None:
+    layout = Layout(dp=4, zero=zero)
+    graph, shards = step(DENSE, layout, global_batch=4 * micro, style=style).classes[0], Groups(layout).shards
+    gathered = sum(calls(graph, CollectiveKind.ALL_GATHER, shards))
+    assert gathered == micro * gathers * 2 * parameters_of_dense() / 4
+    reduced = sum(calls(graph, CollectiveKind.REDUCE_SCATTER, shards))
+    assert reduced == micro * 4 * parameters_of_dense()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"schedule": "zero-bubble"}, {"overlap": Overlap.none()}],
+    ids=["1f1b", "zero-bubble", "nothing-overlaps"],
+)
+@pytest.mark.parametrize("zero", [2, 3])
+def test_stages_of_a_pipeline_reduce_their_own_each_micro_batch(zero: int, settings: dict[str, Any]) -> None:
+    layout, micro = Layout(dp=2, pp=2, zero=zero), 4
+    workload, shards = step(DENSE, layout, global_batch=2 * micro, **settings), Groups(layout).shards
+    kinds = CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER
+    scattered, gathered = (
+        sum(sum(calls(graph, kind, shards)) for graph in workload.classes) for kind in kinds
+    )
+    assert scattered == micro * 4 * parameters_of_dense()
+    assert gathered == (2 * micro if zero == 3 else 1) * 2 * parameters_of_dense() / 2
+    assert hespas.check(workload, profile="astra-sim").valid
+    assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0
 
 
 def test_experts_travel_by_all_to_all() -> None:
@@ -161,6 +189,82 @@ def test_experts_travel_by_all_to_all() -> None:
     )  # 4 mixtures and that of the further prediction, both ways twice
     held = calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).expert_data)
     assert not held  # each expert is on one rank
+
+
+EXPERTS = 5 * 16 * 3 * 512 * 256  # parameters of all experts, those of the further prediction included
+
+
+def adam_elements(workload: Workload) -> int:
+    """Parameters that the optimizer of a rank updates."""
+    graph = workload.classes[0]
+    (node,) = (each for each in range(len(graph)) if graph.node_name(each) == "optimizer.adam")
+    return math.prod(graph.types.shape(int(graph.operands.row(node)[0])))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards", "copies"),
+    [
+        (Layout(dp=8, ep=2), 4, 1),
+        (Layout(dp=8, ep=2, shard=4), 2, 2),
+        (Layout(dp=8, ep=4, shard=4), 1, 2),  # each rank of a shard group has its own experts
+        (Layout(dp=4, tp=2, ep=2, etp=2, shard=2), 1, 2),
+        (Layout(dp=8, ep=2, zero=0), 1, 4),
+    ],
+    ids=str,
+)
+def test_experts_are_sharded_in_groups_as_dense_weights_are(layout: Layout, shards: int, copies: int) -> None:
+    """Gradients in the graph, the optimizer's elements and the memory account tell the same groups."""
+    workload = step(MIXTURE, layout, global_batch=8)
+    graph, groups = workload.classes[0], Groups(layout)
+    own = EXPERTS / (layout.ep * layout.etp)
+    parted, alike = groups.expert_shards, groups.expert_copies
+    if not layout.zero:
+        alike = groups.expert_data
+    table = graph.collectives
+    found = {CollectiveKind.REDUCE_SCATTER: 0.0, CollectiveKind.ALL_REDUCE: 0.0}
+    for row, node in enumerate(table.node.tolist()):
+        if "gradients.experts" in graph.node_name(node):
+            kind = CollectiveKind(int(table.kind[row]))
+            expected = parted if kind is CollectiveKind.REDUCE_SCATTER else alike
+            assert graph.group_sets[int(table.group_set[row])] == expected
+            found[kind] += float(table.comm_bytes[row])
+    assert found == {
+        CollectiveKind.REDUCE_SCATTER: 4 * own if shards > 1 else 0,
+        CollectiveKind.ALL_REDUCE: 4 * own / shards if copies > 1 else 0,
+    }
+    every = of_rank(MIXTURE, layout)
+    dense = -(-every.dense // (layout.sharded if layout.zero else 1))
+    assert adam_elements(workload) == pytest.approx(dense + own / shards, abs=4096)
+    (memory,) = memory_of(MIXTURE, layout, training(global_batch=8))
+    assert memory.parts["optimizer moments"] == 8 * (dense + own / shards)
+
+
+def of_rank(model: Model, layout: Layout) -> Weights:
+    layers = [weights_of_layer(model, layout, training(), each) for each in model.all_layers]
+    return sum(layers, weights_of_rest(model, layout, training(), first=True, last=True))
+
+
+def test_groups_of_experts() -> None:
+    groups = Groups(Layout(dp=8, ep=2, shard=4))
+    assert [sorted(groups.expert_shards.members(each)) for each in (0, 1)] == [[0, 2], [1, 3]]
+    assert sorted(groups.expert_copies.members(0)) == [0, 4]
+    assert sorted(groups.expert_data.members(0)) == [0, 2, 4, 6]
+
+
+def test_weights_that_are_gathered_are_parted_alike_in_memory() -> None:
+    layout = Layout(dp=8, ep=4, shard=4, zero=3)
+    (memory,) = memory_of(MIXTURE, layout, training(global_batch=8))
+    every = of_rank(MIXTURE, layout)
+    assert every.experts == EXPERTS / 4
+    assert memory.parts["weights"] == 2 * (-(-every.dense // 4) + every.experts)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_copies_without_shards_are_reduced(zero: int) -> None:
+    layout = Layout(dp=4, zero=zero, shard=1)
+    graph = step(DENSE, layout, global_batch=4).classes[0]
+    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, Groups(layout).data) if each > 4]
+    assert sum(reduce) == 4 * parameters_of_dense()
 
 
 def test_capacity_pads_what_travels() -> None:
@@ -177,8 +281,8 @@ def test_keys_travel_between_context_ranks() -> None:
     assert calls(graph, CollectiveKind.REDUCE_SCATTER, groups).count(4 * piece) == 8
     ring = step(DENSE, Layout(cp=4, ring_attention=True), global_batch=1).classes[0]
     permutes = ring.p2p.comm_bytes[ring.kind[ring.p2p.node] == NodeKind.PERMUTE]
-    assert sorted(set(permutes.tolist())) == [piece, 2 * piece]
-    assert len(permutes) == 8 * 2 * 3
+    assert set(permutes.tolist()) == {piece}
+    assert len(permutes) == 8 * 3 * 3  # keys forward and backward, and their gradients
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=4, dp=2, tp=2)])
@@ -244,6 +348,12 @@ def test_layouts_that_cannot_be_name_their_rule(layout: Layout, settings: dict[s
         step(DENSE, layout, **settings)
     assert caught.value.code == rule
     assert caught.value.hint
+
+
+def test_experts_that_no_shard_group_holds_are_refused() -> None:
+    with pytest.raises(UsageError, match="the 2 ranks of a shard group") as caught:
+        step(MIXTURE, Layout(dp=8, ep=4, shard=2))
+    assert caught.value.code == "ep-divides-shard"
 
 
 def test_experts_that_do_not_spread_are_refused() -> None:

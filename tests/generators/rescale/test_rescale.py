@@ -186,7 +186,7 @@ def test_a_wrong_mesh_is_refused(mesh: str, why: str) -> None:
         rescaled("dp4_tp2.mlir.gz", "dp=8", mesh=mesh)
 
 
-@pytest.mark.parametrize("text", ["dp", "dp=0", "dp=2,dp=4", "=3", "dp=x"])
+@pytest.mark.parametrize("text", ["dp", "dp=0", "dp=2,dp=4", "=3", "dp=x", "dp=" + "9" * 20])
 def test_sizes_are_checked(text: str) -> None:
     with pytest.raises(UsageError, match="AXIS=SIZE"):
         parse_sizes(text)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.capture.mesh import Mesh
+from hespas.captures.mesh import Mesh
 from hespas.graph.errors import UsageError
 
 

@@ -55,6 +55,11 @@ class Mesh:
         return cls(tuple(names), tuple(sizes))
 
     @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by names."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
+    @property
     def num_devices(self) -> int:
         """Product of the sizes."""
         return prod(self.sizes)

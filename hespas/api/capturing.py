@@ -1,0 +1,228 @@
+"""A live program as a workload, for any number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from hespas.api.io import Document, Result, findings, json_of, write
+from hespas.captures.axes import CollectiveRow
+from hespas.captures.jax.calls import described
+from hespas.captures.jax.lowering import Lowered, Platform, lower
+from hespas.captures.mesh import Mesh
+from hespas.captures.partition import TIMEOUT_S, Partitioner
+from hespas.captures.program import Captured, captured, collective_rows
+from hespas.captures.target import load_function
+from hespas.converters import WriteOptions
+from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.program import Form
+from hespas.converters.stablehlo.write import form_of_name, in_form
+from hespas.files.documents import Count, Figure
+from hespas.files.output import check_destination, write_atomically
+from hespas.files.streams import open_output
+from hespas.graph import Diagnostics, Workload
+from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.passes import totals
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["CaptureDocument", "CaptureResult", "CollectiveDocument", "capture"]
+
+
+class CollectiveDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of one kind over the same axes of the mesh: of one rank in one step, payload in bytes."""
+
+    kind: str
+    axes: str
+    groups: Count
+    group_size: Count
+    times: Figure
+    size_bytes: Figure
+
+
+class CaptureDocument(Document, frozen=True, kw_only=True):
+    """What hespas capture --json writes. FLOPs and bytes are those of one rank of the first class."""
+
+    schema: Literal["hespas.capture/1"] = "hespas.capture/1"
+    name: str
+    framework: str
+    mesh: str
+    ranks: Count
+    classes: Count
+    operations: Count
+    flops: Figure
+    bytes_moved: Figure
+    collectives: list[CollectiveDocument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CaptureResult(Result):
+    """A captured program. ``program`` is the StableHLO of the whole mesh (MLIR bytecode) and
+    ``partitioned`` the HLO that every device runs, where the framework has them.
+    """
+
+    workload: Workload
+    mesh: Mesh
+    framework: str
+    program: bytes
+    partitioned: str
+    diagnostics: Diagnostics
+    written: str = ""
+    written_bytes: int = 0
+
+    @property
+    def collectives(self) -> list[CollectiveRow]:
+        """Collectives of a rank of the first class, by kind and axes of the mesh."""
+        return collective_rows(self.workload, self.mesh)
+
+    def headline(self) -> str:
+        """The program in a few words."""
+        graph = self.workload.classes[0]
+        classes = f" in {len(self.workload.classes)} classes" if len(self.workload.classes) > 1 else ""
+        ranks = f"{self.workload.num_ranks:,} ranks{classes}"
+        return f"{self.workload.name}: {ranks} on {self.mesh}, {len(graph):,} ops"
+
+    def write_program(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the program of the whole mesh in the form that the name asks for (``.mlir``: text).
+
+        Raises ``UsageError`` where the framework has none, ``OutputError`` where it cannot be written.
+        """
+        if not self.program:
+            raise UsageError(f"{self.framework} has no program of the whole mesh", hint="write the workload")
+        form = form_of_name(Path(path).name, "")
+        data = in_form(self.program, Form.BYTECODE, form, "", load_bindings())
+        _put(Path(path), data, overwrite=overwrite)
+
+    def write_partitioned(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the HLO that every device runs. Raises as :meth:`write_program` does."""
+        if not self.partitioned:
+            raise UsageError(f"{self.framework} has no partitioned program", hint="write the workload")
+        _put(Path(path), self.partitioned.encode(), overwrite=overwrite)
+
+    def document(self) -> CaptureDocument:
+        """The document as a value."""
+        graph = self.workload.classes[0]
+        sums = totals(graph)
+        return CaptureDocument(
+            inputs=[],
+            diagnostics=findings(self.diagnostics),
+            name=self.workload.name,
+            framework=self.framework,
+            mesh=str(self.mesh),
+            ranks=self.workload.num_ranks,
+            classes=len(self.workload.classes),
+            operations=len(graph),
+            flops=sums.flops,
+            bytes_moved=sums.bytes_moved,
+            collectives=[CollectiveDocument(**row._asdict()) for row in self.collectives],
+        )
+
+    def to_json(self) -> bytes:
+        """The document of ``--json``: ``hespas.capture/1``."""
+        return json_of(self.document())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Collectives of a rank, a row for each kind and axes."""
+        import pandas
+
+        return pandas.DataFrame(self.collectives, columns=list(CollectiveRow._fields))
+
+
+def capture(
+    function: Callable[..., object] | str,
+    *arguments: object,
+    mesh: Mapping[str, int] | str,
+    args: str | Callable[..., object] | None = None,
+    keywords: Mapping[str, object] | None = None,
+    platform: Platform = "tpu",
+    explicit: Sequence[str] = (),
+    partitioner: Partitioner = "auto",
+    timeout_s: float = TIMEOUT_S,
+    destination: str | Path | None = None,
+    format: str | None = None,  # noqa: A002 # the word users know
+    overwrite: bool = False,
+    options: WriteOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> CaptureResult:
+    """Capture a function of JAX (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``, of devices
+    that need not be there, and write it where a ``destination`` is given.
+
+    ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
+    (``bf16[8192,1024]@data,model; i32[8192]@data``) or is a function that makes them, given the mesh.
+    Without either, a function of the mesh alone returns the step with its arguments. ``explicit`` names mesh
+    axes that are part of types. Raises ``UsageError`` for what does not trace, ``UnsupportedError`` for what
+    cannot be partitioned, ``MissingExtraError`` without JAX.
+    """
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    devices = Mesh.of(mesh)
+    if arguments and args is not None:
+        raise UsageError("arguments are given and described", hint="leave `args` out")
+    if destination is not None:
+        check_destination(Path(destination), overwrite=overwrite)
+    chosen = load_function(function) if isinstance(function, str) else function
+    said = described(args, function if isinstance(function, str) else f"{chosen.__module__}:")
+    lowering = partial(
+        lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
+    )
+    done = _captured(lowering, devices, partitioner, timeout_s, found)
+    size = 0
+    if destination is not None:
+        size = write(
+            done.workload, destination, format=format, overwrite=overwrite, options=options, diagnostics=found
+        )
+    return CaptureResult(
+        workload=done.workload,
+        mesh=devices,
+        framework="jax",
+        program=done.program,
+        partitioned=done.partitioned,
+        diagnostics=found,
+        written="" if destination is None else str(destination),
+        written_bytes=size,
+    )
+
+
+def _captured(
+    lowering: Callable[..., Lowered],
+    mesh: Mesh,
+    partitioner: Partitioner,
+    timeout_s: float,
+    found: Diagnostics,
+) -> Captured:
+    """The program of each device. What Shardy cannot do is left to GSPMD where neither is asked for."""
+
+    def one(*, shardy: bool) -> Captured:
+        lowered = lowering(shardy=shardy, diagnostics=found)
+        return captured(
+            lowered.program,
+            lowered.name,
+            mesh=mesh,
+            partitioner="shardy" if shardy else "gspmd",
+            timeout_s=timeout_s,
+            metadata={"framework": "jax"},
+            diagnostics=found,
+        )
+
+    if partitioner != "auto":
+        return one(shardy=partitioner == "shardy")
+    try:
+        return one(shardy=True)
+    except UnsupportedError as error:
+        found.warning("capture.fallback", "partitioner", f"{error.text}; GSPMD propagates shardings instead")
+    return one(shardy=False)
+
+
+def _put(path: Path, data: bytes, *, overwrite: bool) -> None:
+    check_destination(path, overwrite=overwrite)
+
+    def fill(temporary: Path) -> None:
+        with open_output(temporary, packed=path.suffix == ".gz") as stream:
+            stream.write(data)
+
+    write_atomically(path, fill, overwrite=overwrite, directory=False)

@@ -1,0 +1,164 @@
+"""``hespas capture``: a live program as a workload, for any number of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hespas.captures.jax.lowering import Platform
+from hespas.captures.partition import TIMEOUT_S, Partitioner
+from hespas.cli import options
+from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.text import bytes_text, count_text, flops_text, table_text
+from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.api import CaptureResult
+
+__all__ = ["capture"]
+
+_PROGRAM, _PARTITION = "Program", "Partitioning"
+
+_Target = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FUNCTION", help="A function, or FILE.py:FUNCTION.", show_default=False),
+]
+_Mesh = Annotated[
+    str, typer.Option(metavar="AXIS=N,...", help="The mesh, outermost axis first: data=64,model=8.")
+]
+_Args = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPES|NAME",
+        help="Arguments: 'bf16[8192,1024]@data,model; i32[8192]@data', or what makes them, given the mesh.",
+        rich_help_panel=_PROGRAM,
+    ),
+]
+_Platform = Annotated[Platform, typer.Option(help="Whose variant of the program.", rich_help_panel=_PROGRAM)]
+_Explicit = Annotated[
+    str, typer.Option(metavar="AXIS,...", help="Axes that are part of types.", rich_help_panel=_PROGRAM)
+]
+_Who = Annotated[Partitioner, typer.Option(help="Who propagates shardings.", rich_help_panel=_PARTITION)]
+_Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=1.0,
+        metavar="S",
+        help="Seconds that partitioning may take.",
+        rich_help_panel=_PARTITION,
+    ),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DST", help="Write the workload: traces of all ranks, or a file."),
+]
+_To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="Write DST in this format.",
+        autocompletion=options.format_names,
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+_Program = Annotated[
+    Path | None,
+    typer.Option(
+        "--program",
+        metavar="FILE.mlir",
+        help="Write the program of the whole mesh, StableHLO.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+_Partitioned = Annotated[
+    Path | None,
+    typer.Option(
+        "--partitioned",
+        metavar="FILE.hlo",
+        help="Write what every device runs, HLO.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+
+
+def capture(
+    target: _Target,
+    mesh: _Mesh,
+    args: _Args = "",
+    platform: _Platform = "tpu",
+    explicit: _Explicit = "",
+    partitioner: _Who = "auto",
+    timeout_s: _Timeout = TIMEOUT_S,
+    out: _Out = None,
+    to: _To = "",
+    program: _Program = None,
+    partitioned: _Partitioned = None,
+    only_classes: options.OnlyClasses = False,
+    shard: options.Shard = "",
+    jobs: options.Jobs = 2,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """Capture a program of JAX for a mesh of devices that need not be there.
+
+    hespas capture train:build --mesh data=64,model=8 --out traces/
+    """
+    diagnostics = Diagnostics()
+    written = [out, program, partitioned]
+    with command_line(debug, diagnostics, target, documents=[json_file], writes=written):
+        from hespas import api
+
+        if out == Path("-"):
+            raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
+        named = {"--out": out, "--program": program, "--partitioned": partitioned}
+        others = {name: [path] for name, path in named.items() if path}
+        check_reports({"--json": json_file}, others, overwrite=overwrite)
+        with progress_bar("writing", progress) as callback:
+            parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
+            done = api.capture(
+                target,
+                mesh=mesh,
+                args=args or None,
+                platform=platform,
+                explicit=tuple(part.strip() for part in explicit.split(",") if part.strip()),
+                partitioner=partitioner,
+                timeout_s=timeout_s,
+                destination=out,
+                format=to or ("chakra" if out and not out.suffix else None),
+                overwrite=overwrite,
+                options=parts.options(jobs=jobs, progress=callback),
+                diagnostics=diagnostics,
+            )
+        for path, save in ((program, done.write_program), (partitioned, done.write_partitioned)):
+            if path:
+                save(path, overwrite=overwrite)
+        if json_file:
+            api.write_json(done.to_json(), json_file, overwrite=overwrite)
+        say_diagnostics(diagnostics, target)
+        _tell(done)
+
+
+def _tell(done: CaptureResult) -> None:
+    where = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+    emit(f"{done.headline()}{where}")
+    document = done.document()
+    emit(f"a rank: {flops_text(document.flops)}, {bytes_text(document.bytes_moved)} moved")
+    rows = [
+        (each.kind, each.axes or "-", f"{each.groups:,} x {each.group_size:,}", count_text(each.times), size)
+        for each in done.collectives
+        for size in [bytes_text(each.size_bytes)]
+    ]
+    if rows:
+        emit(
+            table_text(
+                ("collective", "over", "groups x ranks", "times", "payload of a rank"), rows, left=(0, 1)
+            )
+        )

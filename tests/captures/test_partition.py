@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+
+import pytest
+
+import hespas
+from hespas.captures import partition as module
+from hespas.captures.axes import CollectiveRow
+from hespas.captures.mesh import Mesh
+from hespas.captures.partition import partition
+from hespas.captures.program import captured, collective_rows
+from hespas.graph import Diagnostics, Severity, Workload
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+
+pytest.importorskip("jaxlib")
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "stablehlo"
+LLAMA = gzip.decompress((FIXTURES / "llama_fsdp_tp_global_N8.mlir.gz").read_bytes())
+MANUAL = (FIXTURES / "collectives_shard_map.mlir").read_bytes()
+
+TILES = b"""module @tiles attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(
+      %x: tensor<8x16xbf16> {mhlo.sharding = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"})
+      -> tensor<8x8xbf16> {
+    %0 = stablehlo.transpose %x, dims = [1, 0] : (tensor<8x16xbf16>) -> tensor<16x8xbf16>
+    %1 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0]
+        : (tensor<8x16xbf16>, tensor<16x8xbf16>) -> tensor<8x8xbf16>
+    return %1 : tensor<8x8xbf16>
+  }
+}
+"""
+
+
+def products(workload: Workload) -> float:
+    """FLOPs of contractions of a rank."""
+    table = workload.classes[0].contractions
+    return float((2.0 * table.batch * table.m * table.n * table.k).sum())
+
+
+def test_the_formats_of_numbers_are_those_of_the_program() -> None:
+    text = partition(LLAMA)
+    dots = [line for line in text.splitlines() if " dot(" in line]
+    assert dots
+    assert all("= bf16[" in line for line in dots)
+    gathers = [line for line in text.splitlines() if " all-gather(" in line]
+    assert any("= bf16[" in line for line in gathers)
+    assert not any("= f32[" in line for line in gathers)
+
+
+def test_sixty_five_thousand_devices_have_the_collectives_of_eight() -> None:
+    small, large = Mesh.of("data=2,model=4"), Mesh.of("data=16384,model=4")
+    rows = dict[Mesh, dict[tuple[str, str], CollectiveRow]]()
+    for mesh in (small, large):
+        done = captured(LLAMA, "llama.mlir", mesh=mesh, diagnostics=Diagnostics())
+        assert done.workload.num_ranks == mesh.num_devices
+        assert done.workload.metadata["mesh"] == str(mesh)
+        rows[mesh] = {(row.kind, row.axes): row for row in collective_rows(done.workload, mesh)}
+    of_tensors = ("all_reduce", "model")
+    assert rows[small][of_tensors].group_size == rows[large][of_tensors].group_size == 4
+    assert rows[large][of_tensors].groups == 16384
+
+
+def test_partitioned_flops_are_a_share_of_the_whole() -> None:
+    whole = hespas.read(FIXTURES / "llama_fsdp_tp_global_N8.mlir.gz")
+    assert isinstance(whole, Workload)
+    for axes, share in (("data=2,model=4", 8), ("data=4,model=4", 16)):
+        done = captured(LLAMA, "llama", mesh=Mesh.of(axes), diagnostics=Diagnostics()).workload
+        assert products(done) * share == pytest.approx(products(whole), rel=0.001)
+
+
+def test_tiles_of_gspmd_are_partitioned_by_it() -> None:
+    text = partition(TILES)
+    assert "num_partitions=8" in text
+    assert "bf16[2,8]" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "axes", "told"),
+    [
+        (LLAMA, "data=2,tensor=4", "axes of the mesh are data=2,model=4"),
+        (TILES, "data=4,model=4", "sharded in tiles over 8 devices"),
+        (MANUAL, "data=4,model=4", "axis data is manual"),
+        ((FIXTURES / "mlp.mlir").read_bytes(), "data=4", "neither over which mesh"),
+        (
+            gzip.decompress((FIXTURES / "llama_fsdp_tp_local_N8.mlir.gz").read_bytes()),
+            "data=2,model=4",
+            "partitioned already",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_mesh_is_refused_with_the_reason(program: bytes, axes: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        partition(program, axes=axes)
+
+
+@pytest.mark.parametrize(
+    "program", [LLAMA[:5000], b"module", LLAMA.replace(b"stablehlo.add", b"stablehlo.ad")]
+)
+def test_damaged_programs_are_malformed(program: bytes) -> None:
+    with pytest.raises(FormatError):
+        partition(program)
+
+
+def test_what_xla_refuses_says_so_and_how_to_go_on() -> None:
+    asking = b"""    %2 = stablehlo.partition_id : tensor<ui32>
+    %3 = stablehlo.convert %2 : (tensor<ui32>) -> tensor<bf16>
+    %4 = stablehlo.broadcast_in_dim %3, dims = [] : (tensor<bf16>) -> tensor<8x8xbf16>
+    return %4"""
+    unpartitionable = TILES.replace(b"    return %1", asking)
+    with pytest.raises(UnsupportedError, match="PartitionId instruction is not supported") as caught:
+        partition(unpartitionable)
+    assert "shard_map" in (caught.value.hint or "")
+
+
+def test_gspmd_does_not_read_annotations_of_shardy() -> None:
+    with pytest.raises(UsageError, match="which GSPMD does not read"):
+        partition(LLAMA, partitioner="gspmd")
+
+
+def test_a_program_that_takes_too_long_is_given_up() -> None:
+    with pytest.raises(UnsupportedError, match=r"does not finish within 0\.001 s"):
+        partition(LLAMA, timeout_s=0.001)
+
+
+def test_a_crash_is_told_with_the_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(name: str, *_: str) -> list[str]:
+        says = "import os, sys; print('F0000 x.cc:7] Check failed: a == b', file=sys.stderr, flush=True)"
+        return [sys.executable, "-c", f"{says}; os.abort()"]
+
+    monkeypatch.setattr(module, "isolated_python", crash)
+    with pytest.raises(UnsupportedError, match=r"ends with signal 6: F0000 x\.cc:7\] Check failed: a == b"):
+        partition(LLAMA)
+
+
+def test_annotated_programs_are_converted_with_a_mesh(tmp_path: Path) -> None:
+    done = hespas.convert(
+        FIXTURES / "llama_fsdp_tp_global_N8.mlir.gz", tmp_path / "traces", mesh={"data": 2, "model": 4}
+    )
+    assert done.source_format == "stablehlo"
+    account = done.conservation
+    assert account is not None
+    assert account.after.collectives == account.before.collectives > 0
+    assert len(list((tmp_path / "traces").glob("*.et"))) == 8
+    report = hespas.check(tmp_path / "traces", profile="astra-sim")
+    assert not [each for each in report.violations if each.severity is Severity.ERROR]
+
+
+def test_a_trace_has_no_mesh_to_be_partitioned_over(tmp_path: Path) -> None:
+    with pytest.raises(HespasError, match="has no shardings to partition by"):
+        hespas.convert(FIXTURES.parent / "hlo" / "mlp.hlo.txt", tmp_path / "x.json", mesh="data=4")

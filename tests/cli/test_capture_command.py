@@ -1,0 +1,181 @@
+"""``hespas capture`` as users type it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import invalidate_caches
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hespas.cli.main import app
+
+pytest.importorskip("jax")
+MODULE = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+print("importing")
+
+
+def build(mesh):
+    def spec(shape, *axes):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P(*axes)))
+
+    def step(w, x, scale=2.0):
+        return jnp.sum((x @ w) * scale)
+
+    return step, (spec((64, 128), None, "model"), spec((256, 64), "data", None)), {"scale": 3.0}
+
+
+@jax.jit
+def predict(w, x):
+    print("tracing")
+    return jax.nn.softmax(x @ w)
+
+
+def alone():
+    x = jax.lax.with_sharding_constraint(jnp.ones((64, 64)), P("data"))
+    return (x @ x).sum()
+
+
+def by_type(x):
+    return jax.sharding.reshard(x, P(None, "data")).sum(1)
+
+
+def arguments(mesh):
+    return jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("data", None)))
+
+
+def wrong(mesh):
+    return mesh.nothing
+
+
+def not_a_step(mesh):
+    return 3
+
+
+def does_not_trace(x):
+    return x if x > 0 else -x
+
+
+number = 3
+"""
+
+
+MODULES = {
+    "train": MODULE,
+    "leaves": "import sys\nsys.exit(7)\n",
+    "broken": "import nothing_of_this_name\n",
+}
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the command is typed, with modules that no other test has loaded."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    invalidate_caches()
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def capture(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["capture", *arguments])
+
+
+def test_a_step_is_captured_with_all_that_can_be_written_of_it(folder: Path) -> None:
+    done = capture(
+        "train:build", "--mesh", "data=4,model=2", "--out", "traces", "--json", "-",
+        "--program", "step.mlir", "--partitioned", "step.hlo",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "hespas.capture/1"
+    assert (document["ranks"], document["classes"], document["mesh"]) == (8, 1, "data=4,model=2")
+    sums = [("all_reduce", "model"), ("all_reduce", "data")]
+    assert [(row["kind"], row["axes"]) for row in document["collectives"]] == sums
+    assert "importing" in done.stderr
+    assert len(list((folder / "traces").glob("*.et"))) == 8
+    assert "sdy.mesh" in (folder / "step.mlir").read_text(encoding="utf-8")
+    assert "num_partitions=8" in (folder / "step.hlo").read_text(encoding="utf-8")
+    again = capture("train:build", "--mesh", "data=4,model=2", "--out", "traces")
+    assert again.exit_code == 2
+    assert "--overwrite" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds"),
+    [
+        (["train:predict", "--args", "f32[64,128]@-,data; f32[32,64]"], {"all_reduce"}),
+        (["train.py:predict", "--args", "f32[64,128]@-,data; f32[32,64]"], {"all_reduce"}),
+        (["train:alone"], {"all_reduce", "all_gather"}),
+        (["train:by_type", "--args", "arguments", "--explicit", "data"], {"all_to_all", "all_reduce"}),
+        (
+            ["train:predict", "--args", "f32[64,128]@-,data; f32[32,64]", "--partitioner", "gspmd"],
+            {"all_reduce"},
+        ),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_functions_and_arguments_in_all_ways(arguments: list[str], kinds: set[str]) -> None:
+    done = capture(*arguments, "--mesh", "data=8", "--json", "-")
+    assert done.exit_code == 0, done.stderr
+    rows = json.loads(done.stdout)["collectives"]
+    assert {row["kind"] for row in rows} <= kinds
+    assert rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["train:build"], 2, "--mesh"),
+        (["train:build", "--mesh", "data"], 2, "is not AXIS=N"),
+        (["train:build", "--mesh", "data=3,model=2"], 2, "should evenly divide"),
+        (["train:build", "--mesh", "data=4"], 2, "model"),
+        (["train", "--mesh", "data=4"], 2, "names no function"),
+        (["train:nothing", "--mesh", "data=4"], 2, "has no 'nothing'"),
+        (["train:number", "--mesh", "data=4"], 2, "int is no function"),
+        (["nowhere:step", "--mesh", "data=4"], 2, "there is no module 'nowhere'"),
+        (["nowhere.py:step", "--mesh", "data=4"], 2, "no such file"),
+        (
+            ["leaves:step", "--mesh", "data=4"],
+            2,
+            'if __name__ == "__main__"'.replace('"', "'").split(" ==")[0],
+        ),
+        (["broken:step", "--mesh", "data=4"], 2, "nothing_of_this_name"),
+        (["train:predict", "--mesh", "data=4"], 2, "takes w, x, and nothing says of which types"),
+        (["train:predict", "--mesh", "data=4", "--args", "f32[64,128]@rows"], 2, "the axes of the mesh are"),
+        (["train:predict", "--mesh", "data=4", "--args", "g32[64,128]"], 2, "no number format 'g32'"),
+        (["train:predict", "--mesh", "data=4", "--args", "f32[2,3]; f32[2,3]"], 2, "tracing predict fails"),
+        (["train:predict", "--mesh", "data=4", "--args", "f32[2,3]; f32[4,2]"], 2, "neither over which mesh"),
+        (["train:wrong", "--mesh", "data=4"], 2, "train.py:38"),
+        (
+            ["train:not_a_step", "--mesh", "data=4"],
+            2,
+            "returns the step and its arguments, and this one a int",
+        ),
+        (["train:does_not_trace", "--mesh", "data=4", "--args", "f32[]"], 2, "train.py:46"),
+        (["train:alone", "--mesh", "data=4", "--explicit", "rows"], 2, "has no axis rows"),
+        (["train:build", "--mesh", "data=4,model=2", "--out", "-"], 2, "a workload is files"),
+    ],
+)
+def test_what_cannot_be_captured_is_told_in_a_sentence(
+    folder: Path, arguments: list[str], code: int, told: str
+) -> None:
+    done = capture(*arguments)
+    assert done.exit_code == code, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert {path.name for path in folder.iterdir()} - {"__pycache__"} == {
+        "train.py",
+        "leaves.py",
+        "broken.py",
+    }

@@ -1,0 +1,133 @@
+"""Context ranks: pieces of attention beside the keys that go round a ring, tokens exchanged for heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hespas
+from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.model import Attention, Mlp, Model
+from hespas.generators.llm.settings import Overlap, recompute_of
+from hespas.graph import CollectiveKind, OpClass, OpGraph, Workload
+from hespas.graph.errors import UsageError
+from hespas.graph.passes import totals
+from tests.generators.llm.small_models import DENSE, MIXTURE, calls, product_flops, step
+
+RING = Layout(cp=4, ring_attention=True)
+EXCHANGE = Layout(cp=4, context_all_to_all=True)
+
+
+def names_behind(graph: OpGraph, name: str) -> set[str]:
+    """What the first node of that name waits for, by name."""
+    node = next(each for each in range(len(graph)) if graph.node_name(each) == name)
+    behind = [*graph.data_deps.row(node), *graph.control_deps.row(node)]
+    return {graph.node_name(int(each)).rpartition("attention.")[2] for each in behind}
+
+
+def test_a_piece_of_attention_waits_for_the_keys_before_alone() -> None:
+    graph = step(DENSE, RING, global_batch=1).classes[0]
+    assert names_behind(graph, "layers.1.attention.core.0") == {"rope"}
+    assert names_behind(graph, "layers.1.attention.core.2") == {"rope", "kv.ring.2", "core.1"}
+    assert names_behind(graph, "layers.1.attention.kv.ring.2") == {"kv.ring.1"}
+    back = names_behind(graph, "layers.1.attention.core.backward.2")
+    assert back == {"proj.dgrad", "rope", "core.3", "kv.ring.backward.2", "core.backward.1"}
+    assert names_behind(graph, "layers.1.attention.kv.ring.backward.1") == {"kv.ring.3"}
+    # gradients of the last keys arrive behind the last piece, and go on to what made the keys
+    assert names_behind(graph, "layers.1.attention.kv.grad.ring.2") == {"kv.grad.add.1"}
+    assert names_behind(graph, "layers.1.attention.rope.backward") == {"kv.grad.add.3"}
+
+
+def long_step(layout: Layout, **settings: Any) -> Workload:
+    """A step in which attention takes as long as its keys on their way."""
+    model = replace(DENSE, layers=DENSE.layers[:2])
+    return step(model, layout, seq=16_384, global_batch=1, **settings)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_messages_of_the_ring_hide_behind_attention(recompute: str) -> None:
+    hidden, shown = (
+        long_step(RING, overlap=Overlap(context=each), recompute=recompute_of(recompute))
+        for each in (True, False)
+    )
+    runs = [hespas.simulate(each, "H100-SXM", system="dgx-h100") for each in (hidden, shown)]
+    exposed = [each.classes[0].exposed_comm_ns for each in runs]
+    assert exposed[0] < 0.5 * exposed[1]
+    assert runs[0].step_ns < runs[1].step_ns
+    mine, others = (totals(each.classes[0]) for each in (hidden, shown))
+    assert mine.useful_flops == others.useful_flops
+    assert hidden.classes[0].p2p.comm_bytes.sum() == shown.classes[0].p2p.comm_bytes.sum()
+    whole = long_step(Layout(cp=4), recompute=recompute_of(recompute))
+    assert product_flops(hidden) == pytest.approx(product_flops(whole))
+    assert hespas.check(hidden, profile="astra-sim").valid
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=lambda each: each.name)
+def test_each_key_is_read_by_one_piece(model: Model) -> None:
+    alone, ring = (step(model, each, global_batch=1).classes[0] for each in (Layout(cp=4), RING))
+    for graph, pieces in ((alone, 1), (ring, 4)):
+        cores = np.flatnonzero(graph.op_class == OpClass.ATTENTION)
+        assert len(cores) == len(model.all_layers) * 2 * pieces
+    flops = [float(each.flops[each.op_class == OpClass.ATTENTION].sum()) for each in (alone, ring)]
+    assert flops[0] == flops[1]
+
+
+def test_tokens_are_exchanged_for_heads() -> None:
+    graph, groups = step(DENSE, EXCHANGE, global_batch=1).classes[0], Groups(EXCHANGE).context
+    tokens, head = 64, 64 * 2
+    sent = calls(graph, CollectiveKind.ALL_TO_ALL, groups)
+    qkv, results = tokens * (8 + 4 + 4) * head, tokens * 8 * head
+    assert sorted(set(sent)) == [results, qkv]
+    assert [sent.count(each) for each in (results, qkv)] == [8 * 2, 8 * 2]  # forward and backward
+    core = graph.op_class == OpClass.ATTENTION
+    assert (
+        float(graph.bytes_read[core][0]) == 256 * (2 + 1 + 1) * head
+    )  # all tokens of a quarter of the heads
+    assert names_behind(graph, "layers.0.attention.proj") == {"core.all_to_all"}
+    assert names_behind(graph, "layers.0.attention.rope.backward") == {"qkv.grad.all_to_all"}
+    whole = step(DENSE, Layout(), global_batch=1)
+    assert product_flops(step(DENSE, EXCHANGE, global_batch=1)) == product_flops(whole)
+
+
+def test_heads_of_keys_go_to_several_ranks_where_they_are_fewer() -> None:
+    layout = Layout(cp=8, context_all_to_all=True)
+    graph, groups = step(DENSE, layout, global_batch=1).classes[0], Groups(layout).context
+    sent = calls(graph, CollectiveKind.ALL_TO_ALL, groups)
+    assert max(sent) == 32 * (8 + 8 + 8) * 128  # each of 4 key heads twice
+    assert names_behind(graph, "layers.0.attention.rope.backward") == {"kv.grad.add"}
+    alone, spread = (step(DENSE, each, global_batch=1) for each in (Layout(), layout))
+    assert product_flops(spread) == product_flops(alone)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "qkv", "full"])
+@pytest.mark.parametrize("layout", [EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)])
+@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=lambda each: each.name)
+def test_steps_with_context_ranks_run(model: Model, layout: Layout, recompute: str) -> None:
+    workload = step(model, layout, recompute=recompute_of(recompute))
+    assert hespas.check(workload, profile="astra-sim").valid
+    assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0
+    alone = step(model, Layout(tp=layout.tp), recompute=recompute_of(recompute))
+    assert product_flops(workload) == pytest.approx(product_flops(alone), rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "rule"),
+    [
+        (DENSE, Layout(cp=16, context_all_to_all=True), "cp-divides-heads"),
+        (DENSE, Layout(cp=4, tp=4, context_all_to_all=True), "cp-divides-heads"),
+        (DENSE, replace(EXCHANGE, ring_attention=True), "cp-one-way"),
+        (
+            replace(DENSE, layers=((Attention(heads=12, kv_heads=3, head_dim=64), Mlp(ffn=512)),)),
+            Layout(cp=2, context_all_to_all=True),
+            "cp-kv-heads",
+        ),
+    ],
+)
+def test_heads_that_do_not_part_are_refused(model: Model, layout: Layout, rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        step(model, layout)
+    assert caught.value.code == rule
+    assert caught.value.hint

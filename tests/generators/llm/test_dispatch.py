@@ -1,0 +1,81 @@
+"""Tokens that go to nodes first: how many reach how many, over which groups, and what that saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+import hespas
+from hespas.generators.llm.dispatch import reached_parts
+from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.model import Experts
+from hespas.graph import CollectiveKind
+from hespas.graph.errors import UsageError
+from tests.generators.llm.small_models import MIXTURE, calls, product_flops, step
+
+TWO_LEVELS = Layout(dp=8, ep=8, expert_node=4)
+
+
+@pytest.mark.parametrize(
+    ("experts", "chosen", "parts"), [(8, 2, 4), (8, 3, 2), (12, 4, 3), (6, 6, 3), (4, 1, 4)]
+)
+def test_parts_that_a_token_reaches(experts: int, chosen: int, parts: int) -> None:
+    size = experts // parts
+    choices = [len({each // size for each in choice}) for choice in combinations(range(experts), chosen)]
+    assert reached_parts(experts, chosen, parts) == pytest.approx(sum(choices) / len(choices))
+
+
+def test_a_token_crosses_to_each_node_once_and_goes_on_inside_of_it() -> None:
+    graph, groups = step(MIXTURE, TWO_LEVELS).classes[0], Groups(TWO_LEVELS)
+    tokens, row, mixtures = 256, 512 * 2, 5  # both ways, forward and backward
+    crossing = calls(graph, CollectiveKind.ALL_TO_ALL, groups.expert_nodes)
+    assert crossing == [round(tokens * 2 * (1 - (8 * 7) / (16 * 15))) * row] * (4 * mixtures)
+    inside = calls(graph, CollectiveKind.ALL_TO_ALL, groups.expert_inside)
+    assert inside == [round(tokens * 8 * (1 - (14 * 13) / (16 * 15))) * row] * (4 * mixtures)
+    assert not calls(graph, CollectiveKind.ALL_TO_ALL, groups.experts)
+    assert list(groups.expert_nodes.members(0)) == [0, 4]
+    assert list(groups.expert_inside.members(0)) == [0, 1, 2, 3]
+
+
+def test_less_crosses_nodes_than_without() -> None:
+    wide = replace(
+        MIXTURE,
+        layers=tuple(
+            tuple(replace(each, experts=64, topk=8) if isinstance(each, Experts) else each for each in layer)
+            for layer in MIXTURE.layers
+        ),
+    )
+    layouts = Layout(dp=16, ep=16, expert_node=8), Layout(dp=16, ep=16)
+    steps = [step(wide, each, global_batch=16, seq=4096) for each in layouts]
+    assert product_flops(steps[0]) == product_flops(steps[1])
+    groups = Groups(layouts[0])
+    crossing = calls(steps[0].classes[0], CollectiveKind.ALL_TO_ALL, groups.expert_nodes)
+    straight = calls(steps[1].classes[0], CollectiveKind.ALL_TO_ALL, groups.experts)
+    assert crossing[0] < straight[0] / 3.9  # two nodes for eight experts, half of which are on the other
+    assert hespas.check(steps[0], profile="astra-sim").valid
+    times = [hespas.simulate(each, "H100-SXM", system="dgx-h100").step_ns for each in steps]
+    assert times[0] < times[1]
+
+
+def test_in_one_node_tokens_go_once_to_each_rank() -> None:
+    layout = Layout(dp=4, ep=4, expert_node=8)
+    graph, groups = step(MIXTURE, layout).classes[0], Groups(layout)
+    rows = round(256 * 4 * (1 - (12 * 11) / (16 * 15)))
+    assert set(calls(graph, CollectiveKind.ALL_TO_ALL, groups.expert_inside)) == {rows * 512 * 2}
+
+
+@pytest.mark.parametrize(
+    ("layout", "capacity", "rule"),
+    [
+        (Layout(dp=8, ep=8, expert_node=3), 0.0, "expert-node"),
+        (Layout(dp=8, ep=4, etp=2, expert_node=4), 0.0, "expert-node-dropless"),
+        (TWO_LEVELS, 1.25, "expert-node-dropless"),
+    ],
+)
+def test_what_two_levels_cannot_is_refused(layout: Layout, capacity: float, rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        step(MIXTURE, layout, capacity=capacity)
+    assert caught.value.code == rule
+    assert caught.value.hint
