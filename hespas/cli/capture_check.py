@@ -115,5 +115,10 @@ def _show_explained(done: CaptureCheck) -> None:
     for reason, names in reasons.items():
         shown = ", ".join(list(names)[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
         emit(f"{counted(len(names), 'operation')} in another number ({shown}): {reason}")
+    if done.combined:
+        emit(
+            f"{counted(done.combined, 'collective')} combined by the compiler: fewer ran, of the same kinds "
+            "over the same groups and with the same bytes in all"
+        )
     if done.reordered:
         emit(f"{counted(done.reordered, 'rank')} with the same collectives in another order")

@@ -73,6 +73,7 @@ class _Found:
     captured_messages: list[Message] = field(default_factory=list[Message])
     measured_messages: list[Message] = field(default_factory=list[Message])
     reordered: int = 0
+    combined: int = 0
     notes: dict[str, None] = field(default_factory=dict[str, None])
 
 
@@ -214,9 +215,10 @@ def _compare_messages(
         found.notes["a loop runs an unknown number of times: its collectives are not compared"] = None
         return
     captured = [each for _, each in rows]
-    unlike, reordered = differences_of(rank, captured, measured)
-    found.collectives += unlike
-    found.reordered += reordered
+    compared = differences_of(rank, captured, measured)
+    found.collectives += compared.unlike
+    found.reordered += compared.reordered
+    found.combined += compared.combined if counts else 0
     if counts:
         found.captured_messages += captured
         found.measured_messages += measured
@@ -428,6 +430,7 @@ def _result(
         measured_collectives=len(found.measured_messages),
         collectives=tuple(found.collectives),
         reordered=found.reordered,
+        combined=found.combined,
         captured_bytes=float(sum(each.payload_bytes for each in found.captured_messages)),
         measured_bytes=float(sum(each.payload_bytes for each in found.measured_messages)),
         notes=tuple(found.notes),

@@ -75,6 +75,9 @@ class CaptureCheckDocument(msgspec.Struct, frozen=True, kw_only=True):
     measured_collectives: Count
     collectives: Annotated[list[_Collective], Meta(description="places where sequences are unlike")]
     reordered: Annotated[Count, Meta(description="ranks with the captured collectives in another order")]
+    combined: Annotated[
+        Count, Meta(description="captured collectives of which the compiler made fewer, with the same bytes")
+    ]
     captured_bytes: Figure
     measured_bytes: Figure
     notes: tuple[str, ...]
@@ -106,6 +109,7 @@ def capture_check_json(
             measured_collectives=done.measured_collectives,
             collectives=[_Collective(**asdict(each)) for each in done.collectives],
             reordered=done.reordered,
+            combined=done.combined,
             captured_bytes=done.captured_bytes,
             measured_bytes=done.measured_bytes,
             notes=done.notes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from hespas.graph import CollectiveKind, NodeKind, OpGraph, RegionKind
 from hespas.validators.capture.result import CollectiveDifference
 
-__all__ = ["Message", "differences_of", "messages_of", "node_messages"]
+__all__ = ["Compared", "Message", "differences_of", "messages_of", "node_messages"]
 
 _MOST_WRITTEN_OUT = 1_000_000
 _ASKED_FOR = (NodeKind.COLLECTIVE, NodeKind.PERMUTE, NodeKind.SEND, NodeKind.RECV)
@@ -119,41 +119,62 @@ def _written_out(rows: Sequence[tuple[int, tuple[int, ...]]], trips: Sequence[fl
     return [node for _, node in sorted(found)]
 
 
-def differences_of(
-    rank: int, captured: Sequence[Message], measured: Sequence[Message]
-) -> tuple[list[CollectiveDifference], bool]:
-    """What is unlike in the sequences of a rank; and whether the same messages come in another order, which
-    is no difference by itself.
+class Compared(NamedTuple):
+    """What is ``unlike`` in the sequences of a rank; whether the same messages come in another order, which
+    is no difference by itself; and how many captured ones ran ``combined``: fewer of their kind over their
+    group, with the same bytes in all, which compilers make of them.
     """
+
+    unlike: list[CollectiveDifference]
+    reordered: bool
+    combined: int
+
+
+def differences_of(rank: int, captured: Sequence[Message], measured: Sequence[Message]) -> Compared:
+    """Compare the messages of one step of a rank."""
     pairs = zip(captured, measured, strict=False)
     if len(captured) == len(measured) and all(one.is_like(two) for one, two in pairs):
-        return [], False
+        return Compared([], reordered=False, combined=0)
     left = Counter(measured)
     missing: list[tuple[int, Message]] = []
     for place, each in enumerate(captured):
-        like = (
-            each
-            if left[each]
-            else next((other for other in left if left[other] and each.is_like(other)), None)
-        )
+        others = (other for other in left if left[other] and each.is_like(other))
+        like = each if left[each] else next(others, None)
         if like is None:
             missing.append((place, each))
         else:
             left[like] -= 1
     extra = [(place, each) for place, each in enumerate(measured) if _taken(left, each)]
+    merged = _merged(missing, extra)
+    kept = [row for row in missing if row[1][:2] not in merged]
+    extra = [row for row in extra if row[1][:2] not in merged]
     found: list[CollectiveDifference] = []
-    for number in range(max(len(missing), len(extra))):
-        place, one = missing[number] if number < len(missing) else (extra[number][0], None)
-        other = extra[number][1] if number < len(extra) else None
+    for number in range(max(len(kept), len(extra))):
+        one = kept[number] if number < len(kept) else None
+        other = extra[number] if number < len(extra) else None
         found.append(
             CollectiveDifference(
                 rank=rank,
-                place=place,
-                captured="" if one is None else one.text(),
-                measured="" if other is None else other.text(),
+                place=(one or other or (0,))[0],
+                captured="" if one is None else one[1].text(),
+                measured="" if other is None else other[1].text(),
             )
         )
-    return found, not found
+    return Compared(found, reordered=not found and not merged, combined=len(missing) - len(kept))
+
+
+def _merged(
+    missing: Sequence[tuple[int, Message]], extra: Sequence[tuple[int, Message]]
+) -> set[tuple[str, tuple[int, ...] | None]]:
+    """The kinds and groups of which fewer messages ran, with the same bytes in all."""
+    wanted = defaultdict[tuple[str, tuple[int, ...] | None], list[float]](list)
+    did = defaultdict[tuple[str, tuple[int, ...] | None], list[float]](list)
+    for rows, sizes in ((missing, wanted), (extra, did)):
+        for _, each in rows:
+            sizes[each.kind, each.ranks].append(each.payload_bytes)
+    return {
+        key for key, sizes in wanted.items() if len(did[key]) < len(sizes) and sum(did[key]) == sum(sizes)
+    }
 
 
 def _taken(left: Counter[Message], each: Message) -> bool:

@@ -68,7 +68,8 @@ class CaptureCheck:
     compiled module that carry them out. Counts are of one step, summed over the ``ranks`` that the trace has;
     bytes are what the collectives of these ranks send or reduce. ``joined`` is the share of the device time
     whose operations are known. ``reordered`` counts ranks whose collectives are the captured ones in an
-    order that its dependencies allow as well.
+    order that its dependencies allow as well; ``combined`` counts captured collectives that the compiler made
+    fewer of, over the same groups and with the same bytes in all.
     """
 
     program: str
@@ -85,6 +86,7 @@ class CaptureCheck:
     measured_collectives: int
     collectives: tuple[CollectiveDifference, ...]
     reordered: int
+    combined: int
     captured_bytes: float
     measured_bytes: float
     notes: tuple[str, ...] = ()
