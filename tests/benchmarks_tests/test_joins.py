@@ -108,3 +108,27 @@ def _plain_excess(folder: Path) -> float:
     """Products that the compiler merged in the program as it is."""
     done = api.validate_capture(folder / "plain.mlir", folder / "step.xplane.pb").result
     return sum(each.captured - each.measured for each in done.operations if each.operation == "dot_general")
+
+
+@pytest.mark.slow
+def test_a_sharded_step_captured_without_devices_is_what_eight_ran(tmp_path: Path) -> None:
+    """What Shardy makes of the program for an abstract mesh, and a run of XLA: every byte is the same."""
+    name = "llama_fsdp_tp"
+    command = [sys.executable, "-m", "benchmarks.joins", "--record", str(tmp_path), name]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    from fixtures.make import llama
+
+    def build(mesh: object) -> object:
+        shape = llama.LlamaShape(fsdp=2, tp=4, dtype="float32", batch=8)
+        return llama.train_step(shape, mesh), llama.arguments(shape, mesh)
+
+    captured = api.capture(build, mesh={"data": 2, "model": 4}).workload
+    done = api.validate_capture(captured, tmp_path / name / "step.xplane.pb").result
+    assert done.equal, done.collectives
+    assert done.captured_bytes == done.measured_bytes > 1e8
+    assert done.combined > 0
+    plain = api.join_profile(tmp_path / name / "plain.mlir", tmp_path / name / "step.xplane.pb")
+    assert plain.share >= LEAST
+    whole = api.validate_capture(tmp_path / name / "plain.mlir", tmp_path / name / "step.xplane.pb").result
+    assert not whole.equal
+    assert any("not partitioned" in note for note in whole.notes)
