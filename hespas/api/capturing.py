@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from hespas.captures.jax.lowering import Lowered, Platform, lower
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.captures.program import Captured, captured, collective_rows
-from hespas.captures.target import load_function
+from hespas.captures.target import load_function, users_code
 from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import Form
@@ -32,7 +33,10 @@ from hespas.graph.passes import totals
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["CaptureDocument", "CaptureResult", "CollectiveDocument", "capture"]
+__all__ = ["CaptureDocument", "CaptureResult", "CollectiveDocument", "Framework", "capture"]
+
+Framework = Literal["auto", "jax", "torch"]
+"""Whose program a function is; ``auto``: of which its module has the names."""
 
 
 class CollectiveDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,24 +144,29 @@ def capture(
     mesh: Mapping[str, int] | str,
     args: str | Callable[..., object] | None = None,
     keywords: Mapping[str, object] | None = None,
+    framework: Framework = "auto",
     platform: Platform = "tpu",
     explicit: Sequence[str] = (),
     partitioner: Partitioner = "auto",
     timeout_s: float = TIMEOUT_S,
+    real_tensors: bool = False,
+    compiled: bool = False,
     destination: str | Path | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
     overwrite: bool = False,
     options: WriteOptions | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> CaptureResult:
-    """Capture a function of JAX (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``, of devices
-    that need not be there, and write it where a ``destination`` is given.
+    """Capture a function of JAX or PyTorch (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``,
+    of devices that need not be there, and write it where a ``destination`` is given.
 
-    ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
+    Of PyTorch: the function gets a ``DeviceMesh`` and ``arguments``, makes the model and returns the step
+    (:func:`hespas.captures.torch.capture_torch`); ``real_tensors`` compute, ``compiled`` records graphs of
+    AOTAutograd. Of JAX: ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
     (``bf16[8192,1024]@data,model; i32[8192]@data``) or is a function that makes them, given the mesh.
     Without either, a function of the mesh alone returns the step with its arguments. ``explicit`` names mesh
     axes that are part of types. Raises ``UsageError`` for what does not trace, ``UnsupportedError`` for what
-    cannot be partitioned, ``MissingExtraError`` without JAX.
+    cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
@@ -166,11 +175,17 @@ def capture(
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
     chosen = load_function(function) if isinstance(function, str) else function
-    said = described(args, function if isinstance(function, str) else f"{chosen.__module__}:")
-    lowering = partial(
-        lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
-    )
-    done = _captured(lowering, devices, partitioner, timeout_s, found)
+    name = _framework_of(chosen) if framework == "auto" else framework
+    if name == "torch":
+        _check_torch(args, keywords, explicit)
+        done = _of_torch(chosen, arguments, devices, found, real=real_tensors, compiled=compiled)
+    else:
+        _check_jax(real_tensors, compiled)
+        said = described(args, function if isinstance(function, str) else f"{chosen.__module__}:")
+        lowering = partial(
+            lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
+        )
+        done = _captured(lowering, devices, partitioner, timeout_s, found)
     size = 0
     if destination is not None:
         size = write(
@@ -179,13 +194,64 @@ def capture(
     return CaptureResult(
         workload=done.workload,
         mesh=devices,
-        framework="jax",
+        framework=name,
         program=done.program,
         partitioned=done.partitioned,
         diagnostics=found,
         written="" if destination is None else str(destination),
         written_bytes=size,
     )
+
+
+def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
+    """``torch`` where the module of the function has names of PyTorch and none of JAX."""
+    module = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
+    values = list(vars(module).values()) if module is not None else [function]
+    homes = {
+        str(getattr(each, "__module__", None) or getattr(each, "__name__", "")).partition(".")[0]
+        for each in values
+    }
+    return "torch" if "torch" in homes and not homes & {"jax", "jaxlib", "flax", "equinox"} else "jax"
+
+
+def _check_torch(args: object, keywords: object, explicit: Sequence[str]) -> None:
+    given = {"args": args, "keywords": keywords, "explicit": explicit}
+    for option, value in given.items():
+        if value:
+            raise UsageError(
+                f"`{option}` is for programs of JAX", hint="a function of PyTorch makes its data itself"
+            )
+
+
+def _check_jax(real_tensors: bool, compiled: bool) -> None:
+    for option, value in {"real_tensors": real_tensors, "compiled": compiled}.items():
+        if value:
+            raise UsageError(f"`{option}` is for programs of PyTorch", hint="leave it out")
+
+
+def _of_torch(
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    mesh: Mesh,
+    found: Diagnostics,
+    *,
+    real: bool,
+    compiled: bool,
+) -> Captured:
+    """The workload of a program of PyTorch: there is no program of the whole mesh."""
+    from hespas.captures.torch import capture_torch
+
+    is_real = real or compiled
+    with users_code(f"capturing {getattr(function, '__name__', 'the function')}"):
+        workload = capture_torch(
+            function,
+            mesh,
+            *arguments,
+            diagnostics=found,
+            tensors="real" if is_real else "fake",
+            compiled=compiled,
+        )
+    return Captured(workload, b"", "")
 
 
 def _captured(

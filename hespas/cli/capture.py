@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,13 +33,30 @@ _Args = Annotated[
     str,
     typer.Option(
         metavar="TYPES|NAME",
-        help="Arguments: 'bf16[8192,1024]@data,model; i32[8192]@data', or what makes them, given the mesh.",
+        help="JAX: 'bf16[8192,1024]@data,model; i32[8192]@data', or what makes arguments, given the mesh.",
         rich_help_panel=_PROGRAM,
     ),
 ]
-_Platform = Annotated[Platform, typer.Option(help="Whose variant of the program.", rich_help_panel=_PROGRAM)]
+_Framework = Annotated[
+    Literal["auto", "jax", "torch"], typer.Option(help="Whose program it is.", rich_help_panel=_PROGRAM)
+]
+_Real = Annotated[
+    bool,
+    typer.Option(
+        "--real-tensors", help="PyTorch: compute with data, where the model fits.", rich_help_panel=_PROGRAM
+    ),
+]
+_Compiled = Annotated[
+    bool,
+    typer.Option(
+        "--compiled", help="PyTorch: the graphs of torch.compile, not fused.", rich_help_panel=_PROGRAM
+    ),
+]
+_Platform = Annotated[
+    Platform, typer.Option(help="JAX: whose variant of the program.", rich_help_panel=_PROGRAM)
+]
 _Explicit = Annotated[
-    str, typer.Option(metavar="AXIS,...", help="Axes that are part of types.", rich_help_panel=_PROGRAM)
+    str, typer.Option(metavar="AXIS,...", help="JAX: axes that are part of types.", rich_help_panel=_PROGRAM)
 ]
 _Who = Annotated[Partitioner, typer.Option(help="Who propagates shardings.", rich_help_panel=_PARTITION)]
 _Timeout = Annotated[
@@ -90,8 +107,11 @@ def capture(
     target: _Target,
     mesh: _Mesh,
     args: _Args = "",
+    framework: _Framework = "auto",
     platform: _Platform = "tpu",
     explicit: _Explicit = "",
+    real_tensors: _Real = False,
+    compiled: _Compiled = False,
     partitioner: _Who = "auto",
     timeout_s: _Timeout = TIMEOUT_S,
     out: _Out = None,
@@ -107,7 +127,7 @@ def capture(
     loudness: options.Loudness = None,
     debug: options.Debug = False,
 ) -> None:
-    """Capture a program of JAX for a mesh of devices that need not be there.
+    """Capture a program of JAX or PyTorch for a mesh of devices that need not be there.
 
     hespas capture train:build --mesh data=64,model=8 --out traces/
     """
@@ -127,8 +147,11 @@ def capture(
                 target,
                 mesh=mesh,
                 args=args or None,
+                framework=framework,
                 platform=platform,
                 explicit=tuple(part.strip() for part in explicit.split(",") if part.strip()),
+                real_tensors=real_tensors,
+                compiled=compiled,
                 partitioner=partitioner,
                 timeout_s=timeout_s,
                 destination=out,
