@@ -85,14 +85,6 @@ def source_of(data: bytes, path: str) -> Source:
     )
 
 
-def device_count(module: HloModule) -> int:
-    """The devices of the job that a module is for, as it states them or as its collectives name them. Raises
-    ``UnsupportedError`` past the limit.
-    """
-    replicas, partitions = _device_counts(module, ReadOptions(), Diagnostics())
-    return replicas * partitions
-
-
 def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """The workload of a parsed module: one graph that all devices run. O(instructions written out)."""
     ordered = callees_first(module)
@@ -228,6 +220,14 @@ class _Named:
     peers: int = 1
     channels: bool = False
     everybody: bool = False
+
+
+def device_count(module: HloModule) -> int:
+    """The devices of the job that a module is for, as it states them or as its collectives name them. Raises
+    ``UnsupportedError`` past the limit.
+    """
+    replicas, partitions = _device_counts(module, ReadOptions(), Diagnostics())
+    return replicas * partitions
 
 
 def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
