@@ -28,6 +28,7 @@ __all__ = [
     "simulate",
     "suggest",
     "system",
+    "validate_capture",
     "view",
     "write",
 ]
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         simulate,
         suggest,
         system,
+        validate_capture,
         view,
         write,
     )

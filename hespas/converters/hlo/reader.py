@@ -37,7 +37,7 @@ from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["callees_first", "read_hlo", "read_module", "source_of", "workload_of"]
+__all__ = ["callees_first", "device_count", "read_hlo", "read_module", "source_of", "workload_of"]
 
 _LIMIT_HINT = "convert a smaller program, or let XLA inline its calls first (--xla_dump_to after passes)"
 _FAULT_HINT = "dump the module again; XLA itself does not print such an instruction"
@@ -231,6 +231,14 @@ class _Named:
     peers: int = 1
     channels: bool = False
     everybody: bool = False
+
+
+def device_count(module: HloModule) -> int:
+    """The devices of the job that a module is for, as it states them or as its collectives name them. Raises
+    ``UnsupportedError`` past the limit.
+    """
+    replicas, partitions = _device_counts(module, ReadOptions(), Diagnostics())
+    return replicas * partitions
 
 
 def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
