@@ -29,6 +29,7 @@ __all__ = [
     "NodeEstimates",
     "Parts",
     "Preparation",
+    "ProfiledProgram",
     "Result",
     "RoundTripReport",
     "RunDifference",
@@ -57,6 +58,7 @@ __all__ = [
     "generate",
     "graph_estimator",
     "join_profile",
+    "profile_program",
     "read",
     "read_profiles",
     "roundtrip",
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
         Preparation,
         graph_estimator,
     )
+    from hespas.api.profiling import ProfiledProgram, profile_program
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
@@ -152,6 +155,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
     "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
     "hespas.api.capturing": ("CaptureResult", "capture"),
+    "hespas.api.profiling": ("ProfiledProgram", "profile_program"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),
