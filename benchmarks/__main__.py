@@ -31,6 +31,7 @@ BENCHMARKS = {
     "rank_files": "files of all ranks against a plain copy, memory at most ranks, one file per class",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
+    "single_gpu": "transformers on one GPU against measured times, beside the predictions of NeuSight",
     "systolic_speed": "a million matmuls counted on a systolic array",
     "torch_capture": "a PyTorch program captured for 16,384 ranks, against the same for 8",
 }
