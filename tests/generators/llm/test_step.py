@@ -163,8 +163,13 @@ def test_fsdp_gathers_and_scatters_all_weights_each_micro_batch(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"schedule": "zero-bubble"}, {"overlap": Overlap.none()}],
-    ids=["1f1b", "zero-bubble", "nothing-overlaps"],
+    [
+        {},
+        {"schedule": "zero-bubble"},
+        {"overlap": Overlap.none()},
+        {"schedule": "zero-bubble", "overlap": Overlap.none()},
+    ],
+    ids=["1f1b", "zero-bubble", "nothing-overlaps", "zero-bubble-nothing-overlaps"],
 )
 @pytest.mark.parametrize("zero", [2, 3])
 def test_stages_of_a_pipeline_reduce_their_own_each_micro_batch(zero: int, settings: dict[str, Any]) -> None:
