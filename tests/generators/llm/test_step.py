@@ -185,6 +185,14 @@ def test_stages_of_a_pipeline_reduce_their_own_each_micro_batch(zero: int, setti
     assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0
 
 
+def test_the_norm_of_a_zero_bubble_waits_for_the_last_backward_pass() -> None:
+    for graph in step(DENSE, Layout(pp=2, dp=2), schedule="zero-bubble").classes:
+        rows = range(len(graph))
+        norm = next(node for node in rows if graph.node_name(node) == "optimizer.grad_norm")
+        made = (graph.strings[int(graph.framework_row[node])] for node in graph.data_deps.row(norm))
+        assert {each.partition("/")[0] for each in made} >= {"backward", "weights"}
+
+
 def test_experts_travel_by_all_to_all() -> None:
     layout = Layout(dp=4, ep=4)
     graph = step(MIXTURE, layout, global_batch=4).classes[0]
