@@ -29,6 +29,7 @@ BENCHMARKS = {
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
     "rank_files": "files of all ranks against a plain copy, memory at most ranks, one file per class",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
+    "rescale_speed": "traces of two and four ranks taken to 65,536, against reading them alone",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",
 }
