@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.rank_files``: the job of ``hespas generate llm llama-3-70b --tp 8 --pp 16`` by data
 parallelism of the rest, 16 micro-batches. As one file per class on 32,768 ranks, with a check. Its rank files
-are written and copied in turn, each seen to the disk alike, on ``--ranks`` ranks; then written once on
-``--most`` ranks (0: not at all) for the peak of memory. Exits 1 past twice the time of the copy, 1 GB of
-memory, or 5 s for the classes.
+are written and copied in turn, each seen to the disk alike, on ``--ranks`` ranks (where they are few, the
+first of each class weighs); then written once on ``--most`` ranks (0: not at all) for the peak of memory.
+Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _as_classes(folder: Path) -> bool:
 def main() -> int:
     """Measure and print; 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=512)
-    parser.add_argument("--most", type=int, default=2048)
+    parser.add_argument("--ranks", type=int, default=2048)
+    parser.add_argument("--most", type=int, default=4096)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
