@@ -21,6 +21,7 @@ BENCHMARKS = {
     "hub_memory": "memory of a graph of a million nodes",
     "interference": "kernels beside collectives in recorded traces: factors, and each trace by the others",
     "job_speed": "jobs of 256 and 32,768 ranks that wait for each other, against one rank of each class",
+    "joins": "profiled JAX programs joined to their text with names and without, and to other programs",
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "rescale_speed": "traces of two and four ranks taken to 65,536, against reading them alone",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",
+    "torch_capture": "a PyTorch program captured for 16,384 ranks, against the same for 8",
 }
 """Each is a module of this folder with a ``main()`` and options of its own: ``python -m benchmarks.NAME``."""
 
