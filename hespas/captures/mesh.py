@@ -67,11 +67,10 @@ class Mesh:
 
     @classmethod
     def _of_sizes(cls, axes: object) -> Mesh:
-        sizes = axes if isinstance(axes, Mapping) else getattr(axes, "shape", None)
+        kind = type(axes).__name__
+        sizes: object = cast("object", axes) if isinstance(axes, Mapping) else getattr(axes, "shape", None)
         if not isinstance(sizes, Mapping):
-            raise UsageError(
-                f"mesh: {type(axes).__name__} is none; give {{'data': 64, 'model': 8}}, for example"
-            )
+            raise UsageError(f"mesh: {kind} is none; give {{'data': 64, 'model': 8}}, for example")
         found = dict[str, int]()
         for name, size in cast("Mapping[object, object]", sizes).items():
             if not isinstance(name, str) or not isinstance(size, SupportsIndex) or isinstance(size, bool):

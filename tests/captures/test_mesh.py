@@ -13,7 +13,8 @@ from hespas.graph.errors import UsageError
 def test_a_mesh_is_read_as_it_is_written() -> None:
     mesh = Mesh.of("data=64, model=8")
     assert mesh == Mesh(("data", "model"), (64, 8)) == Mesh.of({"data": 64, "model": 8}) == Mesh.of(mesh)
-    assert Mesh.of(SimpleNamespace(shape={"data": 64, "model": 8})) == mesh
+    of_jax: Any = SimpleNamespace(shape={"data": 64, "model": 8})
+    assert Mesh.of(of_jax) == mesh
     of_numpy: Any = {"data": np.int64(64)}
     assert type(Mesh.of(of_numpy).sizes[0]) is int
     assert str(mesh) == "data=64,model=8"

@@ -68,6 +68,11 @@ def does_not_trace(x):
     return x if x > 0 else -x
 
 
+def scaled(mesh):
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    return (lambda x: jnp.exp(x) @ jnp.ones((64, 64))), (x,)
+
+
 number = 3
 """
 
@@ -136,6 +141,16 @@ def test_functions_and_arguments_in_all_ways(arguments: list[str], kinds: set[st
     rows = json.loads(done.stdout)["collectives"]
     assert {row["kind"] for row in rows} <= kinds
     assert rows
+
+
+def test_a_program_that_exchanges_nothing_is_run_and_joined_without_a_word(folder: Path) -> None:
+    done = capture("train:scaled", "--mesh", "data=2", "--profile", "run")
+    assert done.exit_code == 0, done.stderr
+    assert "warning" not in done.stderr
+    report = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))
+    assert report["is_what_ran"]
+    assert report["joined_share"] > 0.98
+    assert (report["mesh"], report["steps"]) == ("data=2", 3)
 
 
 def test_a_mesh_of_jax_and_partial_functions_are_taken_as_they_are() -> None:
