@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -83,15 +83,16 @@ def _of_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def users_code(doing: str) -> Generator[None]:
+def users_code(doing: str, remedies: Mapping[str, str] | None = None) -> Generator[None]:
     """Around code of the user: what it prints goes to standard error, what it raises is the user's to mend.
+    ``remedies`` say what to do about errors by words that they have.
 
     Raises ``UsageError`` with the place in the user's file.
     """
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except HespasError:
+    except (HespasError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
         if error.name in _FRAMEWORKS:
@@ -101,11 +102,19 @@ def users_code(doing: str) -> Generator[None]:
         ) from error
     except SystemExit as error:
         raise UsageError(f"{doing} ends the process", hint=_GUARD) from error
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(
-            f"{doing} fails: {type(error).__name__}: {reason}", position=_place(error)
-        ) from error
+    except BaseException as error:  # classes of their own, too: no error of users is one of ours
+        reason = _reason(error)
+        told = ": ".join(filter(None, (type(error).__name__, reason)))
+        hint = next((hint for words, hint in (remedies or {}).items() if words in reason), None)
+        raise UsageError(f"{doing} fails: {told}", position=_place(error), hint=hint) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what an error says, which is code of the user too."""
+    try:
+        return next(iter(str(error).strip().splitlines()), "")
+    except Exception:
+        return "it cannot be told why: its own text fails"
 
 
 _FRAMEWORKS = ("jax", "torch")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import invalidate_caches
@@ -62,6 +64,36 @@ def does_not_trace(x):
     return x if x > 0 else -x
 
 
+class Odd(BaseException):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raises_oddly(mesh):
+    raise Odd
+
+
+def ends_a_generator(mesh):
+    raise GeneratorExit
+
+
+def calls_back(mesh):
+    def step(x):
+        jax.debug.print("{}", x[0])
+        return x * 2
+
+    return step, (jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("data"))),)
+
+
+def alone_on_each(mesh):
+    import os
+
+    os.write(1, b"by number\\n")
+    os.system("echo by another process")
+    print("by name")
+    return jnp.tanh, (jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("data"))),)
+
+
 number = 3
 """
 
@@ -108,6 +140,22 @@ def test_a_step_is_captured_with_all_that_can_be_written_of_it(folder: Path) -> 
     again = capture("train:build", "--mesh", "data=4,model=2", "--out", "traces")
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
+
+
+def test_what_a_program_prints_in_any_way_is_no_part_of_the_answer(folder: Path) -> None:
+    command = [sys.executable, "-c", "from hespas.cli.main import main; main()"]
+    asked = ["capture", "train:alone_on_each", "--mesh", "data=4", "--json", "-"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(
+        [*command, *asked], capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["collectives"] == document["diagnostics"] == []
+    assert document["bytes_moved"] == 2 * 16 * 8 * 4
+    for way in ("by number", "by another process", "by name"):
+        assert way in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -162,6 +210,9 @@ def test_functions_and_arguments_in_all_ways(arguments: list[str], kinds: set[st
             "returns the step and its arguments, and this one a int",
         ),
         (["train:does_not_trace", "--mesh", "data=4", "--args", "f32[]"], 2, "train.py:46"),
+        (["train:raises_oddly", "--mesh", "data=4"], 2, "fails: Odd: it cannot be told why"),
+        (["train:ends_a_generator", "--mesh", "data=4"], 2, "ends_a_generator fails: GeneratorExit"),
+        (["train:calls_back", "--mesh", "data=4"], 2, "--platform cpu"),
         (["train:alone", "--mesh", "data=4", "--explicit", "rows"], 2, "has no axis rows"),
         (["train:build", "--mesh", "data=4,model=2", "--out", "-"], 2, "a workload is files"),
     ],

@@ -216,6 +216,8 @@ _NAMING = frozenset({"channel_id", *_NAMED_IN})
 _TO_SHARD = "SPMDFullToShardShape"
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape"})
 _TILED = ("devices=", "mesh", "<=[")
+_MADE_BY_PARTITIONER = "_spmd"
+"""What XLA's partitioner adds to the names of computations."""
 
 
 @dataclass(slots=True)
@@ -432,7 +434,8 @@ def _warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics
 
 def _is_global(module: HloModule) -> bool:
     """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
-    program only parameters and results have them, and a compiled one has its schedule.
+    program only parameters and results have them, and a compiled one has its schedule. A computation that
+    the partitioner made says so itself by its name.
     """
     opcodes: set[str] = set()
     for body in module.computations.values():
@@ -443,6 +446,8 @@ def _is_global(module: HloModule) -> bool:
         base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
         for base in (base_opcode(opcode)[0] for opcode in opcodes)
     )
+    if module.entry.name.endswith(_MADE_BY_PARTITIONER):
+        return False
     scheduled = module.attributes.get("is_scheduled") == "true"
     if "sharding=" not in module.source.text or (scheduled and exchanges):
         return False
