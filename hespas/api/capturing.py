@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -273,9 +274,12 @@ class _Asked:
             return self._compiled(lowering)
         if self.partitioner != "auto":
             return self._partitioned(lowering, shardy=self.partitioner == "shardy")
+        end = monotonic() + self.timeout_s
         try:
             return self._partitioned(lowering, shardy=True)
         except UnsupportedError as error:
+            if monotonic() >= end:
+                raise
             told = f"{error.text}; GSPMD propagates shardings instead"
             self.found.warning("capture.fallback", "partitioner", told)
         return self._partitioned(lowering, shardy=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -22,11 +23,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from hespas.captures.mesh import Mesh
+from hespas.captures.partition_checks import check_shardings, check_written_out
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, Module, Operation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.sandbox import bounded_memory
-from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 
 __all__ = ["PARTITIONED", "REFUSED", "Settings", "main"]
 
@@ -69,7 +72,7 @@ def main() -> int:
         with bounded_memory(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
             _partition(data, settings)
     except HespasError as error:
-        return _refused(folder, type(error).__name__, error.text, error.hint or "")
+        return _refused(folder, type(error).__name__, error.text, error.hint or "", error.position or "")
     except MemoryError:
         return _refused(folder, "XLA", "more memory is needed than a program of this size may take", "")
     except RuntimeError as error:
@@ -77,8 +80,8 @@ def main() -> int:
     return 0
 
 
-def _refused(folder: Path, kind: str, message: str, hint: str) -> int:
-    told = json.dumps({"kind": kind, "message": message, "hint": hint})
+def _refused(folder: Path, kind: str, message: str, hint: str, position: str = "") -> int:
+    told = json.dumps({"kind": kind, "message": message, "hint": hint, "position": position})
     (folder / REFUSED).write_text(told, encoding="utf-8")
     return 1
 
@@ -112,6 +115,11 @@ class _Program:
         stated = {_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in meshes}
         stated = {name: mesh for name, mesh in stated.items() if mesh.axes}
         partitions = _count(self.module, "mhlo.num_partitions")
+        if (replicas := _count(self.module, "mhlo.num_replicas")) > 1:
+            raise UnsupportedError(
+                f"the program has {replicas:,} replicas, which no mesh has",
+                hint="lower it with jax.jit and shardings over all devices",
+            )
         if not stated:
             return self._on_tiles(axes, partitions)
         named = dict(next(iter(stated.values())).axes)
@@ -128,7 +136,8 @@ class _Program:
                 mesh = stated.get(_name(op))
                 if mesh is not None:
                     self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes})
-        return max(prod(wanted.values()), partitions if not changed else 1)
+        devices = max(prod(wanted.values()), partitions if not changed else 1)
+        return Mesh(("devices",), (devices,)).num_devices
 
     def _on_tiles(self, axes: Mapping[str, int], partitions: int) -> int:
         """The devices of a program whose shardings are tiles, or that has none."""
@@ -144,7 +153,7 @@ class _Program:
                 f"{prod(axes.values())}",
                 hint="tiles have no axes that could be resized: lower the program for the other mesh",
             )
-        return partitions
+        return Mesh(("devices",), (partitions,)).num_devices
 
     def _check_free(self, changed: set[str]) -> None:
         for op in self._operations:
@@ -164,14 +173,22 @@ class _Program:
 
     def check(self) -> None:
         """Raise ``UsageError`` for what is partitioned already, ``UnsupportedError`` for what another process
-        cannot partition.
+        cannot partition, ``FormatError`` for shardings that XLA would drop and calls without end.
         """
+        check_written_out(self._operations)
+        check_shardings(self._operations)
         by_hand = any("SPMDFullToShardShape" in _called(op) for op in self._operations)
         for op in self._operations:
             if op.name in _COLLECTIVES and not by_hand and not _is_manual(op):
                 raise UsageError(
                     f"the program is partitioned already: {op.name} stands outside of any shard_map",
                     hint="leave `mesh` out",
+                )
+            if not _is_known(op):
+                raise UnsupportedError(
+                    f"{op.name} is no operation of StableHLO",
+                    position=str(op.location),
+                    hint="lower the program with jax.jit(f).lower(...)",
                 )
             if _CUSTOM_PARTITIONING in _called(op):
                 raise UnsupportedError(
@@ -242,13 +259,30 @@ def _is_manual(op: Operation) -> bool:
     return above is None or _name(above) != "main"
 
 
+def _is_known(op: Operation) -> bool:
+    """Whether an operation is of a dialect that is read here, or of MHLO, which XLA reads as well."""
+    context = cast("Any", op).context
+    return op.name.startswith("mhlo.") or bool(context.is_registered_operation(op.name))
+
+
 def _name(op: Operation) -> str:
     return str(op.attributes["sym_name"]).strip('"')
 
 
 def _count(module: Module, attribute: str) -> int:
     attributes = module.operation.attributes
-    return int(cast("Any", attributes[attribute]).value) if attribute in attributes else 1
+    if attribute not in attributes:
+        return 1
+    text = str(attributes[attribute])
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        raise FormatError(
+            f"{attribute} is {text[:80]}, and no number of devices", hint="lower the program again"
+        )
+    return int(found[1])
+
+
+_COUNT = re.compile(r"([1-9][0-9]{0,17})(?: : [su]?i[0-9]+)?")
 
 
 def _axes(axes: Mapping[str, int]) -> str:
