@@ -43,6 +43,12 @@ class Mesh:
         if isinstance(axes, Mesh):
             return axes
         if isinstance(axes, Mapping):
+            for axis, extent in axes.items():
+                if type(axis) is not str or type(extent) is not int:
+                    raise UsageError(
+                        f"mesh: {axis!r}: {extent!r} is no axis",
+                        hint="names are text, sizes whole numbers: {'data': 64, 'model': 8}",
+                    )
             return cls(tuple(axes), tuple(axes.values()))
         names: list[str] = []
         sizes: list[int] = []

@@ -6,9 +6,11 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
+from typing import TextIO, cast
 
 from hespas.graph.errors import HespasError, MissingExtraError, UsageError
 
@@ -90,7 +92,7 @@ def users_code(doing: str, remedies: Mapping[str, str] | None = None) -> Generat
     Raises ``UsageError`` with the place in the user's file.
     """
     try:
-        with redirect_stdout(sys.stderr):
+        with _aside():
             yield
     except (HespasError, KeyboardInterrupt):
         raise
@@ -107,6 +109,32 @@ def users_code(doing: str, remedies: Mapping[str, str] | None = None) -> Generat
         told = ": ".join(filter(None, (type(error).__name__, reason)))
         hint = next((hint for words, hint in (remedies or {}).items() if words in reason), None)
         raise UsageError(f"{doing} fails: {told}", position=_place(error), hint=hint) from error
+
+
+class _Aside:
+    """What stood as standard output before the first of the threads that run code of users, and how many do:
+    the last one puts it back.
+    """
+
+    lock = Lock()
+    running = 0
+    before: TextIO | None = None
+
+
+@contextmanager
+def _aside() -> Generator[None]:
+    """Standard output is standard error within, in all threads: it is one for the process."""
+    with _Aside.lock:
+        if not _Aside.running:
+            _Aside.before, sys.stdout = sys.stdout, sys.stderr
+        _Aside.running += 1
+    try:
+        yield
+    finally:
+        with _Aside.lock:
+            _Aside.running -= 1
+            if not _Aside.running:
+                sys.stdout, _Aside.before = cast("TextIO", _Aside.before), None
 
 
 def _reason(error: BaseException) -> str:

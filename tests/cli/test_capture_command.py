@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import invalidate_caches
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import hespas
 from hespas.cli.main import app
+from hespas.graph.errors import UsageError
 
 pytest.importorskip("jax")
 MODULE = """
@@ -230,3 +234,30 @@ def test_what_cannot_be_captured_is_told_in_a_sentence(
         "leaves.py",
         "broken.py",
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"partitioner": "xla"}, "one of auto, shardy, gspmd"),
+        ({"platform": "gpu"}, "one of cpu, cuda, rocm, tpu"),
+        ({"framework": "tf"}, "one of auto, jax, torch"),
+        ({"mesh": {"data": 4.0}}, "is no axis"),
+        ({"mesh": {"data": "4"}}, "is no axis"),
+        ({"function": None}, "NoneType is no function"),
+    ],
+)
+def test_choices_that_there_are_not_are_told(asked: dict[str, Any], told: str) -> None:
+    chosen: dict[str, Any] = {"function": print, "mesh": "data=4", **asked}
+    with pytest.raises(UsageError, match=told):
+        hespas.capture(**chosen)
+
+
+@pytest.mark.usefixtures("folder")
+def test_captures_in_threads_leave_standard_output_where_it_was() -> None:
+    before = sys.stdout
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(hespas.capture, "train:alone_on_each", mesh="data=4") for _ in range(3)]
+        told = {each.result().headline() for each in asked}
+    assert len(told) == 1
+    assert sys.stdout is before
