@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from time import monotonic
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -172,6 +173,11 @@ def capture(
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
+    _check_chosen(framework=framework, platform=platform, partitioner=partitioner)
+    if not isinstance(function, str) and not callable(function):
+        raise UsageError(
+            f"{type(function).__name__} is no function", hint="a function, or its name as module:function"
+        )
     if arguments and args is not None:
         raise UsageError("arguments are given and described", hint="leave `args` out")
     if destination is not None:
@@ -191,6 +197,16 @@ def capture(
         written="" if destination is None else str(destination),
         written_bytes=0 if destination is None else put(done.workload, destination),
     )
+
+
+def _check_chosen(**chosen: str | None) -> None:
+    """Raise ``UsageError`` for a choice that there is not."""
+    there_are = {"framework": Framework, "platform": Platform, "partitioner": Partitioner}
+    for name, value in chosen.items():
+        if value is not None and value not in get_args(there_are[name]):
+            raise UsageError(
+                f"`{name}`: {value!r} is no choice", hint=f"one of {', '.join(get_args(there_are[name]))}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +291,12 @@ class _Asked:
             return self._compiled(lowering)
         if self.partitioner != "auto":
             return self._partitioned(lowering, shardy=self.partitioner == "shardy")
+        end = monotonic() + self.timeout_s
         try:
             return self._partitioned(lowering, shardy=True)
         except UnsupportedError as error:
+            if monotonic() >= end:
+                raise
             told = f"{error.text}; GSPMD propagates shardings instead"
             self.found.warning("capture.fallback", "partitioner", told)
         return self._partitioned(lowering, shardy=False)

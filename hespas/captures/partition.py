@@ -35,8 +35,8 @@ _KINDS: dict[str, type[HespasError]] = {"UsageError": UsageError, "FormatError":
 _SHARDY = (b"sdy.", b"xla.sdy", b"sdy\0")
 _FATAL = re.compile(r"(?:Check failed|F\d{4} |LLVM ERROR|assertion).*", re.IGNORECASE)
 _WAYS_ROUND = (
-    "try `partitioner=gspmd`; else find the operation by leaving parts of the program out, shard its "
-    "operands otherwise there (jax.lax.with_sharding_constraint), or write it with shard_map"
+    "find the operation by leaving parts of the program out, shard its operands otherwise there "
+    "(jax.lax.with_sharding_constraint), or write it with shard_map"
 )
 
 
@@ -73,7 +73,9 @@ def partition(
         found = _dump(folder)
         if found is not None and (_is_written(folder) or _is_whole(found)):
             return found.read_text(encoding="utf-8")
-        raise _failure(folder, Path(scratch, "errors"), status, timeout_s)
+        # A program that is lowered already has the annotations that it has.
+        ways = f"try `partitioner=gspmd`; else {_WAYS_ROUND}" if partitioner == "shardy" else _WAYS_ROUND
+        raise _failure(folder, Path(scratch, "errors"), status, timeout_s, ways)
 
 
 def _run(settings: Settings, errors: Path, timeout_s: float) -> int | None:
@@ -128,22 +130,25 @@ def _is_whole(path: Path) -> bool:
         return file.read().rstrip().endswith(b"}")
 
 
-def _failure(folder: Path, errors: Path, status: int | None, timeout_s: float) -> HespasError:
+def _failure(
+    folder: Path, errors: Path, status: int | None, timeout_s: float, ways_round: str
+) -> HespasError:
     """Why there is no partitioned program."""
     refusal = folder / REFUSED
     if refusal.exists():
         told = json.loads(refusal.read_text(encoding="utf-8"))
         if told["kind"] == "XLA":
             why = _SUSPECTED.split(told["message"])[0].strip()[:_MOST_SAID]
-            return UnsupportedError(f"XLA's partitioner refuses the program: {why}", hint=_WAYS_ROUND)
+            return UnsupportedError(f"XLA's partitioner refuses the program: {why}", hint=ways_round)
         kind = _KINDS.get(told["kind"], UnsupportedError)
-        return kind(told["message"], hint=told["hint"] or None)
+        return kind(told["message"], hint=told["hint"] or None, position=told["position"] or None)
     said = errors.read_text(encoding="utf-8", errors="replace")
     fatal = _FATAL.search(said)
     last = fatal[0] if fatal else next(reversed(said.strip().splitlines()), "")
     if status is None:
         how = f"does not finish within {timeout_s:g} s"
+        ways_round = f"give it more time; else {ways_round}"
     else:
         how = f"ends with status {status}" if status >= 0 else f"ends with signal {-status}"
     told = f": {last[:_MOST_SAID]}" if last else ""
-    return UnsupportedError(f"XLA's partitioner {how}{told}", hint=_WAYS_ROUND)
+    return UnsupportedError(f"XLA's partitioner {how}{told}", hint=ways_round)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -22,11 +23,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from hespas.captures.mesh import Mesh
+from hespas.captures.partition_checks import check_shardings, check_written_out
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, Module, Operation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.sandbox import bounded_memory
-from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 
 __all__ = ["PARTITIONED", "REFUSED", "Settings", "main"]
 
@@ -69,7 +72,7 @@ def main() -> int:
         with bounded_memory(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
             _partition(data, settings)
     except HespasError as error:
-        return _refused(folder, type(error).__name__, error.text, error.hint or "")
+        return _refused(folder, type(error).__name__, error.text, error.hint or "", error.position or "")
     except MemoryError:
         return _refused(folder, "XLA", "more memory is needed than a program of this size may take", "")
     except RuntimeError as error:
@@ -77,8 +80,8 @@ def main() -> int:
     return 0
 
 
-def _refused(folder: Path, kind: str, message: str, hint: str) -> int:
-    told = json.dumps({"kind": kind, "message": message, "hint": hint})
+def _refused(folder: Path, kind: str, message: str, hint: str, position: str = "") -> int:
+    told = json.dumps({"kind": kind, "message": message, "hint": hint, "position": position})
     (folder / REFUSED).write_text(told, encoding="utf-8")
     return 1
 
@@ -124,13 +127,13 @@ class _Program:
         wanted = {name: axes.get(name, size) for name, size in named.items()}
         changed = {name for name in named if wanted[name] != named[name]}
         if not changed:
-            return max(prod(wanted.values()), partitions)
+            return _as_many(max(prod(wanted.values()), partitions))
         self._check_free(changed)
         for op in meshes:
             mesh = stated.get(_name(op))
             if mesh is not None:
                 self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes}, wanted)
-        return prod(wanted.values())
+        return _as_many(prod(wanted.values()))
 
     def _partitions(self) -> int:
         """For how many partitions the program is. Raises ``UnsupportedError`` for replicas beside them."""
@@ -161,7 +164,7 @@ class _Program:
                 f"{prod(axes.values())}",
                 hint="tiles have no axes that could be resized: lower the program for the other mesh",
             )
-        return partitions
+        return Mesh(("devices",), (partitions,)).num_devices
 
     def _check_free(self, changed: set[str]) -> None:
         for op in self._operations:
@@ -197,8 +200,10 @@ class _Program:
 
     def check(self, devices: int) -> None:
         """Raise ``UsageError`` for what is partitioned already, ``UnsupportedError`` for what another process
-        cannot partition.
+        cannot partition, ``FormatError`` for shardings that XLA would drop and calls without end.
         """
+        check_written_out(self._operations)
+        check_shardings(self._operations)
         # On one device JAX leaves no mark of a shard_map.
         by_hand = devices == 1 or any("SPMDFullToShardShape" in _called(op) for op in self._operations)
         for op in self._operations:
@@ -206,6 +211,12 @@ class _Program:
                 raise UsageError(
                     f"the program is partitioned already: {op.name} stands outside of any shard_map",
                     hint="leave `mesh` out",
+                )
+            if not _is_known(op):
+                raise UnsupportedError(
+                    f"{op.name} is no operation of StableHLO",
+                    position=str(op.location),
+                    hint="lower the program with jax.jit(f).lower(...)",
                 )
             if _CUSTOM_PARTITIONING in _called(op):
                 raise UnsupportedError(
@@ -290,13 +301,35 @@ def _is_alone(op: Operation) -> bool:
     return False
 
 
+def _is_known(op: Operation) -> bool:
+    """Whether an operation is of a dialect that is read here, or of MHLO, which XLA reads as well."""
+    context = cast("Any", op).context
+    return op.name.startswith("mhlo.") or bool(context.is_registered_operation(op.name))
+
+
+def _as_many(devices: int) -> int:
+    """The number, if a mesh may have so many devices; raises ``UsageError`` where not."""
+    return Mesh(("devices",), (devices,)).num_devices
+
+
 def _name(op: Operation) -> str:
     return str(op.attributes["sym_name"]).strip('"')
 
 
 def _count(module: Module, attribute: str) -> int:
     attributes = module.operation.attributes
-    return int(cast("Any", attributes[attribute]).value) if attribute in attributes else 1
+    if attribute not in attributes:
+        return 1
+    text = str(attributes[attribute])
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        raise FormatError(
+            f"{attribute} is {text[:80]}, and no number of devices", hint="lower the program again"
+        )
+    return int(found[1])
+
+
+_COUNT = re.compile(r"([1-9][0-9]{0,17})(?: : [su]?i[0-9]+)?")
 
 
 def _axes(axes: Mapping[str, int]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
+from typing import TextIO, cast
 
 from hespas.graph.errors import HespasError, MissingExtraError, UsageError
 
@@ -113,15 +115,16 @@ def _is_users(file: str) -> bool:
 
 
 @contextmanager
-def users_code(doing: str) -> Generator[None]:
+def users_code(doing: str, remedies: Mapping[str, str] | None = None) -> Generator[None]:
     """Around code of the user: what it prints goes to standard error, what it raises is the user's to mend.
+    ``remedies`` say what to do about errors by words that they have.
 
     Raises ``UsageError`` with the place in the user's file.
     """
     try:
-        with redirect_stdout(sys.stderr):
+        with _aside():
             yield
-    except HespasError:
+    except (HespasError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
         if error.name in _FRAMEWORKS:
@@ -131,11 +134,45 @@ def users_code(doing: str) -> Generator[None]:
         ) from error
     except SystemExit as error:
         raise UsageError(f"{doing} ends the process", hint=_GUARD) from error
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(
-            f"{doing} fails: {type(error).__name__}: {reason}", position=_place(error)
-        ) from error
+    except BaseException as error:  # classes of their own, too: no error of users is one of ours
+        reason = _reason(error)
+        told = ": ".join(filter(None, (type(error).__name__, reason)))
+        hint = next((hint for words, hint in (remedies or {}).items() if words in reason), None)
+        raise UsageError(f"{doing} fails: {told}", position=_place(error), hint=hint) from error
+
+
+class _Aside:
+    """What stood as standard output before the first of the threads that run code of users, and how many do:
+    the last one puts it back.
+    """
+
+    lock = Lock()
+    running = 0
+    before: TextIO | None = None
+
+
+@contextmanager
+def _aside() -> Generator[None]:
+    """Standard output is standard error within, in all threads: it is one for the process."""
+    with _Aside.lock:
+        if not _Aside.running:
+            _Aside.before, sys.stdout = sys.stdout, sys.stderr
+        _Aside.running += 1
+    try:
+        yield
+    finally:
+        with _Aside.lock:
+            _Aside.running -= 1
+            if not _Aside.running:
+                sys.stdout, _Aside.before = cast("TextIO", _Aside.before), None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what an error says, which is code of the user too."""
+    try:
+        return next(iter(str(error).strip().splitlines()), "")
+    except Exception:
+        return "it cannot be told why: its own text fails"
 
 
 _FRAMEWORKS = ("jax", "torch")

@@ -10,7 +10,7 @@ import typer
 from hespas.captures.jax.lowering import Platform, without_devices
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.cli import options
-from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.session import answer_apart, check_reports, command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
@@ -162,7 +162,7 @@ def capture(
         others = {name: [path] for name, path in named.items() if path}
         check_reports({"--json": json_file}, others, overwrite=overwrite)
         axes = tuple(part.strip() for part in explicit.split(",") if part.strip())
-        with progress_bar("writing", progress) as callback:
+        with progress_bar("writing", progress) as callback, answer_apart():
             parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
             done = api.capture(
                 target,

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from hespas.graph.errors import FormatError, HespasError, OutputError, UsageErro
 from hespas.graph.plugins import set_aside
 
 __all__ = [
+    "answer_apart",
     "check_apart",
     "check_once",
     "check_report_folder",
@@ -88,7 +89,31 @@ def run(app: typer.Typer) -> NoReturn:
         except OSError as error:
             _give_up(stream)
             code = code or (0 if isinstance(error, BrokenPipeError) else exit_code(OutputError("")))
+    with suppress(OSError):  # what programs of users still print as Python ends is no part of the answer
+        os.dup2(2, 1)
     sys.exit(code)
+
+
+@contextmanager
+def answer_apart() -> Generator[None]:
+    """Within, whatever is written to standard output goes to standard error: by programs of users, their
+    threads and the processes that they start.
+    """
+    kept: int | None = None
+    with redirect_stdout(sys.stderr):
+        try:
+            if sys.__stdout__ is not None and sys.__stdout__.fileno() == 1:
+                sys.__stdout__.flush()
+                kept = os.dup(1)
+                os.dup2(2, 1)
+        except (OSError, ValueError):  # closed, or no file
+            kept = None
+        try:
+            yield
+        finally:
+            if kept is not None:
+                os.dup2(kept, 1)
+                os.close(kept)
 
 
 class _Closed(io.TextIOBase):

@@ -205,3 +205,69 @@ def test_annotated_programs_are_converted_with_a_mesh(tmp_path: Path) -> None:
 def test_a_trace_has_no_mesh_to_be_partitioned_over(tmp_path: Path) -> None:
     with pytest.raises(HespasError, match="has no shardings to partition by"):
         hespas.convert(FIXTURES.parent / "hlo" / "mlp.hlo.txt", tmp_path / "x.json", mesh="data=4")
+
+
+def calls(depth: int, last: str) -> bytes:
+    """A program whose functions call the next one twice each."""
+    kind = "tensor<8x8xf32>"
+    head = TILES.decode().partition("  func.func")[0]
+    split = 'mhlo.sharding = "{devices=[8,1]<=[8]}"'
+    text = f"""{head}  func.func public @main(%x: {kind} {{{split}}}) -> {kind} {{
+    %0 = func.call @f0(%x) : ({kind}) -> {kind}
+    return %0 : {kind}
+  }}
+"""
+    for number in range(depth):
+        callee = f"f{number + 1}" if number + 1 < depth else last
+        text += f"""  func.func private @f{number}(%x: {kind}) -> {kind} {{
+    %0 = func.call @{callee}(%x) : ({kind}) -> {kind}
+    %1 = func.call @{callee}(%0) : ({kind}) -> {kind}
+    return %1 : {kind}
+  }}
+"""
+    text += f"""  func.func private @end(%x: {kind}) -> {kind} {{
+    %0 = stablehlo.abs %x : {kind}
+    return %0 : {kind}
+  }}
+}}
+"""
+    return text.encode()
+
+
+def test_calls_of_calls_are_partitioned() -> None:
+    assert "f32[1,8]" in partition(calls(4, "end"))
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "told"),
+    [
+        (calls(40, "end"), UnsupportedError, "@main has"),
+        (calls(3, "f0"), FormatError, "calls itself"),
+        (calls(1, "f0"), FormatError, "calls itself"),
+        (TILES.replace(b"{devices=[4,1,2]", b"{devices=[4,1,2"), FormatError, "is no sharding"),
+        (TILES.replace(b"partitions = 8", b"partitions = -8"), FormatError, "no number of devices"),
+        (TILES.replace(b"partitions = 8", b"partitions = 2147483647"), UsageError, "at most 16,777,216"),
+        (TILES.replace(b"replicas = 1", b"replicas = 2"), UnsupportedError, "2 replicas"),
+        (
+            TILES.replace(b"stablehlo.transpose %x, dims = [1, 0]", b'"odd.transpose"(%x)'),
+            UnsupportedError,
+            "odd.transpose is no operation",
+        ),
+    ],
+)
+def test_what_xla_would_drop_or_never_be_done_with_is_told(
+    program: bytes, kind: type[HespasError], told: str
+) -> None:
+    with pytest.raises(kind, match=told):
+        partition(program)
+
+
+def test_what_the_partitioner_made_is_not_taken_for_the_whole_job() -> None:
+    alone = TILES.partition(b"    %0 =")[0].replace(b"[4,1,2]<=[8] last_tile_dim_replicate", b"[8,1]<=[8]")
+    found = Diagnostics()
+    body = b"    %0 = stablehlo.abs %x : tensor<8x16xbf16>\n    return %0 : tensor<8x16xbf16>\n  }\n}\n"
+    done = captured(
+        alone.replace(b"-> tensor<8x8xbf16>", b"-> tensor<8x16xbf16>") + body, "alone", diagnostics=found
+    )
+    assert not [each for each in found if each.severity is Severity.WARNING]
+    assert "bf16[1,16]" in done.partitioned

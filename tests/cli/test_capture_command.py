@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import invalidate_caches
 from pathlib import Path
@@ -73,6 +75,36 @@ def scaled(mesh):
     return (lambda x: jnp.exp(x) @ jnp.ones((64, 64))), (x,)
 
 
+class Odd(BaseException):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raises_oddly(mesh):
+    raise Odd
+
+
+def ends_a_generator(mesh):
+    raise GeneratorExit
+
+
+def calls_back(mesh):
+    def step(x):
+        jax.debug.print("{}", x[0])
+        return x * 2
+
+    return step, (jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("data"))),)
+
+
+def alone_on_each(mesh):
+    import os
+
+    os.write(1, b"by number\\n")
+    os.system("echo by another process")
+    print("by name")
+    return jnp.tanh, (jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("data"))),)
+
+
 number = 3
 """
 
@@ -119,6 +151,22 @@ def test_a_step_is_captured_with_all_that_can_be_written_of_it(folder: Path) -> 
     again = capture("train:build", "--mesh", "data=4,model=2", "--out", "traces")
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
+
+
+def test_what_a_program_prints_in_any_way_is_no_part_of_the_answer(folder: Path) -> None:
+    command = [sys.executable, "-c", "from hespas.cli.main import main; main()"]
+    asked = ["capture", "train:alone_on_each", "--mesh", "data=4", "--json", "-"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(
+        [*command, *asked], capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["collectives"] == document["diagnostics"] == []
+    assert document["bytes_moved"] == 2 * 16 * 8 * 4
+    for way in ("by number", "by another process", "by name"):
+        assert way in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -201,6 +249,9 @@ def test_a_mesh_of_jax_and_partial_functions_are_taken_as_they_are() -> None:
             "returns the step and its arguments, and this one a int",
         ),
         (["train:does_not_trace", "--mesh", "data=4", "--args", "f32[]"], 2, "train.py:46"),
+        (["train:raises_oddly", "--mesh", "data=4"], 2, "fails: Odd: it cannot be told why"),
+        (["train:ends_a_generator", "--mesh", "data=4"], 2, "ends_a_generator fails: GeneratorExit"),
+        (["train:calls_back", "--mesh", "data=4"], 2, "--platform cpu"),
         (["train:alone", "--mesh", "data=4", "--explicit", "rows"], 2, "has no axis rows"),
         (["train:build", "--mesh", "data=4,model=2", "--out", "-"], 2, "a workload is files"),
     ],
@@ -218,3 +269,30 @@ def test_what_cannot_be_captured_is_told_in_a_sentence(
         "leaves.py",
         "broken.py",
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"partitioner": "xla"}, "one of auto, shardy, gspmd"),
+        ({"platform": "gpu"}, "one of cpu, cuda, rocm, tpu"),
+        ({"framework": "tf"}, "one of auto, jax, torch"),
+        ({"mesh": {"data": 4.0}}, "is no axis"),
+        ({"mesh": {"data": "4"}}, "is no axis"),
+        ({"function": None}, "NoneType is no function"),
+    ],
+)
+def test_choices_that_there_are_not_are_told(asked: dict[str, Any], told: str) -> None:
+    chosen: dict[str, Any] = {"function": print, "mesh": "data=4", **asked}
+    with pytest.raises(UsageError, match=told):
+        hespas.capture(**chosen)
+
+
+@pytest.mark.usefixtures("folder")
+def test_captures_in_threads_leave_standard_output_where_it_was() -> None:
+    before = sys.stdout
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(hespas.capture, "train:alone_on_each", mesh="data=4") for _ in range(3)]
+        told = {each.result().headline() for each in asked}
+    assert len(told) == 1
+    assert sys.stdout is before

@@ -28,6 +28,15 @@ Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 """Whose variant of a program JAX lowers; most programs are the same on all."""
 
 
+_REMEDIES = {
+    "require devices to be present during lowering": "leave out what calls back to the host "
+    "(jax.pure_callback, jax.experimental.io_callback): it belongs to devices that are there",
+    "is different from the lowering platform": "what calls back to the host (jax.debug.print) is lowered for "
+    "a CPU only: `platform=cpu`, or leave it out",
+}
+"""What to do about errors of JAX, by words of theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """``program`` is MLIR bytecode with locations. ``inputs_unsharded`` arguments of ``inputs`` have no
@@ -70,7 +79,7 @@ def lower(
         with users_code(f"making the arguments of {name}"):
             call = call_of(jax, function, arguments, dict(keywords or {}), abstract)
             positional, named, placed = _abstract(jax, (call.positional, call.named), abstract)
-        with users_code(f"tracing {name}"):
+        with users_code(f"tracing {name}", _REMEDIES):
             step, positional, named = jitted(jax, Call(call.step, positional, named))
             lowered = step.trace(*positional, **named).lower(lowering_platforms=(platform,))
     _tell(name, placed, mesh, diagnostics)

@@ -65,7 +65,7 @@ def _profile(run: Run) -> None:
         jax.block_until_ready(made)
         lowered = step.lower(*made[0][0], **made[0][1])
         compiled = lowered.compile()
-        with TemporaryDirectory() as traces:
+        with TemporaryDirectory(dir=folder) as traces:  # goes with the folder where the process is ended
             for number, values in enumerate(made):
                 if number == _WARM_UP:
                     jax.profiler.start_trace(traces)

@@ -122,7 +122,7 @@ class _Ranks:
             raise UsageError(
                 f"{self._title} fails on rank {rank}: {told}",
                 position=failing_line(error),
-                hint="run it as it is with one rank first; what depends on values needs `tensors=real`",
+                hint="run it as it is with one rank first; what depends on values needs `real_tensors`",
             ) from error
 
 

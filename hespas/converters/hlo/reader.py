@@ -220,6 +220,8 @@ _NAMING = frozenset({"channel_id", *_NAMED_IN})
 _TO_SHARD = "SPMDFullToShardShape"
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape"})
 _TILED = ("devices=", "mesh", "<=[")
+_MADE_BY_PARTITIONER = "_spmd"
+"""What XLA's partitioner adds to the names of computations."""
 
 
 @dataclass(slots=True)
@@ -454,6 +456,8 @@ def _is_global(module: HloModule) -> bool:
         base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
         for base in (base_opcode(opcode)[0] for opcode in opcodes)
     )
+    if module.entry.name.endswith(_MADE_BY_PARTITIONER):
+        return False
     scheduled = module.attributes.get("is_scheduled") == "true"
     if "sharding=" not in module.source.text or (scheduled and exchanges):
         return False

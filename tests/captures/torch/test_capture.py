@@ -199,7 +199,7 @@ def test_shapes_that_depend_on_values_are_refused_with_the_way_round() -> None:
 
     with pytest.raises(UsageError, match="DynamicOutputShapeException") as raised:
         capture_torch(build, Mesh.of("data=2"))
-    assert "tensors=real" in str(raised.value.hint)
+    assert "real_tensors" in str(raised.value.hint)
     assert len(capture_torch(build, Mesh.of("data=2"), tensors="real").classes[0]) == 1
 
 

@@ -497,6 +497,15 @@ def test_a_program_of_the_whole_job_is_told_from_one_of_a_device(
     assert "hlo.global-program" not in alone.counts()
 
 
+@pytest.mark.parametrize(("entry", "is_global"), [("main.4", True), ("main.4_spmd", False)])
+def test_what_the_partitioner_made_is_told_by_its_name_where_nothing_is_exchanged(
+    read_text: ReadText, entry: str, *, is_global: bool
+) -> None:
+    lines = f"  x = f32[16]{{0}} parameter(0), {SHARDED}\n  ROOT r = f32[16]{{0}} abs(x)"
+    _, diagnostics = read_text(f"HloModule m, num_partitions=4\nENTRY {entry} {{\n{lines}\n}}\n")
+    assert ("hlo.global-program" in diagnostics.counts()) is is_global
+
+
 @pytest.mark.parametrize(
     ("header", "line", "devices"),
     [
