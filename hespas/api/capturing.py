@@ -259,6 +259,7 @@ class _Asked:
                 function,
                 self.mesh,
                 *arguments,
+                name=name_of(function),
                 diagnostics=self.found,
                 tensors="real" if real or compiled else "fake",
                 compiled=compiled,

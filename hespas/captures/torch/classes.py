@@ -92,6 +92,7 @@ def find_classes(mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> tuple[RankCl
     ``UnsupportedError`` past :data:`MOST_RECORDED`.
     """
     classes = RankClasses(mesh, graph_at)
+    classes.of((0,) * len(mesh.sizes))  # where no axis has a second rank, nothing else asks for one
     starts = [classes.starts_on(axis) for axis in range(len(mesh.sizes))]
     shape = tuple(map(len, starts))
     if max(shape) == 1:

@@ -39,6 +39,13 @@ def test_equal_ranks_are_one_class_and_three_an_axis_are_looked_at() -> None:
     assert rank_class.strides == (0,)
 
 
+@pytest.mark.parametrize("sizes", [(1,), (1, 1)])
+def test_a_mesh_of_one_rank_is_recorded(sizes: tuple[int, ...]) -> None:
+    ranks = Ranks(sizes, ["alone"])
+    found, rank_class = find_classes(Mesh(("data", "model")[: len(sizes)], sizes), ranks.graph_at)
+    assert ranks.asked == found.first == rank_class.tolist() == [0]
+
+
 def test_borders_between_stretches_are_found_and_combined() -> None:
     mesh = Mesh(("pipe", "data"), (4, 1000))
     kinds: list[object] = [
