@@ -20,6 +20,7 @@ from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
 from hespas.api.grid import GridDocument
 from hespas.api.run_difference import RunDifferenceDocument
+from hespas.api.serving import ServingDocument
 from hespas.api.simulation import SimulationDocument
 from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
 from hespas.api.systems import SystemDocument
@@ -53,6 +54,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,
+    "serving": ServingDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,
     "system": SystemDocument,

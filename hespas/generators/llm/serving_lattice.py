@@ -109,10 +109,7 @@ def lattice_kernels(step: ServingStep, grids: Grids) -> LatticeKernels:
     """The kernels of a rank at every grid point. Raises ``UsageError`` that names the rule which the layout
     breaks, ``UnsupportedError`` for pipelines and for models with states instead of a cache.
     """
-    if step.layout.pp > 1:
-        raise UnsupportedError("serving by a pipeline is not simulated", hint="`pp=1`, and a larger `tp`")
-    if any(isinstance(block, Mamba) for block in step.model.blocks()):
-        raise UnsupportedError(f"{step.model.name} keeps states, whose steps are not simulated")
+    _check_kept(step)
     step.account()
     builder, found = GraphBuilder(step.name), _Collected()
     writer = _Writer(step, builder, found)
@@ -143,6 +140,13 @@ def lattice_kernels(step: ServingStep, grids: Grids) -> LatticeKernels:
         point=np.array(found.point, np.int64)[kept],
         times=np.array(found.times)[kept],
     )
+
+
+def _check_kept(step: ServingStep) -> None:
+    if step.layout.pp > 1:
+        raise UnsupportedError("serving by a pipeline is not simulated", hint="`pp=1`, and a larger `tp`")
+    if any(isinstance(block, Mamba) for block in step.model.blocks()):
+        raise UnsupportedError(f"{step.model.name} keeps states, whose steps are not simulated")
 
 
 _OF_KEYS = ("kv_up.quantize", "kv_up", "kv_join")
@@ -203,8 +207,10 @@ _CONTEXTS = (1 << 14, 1 << 15)
 
 def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int) -> float:
     """Tokens of all sequences for whose keys and values a rank has room, beside its weights and what steps of
-    so many tokens and sequences work in; 0 or less where it has none.
+    so many tokens and sequences work in; 0 or less where it has none. Raises ``UnsupportedError`` as
+    :func:`lattice_kernels`.
     """
+    _check_kept(step)
 
     def filled(context: int) -> float:
         serving = Serving(
