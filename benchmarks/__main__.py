@@ -21,6 +21,7 @@ BENCHMARKS = {
     "hub_memory": "memory of a graph of a million nodes",
     "interference": "kernels beside collectives in recorded traces: factors, and each trace by the others",
     "job_speed": "jobs of 256 and 32,768 ranks that wait for each other, against one rank of each class",
+    "joins": "profiled JAX programs joined to their text with names and without, and to other programs",
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",

@@ -29,6 +29,7 @@ __all__ = [
     "simulate",
     "suggest",
     "system",
+    "validate_capture",
     "view",
     "write",
 ]
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         simulate,
         suggest,
         system,
+        validate_capture,
         view,
         write,
     )

@@ -30,6 +30,7 @@ from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.calibration.suggestions import SuggestionDocument
+from hespas.validators.capture.document import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
 from tools.documents import document_command
@@ -42,6 +43,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "analyze": AnalysisDocument,
     "calibrate": CalibrationDocument,
     "capture": CaptureDocument,
+    "capture_check": CaptureCheckDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,
     "convert": ConversionDocument,

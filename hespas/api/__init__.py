@@ -12,6 +12,7 @@ __all__ = [
     "AccuracyReport",
     "Analysis",
     "CalibrationReport",
+    "CaptureCheckReport",
     "CaptureResult",
     "CheckReport",
     "ClassTotals",
@@ -57,6 +58,7 @@ __all__ = [
     "estimators_document",
     "generate",
     "graph_estimator",
+    "join_profile",
     "read",
     "read_profiles",
     "roundtrip",
@@ -71,6 +73,7 @@ __all__ = [
     "system",
     "table_estimate_document",
     "total_duration_ns",
+    "validate_capture",
     "view",
     "write",
     "write_estimates_csv",
@@ -83,6 +86,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hespas.api.analysis import Analysis, analysis_document, analyze
+    from hespas.api.capture_check import CaptureCheckReport, validate_capture
     from hespas.api.capturing import CaptureResult, capture
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
@@ -99,6 +103,7 @@ if TYPE_CHECKING:
     from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
+    from hespas.api.joining import join_profile
     from hespas.api.parts import Parts
     from hespas.api.preparation import (
         Conservation,
@@ -150,8 +155,10 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
+    "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
     "hespas.api.capturing": ("CaptureResult", "capture"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
+    "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),
     "hespas.api.estimation": (
         "ClassTotals",

@@ -11,6 +11,7 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
+from hespas.cli.capture_check import capture
 from hespas.cli.session import (
     check_reports,
     command_line,
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 app.command()(accuracy)
 app.command()(calibrate)
+app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")(capture)
 app.command()(compare)
 point_elsewhere(
     app,

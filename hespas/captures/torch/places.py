@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from hespas.captures.torch.calls import Phase
 from hespas.captures.torch.library import torch_module
 
-__all__ = ["Place", "Places"]
+__all__ = ["Place", "Places", "failing_line"]
 
 _HERE = str(Path(__file__).parent)
 
@@ -108,6 +108,18 @@ class Places:
                 return f"{text}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
+
+
+def failing_line(error: BaseException) -> str | None:
+    """The innermost line of the user's program at which an error was raised; None where there is none."""
+    library = str(Path(torch_module().__file__).parent)
+    shown: str | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        text = _shown(trace.tb_frame.f_code.co_filename, library)
+        shown = f"{text}:{trace.tb_lineno}" if text else shown
+        trace = trace.tb_next
+    return shown
 
 
 def _class_name(module: Any) -> str:

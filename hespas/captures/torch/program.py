@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from hespas.captures.mesh import Mesh
@@ -13,11 +14,12 @@ from hespas.captures.torch.calls import Recording
 from hespas.captures.torch.classes import find_classes
 from hespas.captures.torch.groups import MeshRule
 from hespas.captures.torch.library import torch_module
+from hespas.captures.torch.places import failing_line
 from hespas.captures.torch.recorder import Recorder
 from hespas.captures.torch.stages import StageBoard
 from hespas.captures.torch.world import rank_of_job
 from hespas.graph import PROGRAM_BYTES, Diagnostics, OpGraph, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import HespasError, UsageError
 
 __all__ = ["TensorKind", "capture_torch", "record_rank"]
 
@@ -56,49 +58,72 @@ def capture_torch(
 
     A few ranks are recorded (:mod:`hespas.captures.torch.classes`), each with what it executes itself.
 
-    Raises ``MissingExtraError`` without PyTorch, ``UsageError`` where a process group exists already, and
-    what the function raises.
+    Raises ``MissingExtraError`` without PyTorch, and ``UsageError`` where a process group exists already
+    or the function fails (its own error is the cause).
     """
     if tensors not in {"fake", "real"}:
         raise UsageError(f"tensors: {tensors!r} is neither fake nor real")
     if compiled and tensors != "real":
-        raise UsageError("compiled graphs are made of real tensors", hint="say tensors='real' as well")
+        raise UsageError("compiled graphs are made of real tensors", hint="say `tensors=real` as well")
     found = Diagnostics() if diagnostics is None else diagnostics
     title = name or getattr(function, "__name__", "step")
-    findings = found.about(title, "torch")
-    rule = MeshRule(mesh)
-    recordings: dict[int, Recording] = {}
-    board = StageBoard()
-
-    def record(rank: int) -> Recording:
-        with board.on(rank):
-            return record_rank(function, mesh, rank, *args, tensors=tensors, compiled=compiled)
-
-    def graph_at(rank: int) -> OpGraph:
-        if rank not in recordings:
-            recordings.update(board.in_turn(rank, record))
-        recording = recordings[rank]
-        # What every rank would say again is told once.
-        told = findings if rank == 0 else Diagnostics().about(title, "torch")
-        graph = graph_of(recording, rule, title, told)
-        recording.calls.clear()
-        return graph
-
-    classes, rank_class = find_classes(mesh, graph_at)
-    findings.info(
-        "ranks-recorded",
+    run = partial(record_rank, function, mesh, tensors=tensors, compiled=compiled)
+    ranks = _Ranks(lambda rank: run(rank, *args), MeshRule(mesh), title)
+    classes, rank_class = find_classes(mesh, ranks.graph_at)
+    for rank in classes.first:
+        found.extend(ranks.told[rank])
+    found.info(
+        "torch.ranks-recorded",
+        title,
         f"{classes.num_recorded} of {mesh.num_devices:,} ranks were recorded and are"
         f" {len(classes.graphs)} kinds; the others are taken to run what their neighbours run",
     )
-    kinds = [recordings[rank] for rank in classes.first]
     captured_by = f"torch {torch_module().__version__}, {tensors} tensors"
     metadata = {"framework": "torch", "captured_by": captured_by, "mesh": str(mesh)}
     return Workload(
         name=title,
         classes=tuple(classes.graphs),
         rank_class=rank_class,
-        metadata=metadata | _memory(kinds),
+        metadata=metadata | _memory([ranks.recordings[rank] for rank in classes.first]),
     )
+
+
+class _Ranks:
+    """Records ranks as they are asked for, and those whose shapes they need. Calls are kept no longer than it
+    takes to make the graph.
+    """
+
+    def __init__(self, record: Callable[[int], Recording], rule: MeshRule, title: str) -> None:
+        self.recordings: dict[int, Recording] = {}
+        self.told: dict[int, Diagnostics] = {}
+        self._record = record
+        self._rule = rule
+        self._title = title
+        self._board = StageBoard()
+
+    def graph_at(self, rank: int) -> OpGraph:
+        """The graph of a rank; what there is to tell of it is in ``told``."""
+        if rank not in self.recordings:
+            self.recordings.update(self._board.in_turn(rank, self._run))
+        recording = self.recordings[rank]
+        told = self.told[rank] = Diagnostics()
+        graph = graph_of(recording, self._rule, self._title, told.about(self._title, "torch"))
+        recording.calls.clear()
+        return graph
+
+    def _run(self, rank: int) -> Recording:
+        try:
+            with self._board.on(rank):
+                return self._record(rank)
+        except HespasError:
+            raise
+        except Exception as error:  # whatever the user's program raises
+            told = f"{type(error).__name__}: {str(error).strip() or 'without a message'}"
+            raise UsageError(
+                f"{self._title} fails on rank {rank}: {told}",
+                position=failing_line(error),
+                hint="run it as it is with one rank first; what depends on values needs `tensors=real`",
+            ) from error
 
 
 def _memory(kinds: Sequence[Recording]) -> dict[str, str]:

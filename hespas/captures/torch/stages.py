@@ -32,6 +32,8 @@ class StageBoard:
 
     def __init__(self) -> None:
         self.told: dict[tuple[int, int, int, int], object] = {}
+        self._anyone: dict[tuple[int, int], object] = {}
+        """What the first rank of a stage told that of another: taken for what others of them would tell."""
 
     @contextmanager
     def on(self, rank: int) -> Generator[None]:
@@ -44,19 +46,21 @@ class StageBoard:
 
         def tell(self: Any, meta: object, to_stage: int) -> None:
             told[rank, self.stage_index, self._resolve_peer_global_rank(to_stage), to_stage] = meta
+            anyone.setdefault((self.stage_index, to_stage), meta)
 
         def ask(self: Any, from_stage: int) -> object:
             peer = self._resolve_peer_global_rank(from_stage)
             key = (peer, from_stage, rank, self.stage_index)
-            if key not in told:
+            pair = (from_stage, self.stage_index)
+            if key not in told and pair not in anyone:
                 raise NotYet(peer)
-            return told[key]
+            return told[key] if key in told else anyone[pair]
 
         def agree(_: object, stages: list[Any], *__: object) -> None:
             for each in stages:
                 each._inference_mode = dynamic
 
-        told = self.told
+        told, anyone = self.told, self._anyone
         with ExitStack() as stack:
             stack.enter_context(swapped(stage, "_send_meta", tell))
             stack.enter_context(swapped(stage, "_recv_meta", ask))

@@ -183,11 +183,24 @@ def test_nothing_is_left_in_the_process_even_after_an_error() -> None:
     def fails(_: Any) -> None:
         raise ValueError("mine")
 
-    with pytest.raises(ValueError, match="mine"):
+    with pytest.raises(UsageError, match="fails on rank 0: ValueError: mine") as raised:
         capture_torch(fails, Mesh.of("data=2"))
+    assert raised.value.position is not None
+    assert "test_capture.py:" in raised.value.position
     captured("moe", "expert=4")
     assert state() == before
     assert not torch.distributed.is_initialized()
+
+
+def test_shapes_that_depend_on_values_are_refused_with_the_way_round() -> None:
+    def build(_: Any) -> Any:
+        x = torch.ones(4)
+        return x.nonzero
+
+    with pytest.raises(UsageError, match="DynamicOutputShapeException") as raised:
+        capture_torch(build, Mesh.of("data=2"))
+    assert "tensors=real" in str(raised.value.hint)
+    assert len(capture_torch(build, Mesh.of("data=2"), tensors="real").classes[0]) == 1
 
 
 def test_a_process_group_of_the_user_is_refused() -> None:
