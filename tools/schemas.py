@@ -33,6 +33,7 @@ from hespas.validators.calibration.suggestions import SuggestionDocument
 from hespas.validators.capture.document import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
+from hespas.validators.serving.document import ServingAccuracyDocument
 from tools.documents import document_command
 
 __all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]
@@ -57,6 +58,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,
     "serving": ServingDocument,
+    "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,
     "system": SystemDocument,

@@ -225,8 +225,8 @@ def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
 
 
 class Asked(NamedTuple):
-    """A model, and what it is asked of: operations of these classes (none: of all), under another name of
-    their number format where tables have one (``formats``).
+    """A model, and what it is asked of: operations of these classes (none: of all), in these number formats
+    under the names that tables have for them (``formats``; none: in any).
     """
 
     model: OperationModel
@@ -257,6 +257,8 @@ def step_times(
     best = np.full(len(used), np.inf)
     for asked in models:
         wanted = np.isin(classes, [int(each) for each in asked.classes or OpClass])
+        if asked.formats:
+            wanted &= np.isin(np.arange(len(ops)), ops.scheme.where(*asked.formats))
         if asked.kinds:
             wanted &= np.isin(np.arange(len(ops)), ops.kind.where(*asked.kinds))
         rows = np.flatnonzero(wanted)
@@ -292,20 +294,15 @@ def step_times(
 
 
 def _renamed(ops: Operations, asked: Asked) -> Operations:
-    """The operations under other names of formats; products of renamed ones with another inner dimension."""
+    """The operations as tables call them."""
     if asked.variant:
         ops = replace(ops, variant=Labels.constant(asked.variant, len(ops)))
     if not asked.formats:
         return ops
     names = tuple(asked.formats.get(name, name) for name in ops.scheme.names)
-    changed = np.array([name in asked.formats for name in ops.scheme.names], np.bool_)[ops.scheme.row]
-    factor = np.where(changed & ~np.isnan(ops.dim("k")), asked.inner, 1.0)
-    return replace(
-        ops,
-        scheme=Labels(ops.scheme.row, names),
-        dims={**ops.dims, "k": np.ceil(ops.dim("k") * factor)},
-        flops=ops.flops * factor,
-    )
+    factor = np.where(np.isnan(ops.dim("k")), 1.0, asked.inner)
+    dims = {**ops.dims, "k": np.ceil(ops.dim("k") * factor)}
+    return replace(ops, scheme=Labels(ops.scheme.row, names), dims=dims, flops=ops.flops * factor)
 
 
 def _share(op_class: OpClass) -> int:
@@ -354,7 +351,7 @@ def models_of(stack: str, estimator: str) -> tuple[Asked, ...]:
         Asked(model, _LARGE),
         *(Asked(model, _MATRICES, names) for names in _FORMATS),
         Asked(model, _MATRICES, {"nvfp4": "f8E4M3FN"}, inner=_FP4_INNER),
-        Asked(model, _MATRICES, kinds=frozenset({"moe"}), variant=_FP4_EXPERTS),
+        Asked(model, _MATRICES, {"nvfp4": "nvfp4"}, kinds=frozenset({"moe"}), variant=_FP4_EXPERTS),
         Asked(_operation_model(custom), frozenset({OpClass.COLLECTIVE})),
         Asked(_operation_model("roofline"), frozenset(OpClass) - _LARGE),
     )
