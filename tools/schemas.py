@@ -19,6 +19,7 @@ from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
 from hespas.api.grid import GridDocument
+from hespas.api.profiling import ProfiledProgramDocument
 from hespas.api.run_difference import RunDifferenceDocument
 from hespas.api.serving import ServingDocument
 from hespas.api.simulation import SimulationDocument
@@ -45,6 +46,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "calibrate": CalibrationDocument,
     "capture": CaptureDocument,
     "capture_check": CaptureCheckDocument,
+    "capture_profile": ProfiledProgramDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,
     "convert": ConversionDocument,

@@ -29,6 +29,7 @@ __all__ = [
     "NodeEstimates",
     "Parts",
     "Preparation",
+    "ProfiledProgram",
     "Result",
     "RoundTripReport",
     "RunDifference",
@@ -59,6 +60,7 @@ __all__ = [
     "generate",
     "graph_estimator",
     "join_profile",
+    "profile_program",
     "read",
     "read_profiles",
     "roundtrip",
@@ -113,6 +115,7 @@ if TYPE_CHECKING:
         Preparation,
         graph_estimator,
     )
+    from hespas.api.profiling import ProfiledProgram, profile_program
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.serving import Server, ServingResult, serve, write_request_rows
     from hespas.api.simulation import (
@@ -157,6 +160,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
     "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
     "hespas.api.capturing": ("CaptureResult", "capture"),
+    "hespas.api.profiling": ("ProfiledProgram", "profile_program"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),

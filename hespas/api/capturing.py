@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,8 +13,8 @@ import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.captures.axes import CollectiveRow
-from hespas.captures.jax.calls import described
-from hespas.captures.jax.lowering import Lowered, Platform, lower
+from hespas.captures.jax.calls import described, name_of
+from hespas.captures.jax.lowering import Lowered, Platform, lower, without_devices
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.captures.program import Captured, captured, collective_rows
@@ -145,9 +145,10 @@ def capture(
     args: str | Callable[..., object] | None = None,
     keywords: Mapping[str, object] | None = None,
     framework: Framework = "auto",
-    platform: Platform = "tpu",
+    platform: Platform | None = None,
     explicit: Sequence[str] = (),
     partitioner: Partitioner = "auto",
+    compile_for: str = "",
     timeout_s: float = TIMEOUT_S,
     real_tensors: bool = False,
     compiled: bool = False,
@@ -165,8 +166,9 @@ def capture(
     AOTAutograd. Of JAX: ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
     (``bf16[8192,1024]@data,model; i32[8192]@data``) or is a function that makes them, given the mesh.
     Without either, a function of the mesh alone returns the step with its arguments. ``explicit`` names mesh
-    axes that are part of types. Raises ``UsageError`` for what does not trace, ``UnsupportedError`` for what
-    cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
+    axes that are part of types. ``compile_for`` (``gpu:h100:8``, ``tpu:v5p:8x8x8``) gives what that compiler
+    schedules instead of what the partitioner makes. Raises ``UsageError`` for what does not trace,
+    ``UnsupportedError`` for what cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
@@ -174,23 +176,11 @@ def capture(
         raise UsageError("arguments are given and described", hint="leave `args` out")
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
-    chosen = load_function(function) if isinstance(function, str) else function
-    name = _framework_of(chosen) if framework == "auto" else framework
-    if name == "torch":
-        _check_torch(args, keywords, explicit)
-        done = _of_torch(chosen, arguments, devices, found, real=real_tensors, compiled=compiled)
-    else:
-        _check_jax(real_tensors, compiled)
-        said = described(args, function if isinstance(function, str) else f"{chosen.__module__}:")
-        lowering = partial(
-            lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
-        )
-        done = _captured(lowering, devices, partitioner, timeout_s, found)
-    size = 0
-    if destination is not None:
-        size = write(
-            done.workload, destination, format=format, overwrite=overwrite, options=options, diagnostics=found
-        )
+    asked = _Asked(
+        devices, args, keywords or {}, platform, explicit, partitioner, compile_for, timeout_s, found
+    )
+    name, done = asked.capture(function, arguments, framework, real=real_tensors, compiled=compiled)
+    put = partial(write, format=format, overwrite=overwrite, options=options, diagnostics=found)
     return CaptureResult(
         workload=done.workload,
         mesh=devices,
@@ -199,8 +189,121 @@ def capture(
         partitioned=done.partitioned,
         diagnostics=found,
         written="" if destination is None else str(destination),
-        written_bytes=size,
+        written_bytes=0 if destination is None else put(done.workload, destination),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How a function is to be captured."""
+
+    mesh: Mesh
+    args: str | Callable[..., object] | None
+    keywords: Mapping[str, object]
+    platform: Platform | None
+    explicit: Sequence[str]
+    partitioner: Partitioner
+    compile_for: str
+    timeout_s: float
+    found: Diagnostics
+
+    def capture(
+        self,
+        function: Callable[..., object] | str,
+        arguments: Sequence[object],
+        framework: Framework,
+        *,
+        real: bool,
+        compiled: bool,
+    ) -> tuple[str, Captured]:
+        """The framework that the function is of, and what came out."""
+        if isinstance(function, str):
+            without_devices()
+        chosen = load_function(function) if isinstance(function, str) else function
+        name = _framework_of(chosen) if framework == "auto" else framework
+        if name == "torch":
+            return name, self.of_torch(chosen, arguments, real=real, compiled=compiled)
+        beside = function if isinstance(function, str) else f"{chosen.__module__}:"
+        return name, self.of_jax(chosen, arguments, beside, real=real, compiled=compiled)
+
+    def of_torch(
+        self, function: Callable[..., object], arguments: Sequence[object], *, real: bool, compiled: bool
+    ) -> Captured:
+        """The workload of a program of PyTorch: there is no program of the whole mesh."""
+        from hespas.captures.torch import capture_torch
+
+        for option in ("args", "keywords", "platform", "explicit", "compile_for"):
+            if getattr(self, option):
+                hint = "a function of PyTorch makes its data itself" if option == "args" else "leave it out"
+                raise UsageError(f"`{option}` is for programs of JAX", hint=hint)
+        with users_code(f"capturing {name_of(function)}"):
+            workload = capture_torch(
+                function,
+                self.mesh,
+                *arguments,
+                diagnostics=self.found,
+                tensors="real" if real or compiled else "fake",
+                compiled=compiled,
+            )
+        return Captured(workload, b"", "")
+
+    def of_jax(
+        self,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        beside: str,
+        *,
+        real: bool,
+        compiled: bool,
+    ) -> Captured:
+        """The workload of a program of JAX, partitioned or compiled."""
+        for option, value in {"real_tensors": real, "compiled": compiled}.items():
+            if value:
+                raise UsageError(f"`{option}` is for programs of PyTorch", hint="leave it out")
+        lowering = partial(
+            lower,
+            function,
+            arguments or described(self.args, beside),
+            self.keywords,
+            self.mesh,
+            explicit=self.explicit,
+            diagnostics=self.found,
+        )
+        if self.compile_for:
+            return self._compiled(lowering)
+        if self.partitioner != "auto":
+            return self._partitioned(lowering, shardy=self.partitioner == "shardy")
+        try:
+            return self._partitioned(lowering, shardy=True)
+        except UnsupportedError as error:
+            told = f"{error.text}; GSPMD propagates shardings instead"
+            self.found.warning("capture.fallback", "partitioner", told)
+        return self._partitioned(lowering, shardy=False)
+
+    def _partitioned(self, lowering: Callable[..., Lowered], *, shardy: bool) -> Captured:
+        lowered = lowering(shardy=shardy, platform=self.platform or "tpu")
+        return captured(
+            lowered.program,
+            lowered.name,
+            mesh=self.mesh,
+            partitioner="shardy" if shardy else "gspmd",
+            timeout_s=self.timeout_s,
+            metadata={"framework": "jax"},
+            diagnostics=self.found,
+        )
+
+    def _compiled(self, lowering: Callable[..., Lowered]) -> Captured:
+        """What the compiler for a device makes of the program, lowered for its platform."""
+        from hespas.captures.aot import Target, compile_for, workload_of_compiled
+
+        target = Target.of(self.compile_for)
+        lowered = lowering(platform=self.platform or ("cuda" if target.platform == "gpu" else "tpu"))
+        done = compile_for(
+            lowered.program, target, self.mesh, diagnostics=self.found, timeout_s=self.timeout_s
+        )
+        workload = workload_of_compiled(done, self.found)
+        metadata = {**workload.metadata, "framework": "jax"}
+        return Captured(replace(workload, metadata=metadata), lowered.program, done.hlo)
 
 
 def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
@@ -212,76 +315,6 @@ def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
         for each in values
     }
     return "torch" if "torch" in homes and not homes & {"jax", "jaxlib", "flax", "equinox"} else "jax"
-
-
-def _check_torch(args: object, keywords: object, explicit: Sequence[str]) -> None:
-    given = {"args": args, "keywords": keywords, "explicit": explicit}
-    for option, value in given.items():
-        if value:
-            raise UsageError(
-                f"`{option}` is for programs of JAX", hint="a function of PyTorch makes its data itself"
-            )
-
-
-def _check_jax(real_tensors: bool, compiled: bool) -> None:
-    for option, value in {"real_tensors": real_tensors, "compiled": compiled}.items():
-        if value:
-            raise UsageError(f"`{option}` is for programs of PyTorch", hint="leave it out")
-
-
-def _of_torch(
-    function: Callable[..., object],
-    arguments: Sequence[object],
-    mesh: Mesh,
-    found: Diagnostics,
-    *,
-    real: bool,
-    compiled: bool,
-) -> Captured:
-    """The workload of a program of PyTorch: there is no program of the whole mesh."""
-    from hespas.captures.torch import capture_torch
-
-    is_real = real or compiled
-    with users_code(f"capturing {getattr(function, '__name__', 'the function')}"):
-        workload = capture_torch(
-            function,
-            mesh,
-            *arguments,
-            diagnostics=found,
-            tensors="real" if is_real else "fake",
-            compiled=compiled,
-        )
-    return Captured(workload, b"", "")
-
-
-def _captured(
-    lowering: Callable[..., Lowered],
-    mesh: Mesh,
-    partitioner: Partitioner,
-    timeout_s: float,
-    found: Diagnostics,
-) -> Captured:
-    """The program of each device. What Shardy cannot do is left to GSPMD where neither is asked for."""
-
-    def one(*, shardy: bool) -> Captured:
-        lowered = lowering(shardy=shardy, diagnostics=found)
-        return captured(
-            lowered.program,
-            lowered.name,
-            mesh=mesh,
-            partitioner="shardy" if shardy else "gspmd",
-            timeout_s=timeout_s,
-            metadata={"framework": "jax"},
-            diagnostics=found,
-        )
-
-    if partitioner != "auto":
-        return one(shardy=partitioner == "shardy")
-    try:
-        return one(shardy=True)
-    except UnsupportedError as error:
-        found.warning("capture.fallback", "partitioner", f"{error.text}; GSPMD propagates shardings instead")
-    return one(shardy=False)
 
 
 def _put(path: Path, data: bytes, *, overwrite: bool) -> None:

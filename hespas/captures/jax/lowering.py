@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from logging import CRITICAL, getLogger
 from types import ModuleType
 from typing import Any, Literal
 
+from hespas.captures.aot.child import environment
 from hespas.captures.jax.calls import Call, Described, call_of, jitted, name_of
 from hespas.captures.mesh import Mesh
 from hespas.captures.target import users_code
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
 
-__all__ = ["Lowered", "Platform", "lower"]
+__all__ = ["Lowered", "Platform", "lower", "without_devices"]
 
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 """Whose variant of a program JAX lowers; most programs are the same on all."""
@@ -74,10 +77,19 @@ def lower(
     return Lowered(name, _bytecode(lowered), mesh, sum(placed), placed[1])
 
 
+def without_devices() -> None:
+    """Let a JAX that nobody has loaded yet look for no devices: lowering needs none. One that is there is
+    left to those who use it, and compilers that are installed without one do not say what they miss.
+    """
+    if "jax" in sys.modules:
+        return
+    for name, value in environment().items():
+        os.environ.setdefault(name, value)
+    getLogger("jax._src.xla_bridge").setLevel(CRITICAL)
+
+
 @cache
 def _jax() -> ModuleType:
-    # Lowering needs no device: one that is there is left to those who use it.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         return import_module("jax")
     except ImportError as error:

@@ -531,6 +531,14 @@ def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: 
     return replace(overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares)
 
 
+def _can_adapt(block: Block, training: Training) -> bool:
+    """Whether adapters stand beside linear layers of a block."""
+    if isinstance(block, Attention | LatentAttention):
+        return True
+    dense = isinstance(block, Mlp) or (isinstance(block, Experts) and block.shared_ffn > 0)
+    return dense and not training.lora_attention_only
+
+
 def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
     """Settings for which a model or a layout has no part: they would be ignored."""
     blocks = list(dict.fromkeys(model.blocks()))
@@ -553,6 +561,13 @@ def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenR
                 f"{model.name} has no {module} to compute again",
                 "leave it out of `recompute`",
             )
+    if training.lora_rank and not any(_can_adapt(block, training) for block in blocks):
+        beside = "attention" if training.lora_attention_only else "attention or feed-forward blocks"
+        yield BrokenRule(
+            "lora-needs-linear-layers",
+            f"{model.name} has no {beside}, beside whose linear layers adapters stand: nothing would train",
+            "`lora_rank=0`",
+        )
     possible = possible_overlap(training.overlap, model, layout, training.lora_rank)
     if possible.experts != training.overlap.experts:
         yield BrokenRule(

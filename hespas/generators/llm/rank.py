@@ -262,7 +262,7 @@ class Rank:
 
     def _small(
         self, k: Kernels, layer: Linear, name: str, sizes: tuple[int, int, int], after: Sequence[Value]
-    ) -> Value:
+    ) -> int:
         compute = self.precision.compute
         return k.product(name, sizes, left=compute, result=compute, batch=layer.count, after=after)
 
@@ -323,11 +323,25 @@ class Rank:
         self.deferred.append(there)
 
     def _adapters_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value, back: Value) -> Value:
-        """Gradients of both adapters, and of the input through them."""
+        """Gradients of the input through both adapters; those of the adapters are made beside or later."""
         rank, rows, name = layer.adapter, layer.rows, f"{layer.name}.lora"
-        self._small(k, layer, f"{name}_b.wgrad", (rank, layer.outputs, rows), [grad, x])
         inner = self._small(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
-        self._small(k, layer, f"{name}_a.wgrad", (layer.inputs, rank, rows), [inner, x])
+        outer_grad, inner_grad, source = (
+            k.named(value, f"{k.module}.{name}.{port}")
+            for value, port in ((grad, "grad"), (inner, "inner_grad"), (x, "input"))
+        )
+
+        def make(later: Kernels) -> object:
+            later.made += [
+                self._small(later, layer, f"{name}_{which}.wgrad", sizes, [read, source])
+                for which, sizes, read in (
+                    ("b", (rank, layer.outputs, rows), outer_grad),
+                    ("a", (layer.inputs, rank, rows), inner_grad),
+                )
+            ]
+            return later.made
+
+        self.later(k, make)
         through = self._small(k, layer, f"{name}_a.dgrad", (rows, layer.inputs, rank), [inner])
         out = self._of(layer, layer.inputs)
         return k.vector(f"{name}_add.backward", "add", [out, out], [out], after=[back, through])
