@@ -21,6 +21,7 @@ from hespas.api.generation import GenerationDocument
 from hespas.api.grid import GridDocument
 from hespas.api.profiling import ProfiledProgramDocument
 from hespas.api.run_difference import RunDifferenceDocument
+from hespas.api.serving import ServingDocument
 from hespas.api.simulation import SimulationDocument
 from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
 from hespas.api.systems import SystemDocument
@@ -33,6 +34,7 @@ from hespas.validators.calibration.suggestions import SuggestionDocument
 from hespas.validators.capture.document import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
+from hespas.validators.serving.document import ServingAccuracyDocument
 from tools.documents import document_command
 
 __all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]
@@ -57,6 +59,8 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,
+    "serving": ServingDocument,
+    "serving_accuracy": ServingAccuracyDocument,
     "simulate": SimulationDocument,
     "suggest": SuggestionDocument,
     "system": SystemDocument,

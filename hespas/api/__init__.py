@@ -33,6 +33,8 @@ __all__ = [
     "Result",
     "RoundTripReport",
     "RunDifference",
+    "Server",
+    "ServingResult",
     "SimulationResult",
     "SuggestionReport",
     "Summary",
@@ -62,6 +64,7 @@ __all__ = [
     "read",
     "read_profiles",
     "roundtrip",
+    "serve",
     "simulate",
     "simulate_grid",
     "simulation_document",
@@ -77,6 +80,7 @@ __all__ = [
     "write",
     "write_estimates_csv",
     "write_json",
+    "write_request_rows",
     "write_simulation_json",
     "write_table_estimates",
     "write_timeline",
@@ -113,6 +117,7 @@ if TYPE_CHECKING:
     )
     from hespas.api.profiling import ProfiledProgram, profile_program
     from hespas.api.run_difference import RunDifference, compare_runs
+    from hespas.api.serving import Server, ServingResult, serve, write_request_rows
     from hespas.api.simulation import (
         SimulationResult,
         simulate,
@@ -182,6 +187,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "graph_estimator",
     ),
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
+    "hespas.api.serving": ("Server", "ServingResult", "serve", "write_request_rows"),
     "hespas.api.simulation": (
         "SimulationResult",
         "simulate",

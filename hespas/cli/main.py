@@ -12,6 +12,7 @@ from hespas.cli.analyze import analyze
 from hespas.cli.capture import capture
 from hespas.cli.estimate import estimate
 from hespas.cli.generate import app as generate_app
+from hespas.cli.serve import serve
 from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
@@ -81,6 +82,7 @@ app.command()(view)
 app.command()(simulate)
 app.command()(analyze)
 app.command()(capture)
+app.command()(serve)
 point_elsewhere(
     app,
     "hespas",

@@ -30,10 +30,11 @@ _NAMES = (
     "attention.context",
     "attention.generation",
     "attention.encoder",
+    "moe",
     "collective",
 )
 _SAYS_ALL = frozenset(
-    {"matmul", "convolution", "attention.context", "attention.generation", "attention.encoder"}
+    {"matmul", "convolution", "attention.context", "attention.generation", "attention.encoder", "moe"}
 )
 _PLACE: Mapping[str, int] = {name: place for place, name in enumerate(_NAMES)}
 _WEIGHT_ONLY: Mapping[tuple[str, str], str] = {
@@ -64,6 +65,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
     scheme, names = _schemes(graph)
     _products(graph, kind, dims, scheme, names)
     _attention(graph, kind, dims)
+    _mixtures(graph, kind, dims)
     op, op_names = _operation_names(graph, kind)
     _collectives(graph, dims, num_ranks)
     _flatten(kind, dims)
@@ -251,6 +253,29 @@ def _attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray])
             dims[name][node] = size
         batch, _, _, heads, _, head_dim = sizes
         dims["pairs"][node] = graph.flops[node] / (4 * batch * heads * head_dim)
+
+
+_FUSED_EXPERTS = "fused_moe"
+
+
+def _mixtures(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
+    """Experts in one kernel, by the shapes of its operands: tokens, both matrices of the experts of a rank,
+    scores of all experts, those chosen. A rank's part of an expert is told as an expert of that width.
+    """
+    for name in KINDS["moe"]:
+        dims.setdefault(name, np.full(len(graph), np.nan))
+    row = next((row for row in np.unique(graph.op_row).tolist() if graph.strings[row] == _FUSED_EXPERTS), -1)
+    found = np.flatnonzero(graph.op_row == row)
+    for node in found.tolist():
+        types: list[int] = graph.operands.row(node).tolist()
+        shapes = [graph.types.shape(each) for each in types]
+        if [len(shape) for shape in shapes] != [2, 3, 3, 2, 2] or any(-1 in shape for shape in shapes):
+            continue
+        (tokens, hidden), (local, wide, _), (_, _, inter), (_, experts), (_, topk) = shapes
+        kind[node] = _PLACE["moe"]
+        sizes = (tokens, hidden, inter, topk, experts, 1, experts / local, 1 + wide / inter)
+        for name, size in zip(KINDS["moe"], sizes, strict=True):
+            dims[name][node] = size
 
 
 def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:

@@ -1,1 +1,1 @@
-"""Four products: the checker, the round trip, the accuracy of estimates, and calibration."""
+"""Five products: the checker, the round trip, the accuracy of estimates, calibration, and servers."""

@@ -36,20 +36,21 @@ from hespas.generators.llm.model import (
     model_parameters,
 )
 from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.serving_experts import fused_experts
 from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
-from hespas.generators.llm.settings import PRECISIONS, Precision, Training
+from hespas.generators.llm.settings import PRECISIONS, Precision, Style, Training
 from hespas.generators.spec import Account
 from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload, find_dtype
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import UsageError
 
-__all__ = ["PHASES", "Phase", "ServingStep"]
+__all__ = ["PHASES", "Phase", "Sequences", "ServingStage", "ServingStep"]
 
 Phase = Literal["prefill", "decode", "mixed", "speculative", "disaggregated"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "speculative", "disaggregated")
 
 
-class _Sequences(NamedTuple):
+class Sequences(NamedTuple):
     """``batch`` sequences of a step: so many new tokens each, behind ``context`` tokens in the cache; of a
     prompt, or decoded.
     """
@@ -78,24 +79,30 @@ class ServingStep:
     cache: str = "bf16"
     page: int = 16
     precision: Precision = field(default_factory=lambda: PRECISIONS["bf16"])
+    fused: bool = False
+    """Kernels of a serving library: sums of the residual stream are part of norms, experts one kernel, and
+    tensor ranks all-reduce whole rows.
+    """
+    experts: str = ""
+    """Element type of experts in one kernel, where it is another than that of other matrices."""
 
     @property
     def name(self) -> str:
         """The model and the phase."""
         return f"{self.model.name}.{self.phase}"
 
-    def sequences(self, phase: Phase | None = None) -> tuple[_Sequences, ...]:
+    def sequences(self, phase: Phase | None = None) -> tuple[Sequences, ...]:
         """What a step works on."""
-        decode = _Sequences(self.batch, 1, self.context)
+        decode = Sequences(self.batch, 1, self.context)
         match phase or self.phase:
             case "prefill":
-                return (_Sequences(self.batch, self.prompt, 0, is_prompt=True),)
+                return (Sequences(self.batch, self.prompt, 0, is_prompt=True),)
             case "decode" | "disaggregated":
                 return (decode,)
             case "mixed":
-                return (decode, _Sequences(1, self.prompt, self.context, is_prompt=True))
+                return (decode, Sequences(1, self.prompt, self.context, is_prompt=True))
             case "speculative":
-                return (_Sequences(self.batch, 1 + self.drafts, self.context),)
+                return (Sequences(self.batch, 1 + self.drafts, self.context),)
 
     def account(self) -> Account:
         """Parameters of the model; FLOPs of all ranks; memory of a rank, which is that of the fullest pool
@@ -150,7 +157,7 @@ class ServingStep:
             return self._disaggregated()
         stages = range(self.layout.pp)
         graphs = tuple(
-            _Stage(self, stage, self.phase, f"{self.name}.stage{stage}").graph() for stage in stages
+            ServingStage(self, stage, self.phase, f"{self.name}.stage{stage}").graph() for stage in stages
         )
         if self.layout.pp == 1:
             return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks)
@@ -190,7 +197,7 @@ class ServingStep:
             raise UsageError("disaggregated serving has no pipeline", code="serving-layout", hint="`pp=1`")
         ranks = self.layout.ranks
         graphs = tuple(
-            _Stage(self, 0, phase, f"{self.name}.{phase}").graph() for phase in ("prefill", "decode")
+            ServingStage(self, 0, phase, f"{self.name}.{phase}").graph() for phase in ("prefill", "decode")
         )
         return Workload(
             name=self.name, classes=graphs, rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks)
@@ -206,17 +213,21 @@ def _pools(phase: Phase) -> tuple[Phase, ...]:
 
 
 @dataclass
-class _Stage:
+class ServingStage:
     """The kernels of a pipeline stage, or of the ranks that prefill or decode."""
 
     step: ServingStep
     stage: int
     phase: Phase
     name: str
+    sequences: tuple[Sequences, ...] = ()
+    """What the step works on (none: what its phase says)."""
+    has_cores: bool = True
+    """Attention itself is written, not only what is around it."""
 
     def __post_init__(self) -> None:
         step = self.step
-        self.sequences = step.sequences(self.phase)
+        self.sequences = self.sequences or step.sequences(self.phase)
         layout = replace(step.layout, zero=0)
         if step.phase == "disaggregated":  # the layout of both pools, whose first data rank begins the second
             layout = replace(layout, dp=2 * layout.dp)
@@ -224,14 +235,16 @@ class _Stage:
         if self._routes():  # each tensor rank routes its own tokens, which are filled up to as many for each
             tokens = -(-tokens // layout.tp) * layout.tp
         layout = replace(layout, sequence_parallel=self._routes())
-        training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision)
+        style: Style = "torchtitan" if step.fused else "megatron"
+        training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision, style=style)
         self.rank = Rank(step.model, layout, training, batch_tokens=tokens, serves=True)
 
     def _routes(self) -> bool:
         """Whether tokens part over tensor ranks: experts of several ranks want each to route its own."""
-        return any(isinstance(each, Experts) for each in self.step.model.blocks())
+        return not self.step.fused and any(isinstance(each, Experts) for each in self.step.model.blocks())
 
     def graph(self) -> OpGraph:
+        """All of its kernels."""
         builder = GraphBuilder(self.name)
         k = Kernels(builder, Part("forward", 0, 0))
         layout, ends = self.rank.layout, Ends(self.rank)
@@ -241,25 +254,30 @@ class _Stage:
         else:
             x = k.message("pipeline.recv", forward, self.rank.stream, 0, sends=False)
         for number in layers_of_stages(replace(self.step.model, mtp_layers=0), layout)[self.stage][0]:
-            x = self._layer(k, number, x)
+            x = self.layer(k, number, x)
         k.module = ""
+        x = self.rank.settled(k, x)
         if self.stage < layout.pp - 1:
             k.message("pipeline.send", forward, self.rank.stream, 0, sends=True, after=[x])
         else:
-            self._sample(k, x)
+            self.sample(k, x)
         return builder.build()
 
-    def _layer(self, k: Kernels, number: int, x: Value) -> Value:
+    def layer(self, k: Kernels, number: int, x: Value) -> Value:
+        """The kernels of a layer, from the residual stream to the residual stream."""
         for place, block in enumerate(self.step.model.layers[number]):
             key = f"{number}.{place}"
             k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
             match block:
                 case Attention() | LatentAttention():
-                    x = self._attention(k, block, key, x)
+                    x = self.attention(k, block, key, x)
                 case Mlp():
                     x = forward_mlp(self.rank, k, block, key, x)
                 case Experts():
-                    x = forward_experts(self.rank, k, block, key, x)
+                    if self.step.fused:
+                        x = fused_experts(self.rank, k, block, key, x, element=self.step.experts)
+                    else:
+                        x = forward_experts(self.rank, k, block, key, x)
                 case Mamba():
                     x = self._mamba(k, block, key, x)
         return x
@@ -281,7 +299,8 @@ class _Stage:
 
     # --- attention over the cache
 
-    def _attention(self, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
+    def attention(self, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
+        """The kernels of a block of attention over the cache."""
         r = self.rank
         normed = r.norm(k, "norm", x, f"{key}.norm")
         qkv = queries_and_keys(r, k, block, key, normed)
@@ -290,20 +309,24 @@ class _Stage:
         if self.step.phase == "disaggregated":
             prompts = Tensor((self.step.batch * self.step.prompt, new.shape[1]), self.step.cache)
             self._hand_over(k, prompts, stored)
+        outs: list[Value] = [stored]
+        if self.has_cores:
+            outs = self.cores(k, block, qkv, stored)
+        return r.added(k, key, x, self._joined(k, block, outs))
+
+    def cores(self, k: Kernels, block: Attention | LatentAttention, qkv: Value, stored: Value) -> list[Value]:
+        """Attention itself, of each kind of sequences, once their keys and values are ``stored``."""
         outs: list[Value] = []
         for place, each in enumerate(self.sequences):
-            shape = self._shape(block, each)
-            if self._absorbs(block, each):
+            shape, name = self._shape(block, each), f"core.{place}"
+            if self.absorbs(block, each):
                 before = self._per_head(k, block, f"q_absorb.{place}", each, qkv)
-                latents = self._over_latents(k, f"core.{place}", shape, [before, stored])
+                latents = self._over_latents(k, name, shape, [before, stored])
                 outs.append(self._per_head(k, block, f"v_absorb.{place}", each, latents))
                 continue
-            outs.append(
-                k.attention(
-                    f"core.{place}", shape, r.precision.attention, cache=self.step.cache, after=[qkv, stored]
-                )
-            )
-        return r.added(k, key, x, self._joined(k, block, outs))
+            element = self.rank.precision.attention
+            outs.append(k.attention(name, shape, element, cache=self.step.cache, after=[qkv, stored]))
+        return outs
 
     def _over_latents(self, k: Kernels, name: str, shape: AttentionShape, after: list[Value]) -> Value:
         """Attention whose keys and values are the same latents: they are read once."""
@@ -336,14 +359,14 @@ class _Stage:
             return block.kv_lora + block.rope_dim
         return 2 * heads_of(self.rank, block)[1] * block.head_dim
 
-    def _absorbs(self, block: Attention | LatentAttention, each: _Sequences) -> bool:
+    def absorbs(self, block: Attention | LatentAttention, each: Sequences) -> bool:
         """Whether queries go to the latents instead of latents to keys: where few queries read many."""
         return isinstance(block, LatentAttention) and each.queries < 32 and each.context > 0
 
-    def _shape(self, block: Attention | LatentAttention, each: _Sequences) -> AttentionShape:
+    def _shape(self, block: Attention | LatentAttention, each: Sequences) -> AttentionShape:
         heads, kv_heads = heads_of(self.rank, block)
         head, value = block.head_dim, block.v_dim if isinstance(block, LatentAttention) else block.head_dim
-        if isinstance(block, LatentAttention) and self._absorbs(block, each):
+        if isinstance(block, LatentAttention) and self.absorbs(block, each):
             kv_heads, head, value = 1, block.kv_lora + block.rope_dim, block.kv_lora
         reach = each.context
         if isinstance(block, Attention) and (block.window or block.chunk):
@@ -356,7 +379,7 @@ class _Stage:
         )  # fmt: skip
 
     def _per_head(
-        self, k: Kernels, block: Attention | LatentAttention, name: str, each: _Sequences, x: Value
+        self, k: Kernels, block: Attention | LatentAttention, name: str, each: Sequences, x: Value
     ) -> Value:
         """Each head's part of an up-projection: of queries to the latents, or of what they gave to values."""
         if not isinstance(block, LatentAttention):
@@ -375,7 +398,7 @@ class _Stage:
         name = "cache.send" if sends else "cache.recv"
         k.message(name, way, cache, k.count("cache"), sends=sends, after=[stored] if sends else [])
 
-    def _sample(self, k: Kernels, x: Value) -> None:
+    def sample(self, k: Kernels, x: Value) -> None:
         """Logits of the tokens that are sampled: one of a sequence, all that were drafted."""
         r = self.rank
         rows = sum(

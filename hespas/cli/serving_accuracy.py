@@ -1,0 +1,129 @@
+"""``hespas-validate serving``: how far predicted times of servers are from measured runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hespas.cli import options
+from hespas.cli.accuracy import percent, signed
+from hespas.cli.session import check_reports, command_line, emit, progress_bar, write_document
+from hespas.cli.text import count_text, table_text
+from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.validators.serving import Judgement, Replay
+
+__all__ = ["serving"]
+
+
+class _Calibrate(StrEnum):
+    NONE = "none"
+    ONE_PER_STACK = "one-per-stack"
+    ONE_PER_DEPLOYMENT = "one-per-deployment"
+    STACK = "stack"
+    STACK_AND_ONE = "stack-and-one"
+
+
+_Table = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Runs, a row each: model_path, system, backend, ..., silicon_tpot_ms."),
+]
+_CalibrateOption = Annotated[
+    _Calibrate,
+    typer.Option(
+        help="Nothing; one run of each device and framework; one of each of its releases, models and "
+        "formats; few parameters of each device and framework, from all rows but those of the split devval; "
+        "these, and one run of each release, model and format."
+    ),
+]
+_Recorded = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(metavar="RUNS.csv REQUESTS.csv", help="Recorded runs, to be repeated request by request."),
+]
+
+
+def serving(
+    *,
+    table: _Table = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="Judge these rows (default: all).")] = "",
+    calibrate: _CalibrateOption = _Calibrate.NONE,
+    recorded: _Recorded = None,
+    estimator: options.Estimator = "composite",
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    debug: options.Debug = False,
+) -> None:
+    """Measured runs of servers beside their predicted times to the first token and per token.
+
+    hespas-validate serving --table runs.csv --calibrate one-per-stack
+    """
+    reads = [table, *(recorded or ())]
+    with command_line(debug, source=str(table or ""), documents=[json_file], reads=reads):
+        if table is None and recorded is None:
+            raise UsageError("nothing to judge", hint="name runs (--table), or recorded ones (--recorded)")
+        check_reports(
+            {"--json": json_file},
+            {"--table": [table] if table else [], "--recorded": list(recorded or ())},
+            overwrite=overwrite,
+        )
+        from hespas.validators.serving import (
+            Judgement,
+            Predictor,
+            judge,
+            read_recorded,
+            read_rows,
+            replayed,
+            serving_json,
+        )
+
+        judged, replays = Judgement(calibrate=calibrate.value, rows=()), list["Replay"]()
+        if table is not None:
+            with progress_bar("simulating", progress) as callback:
+                maker = Predictor(estimator=estimator, progress=callback)
+                judged = judge(read_rows(table), calibrate=calibrate.value, split=split, predictor=maker)
+        if recorded is not None:
+            replays = replayed(read_recorded(*recorded), estimator=estimator)
+        if json_file:
+            inputs = [str(each) for each in reads if each]
+            write_document(serving_json(judged, replays, inputs), json_file, overwrite=overwrite)
+        _show(judged)
+        _show_recorded(replays)
+
+
+def _show(judged: Judgement) -> None:
+    if not judged.rows:
+        return
+    left = Counter(each.status for each in judged.rows)
+    emit(f"{count_text(left.pop('predicted', 0))} of {count_text(len(judged.rows))} runs are judged")
+    emit(f"{count_text(count)}: {reason}" for reason, count in left.most_common())
+    lines = [
+        (
+            each.value, each.metric, count_text(each.n), percent(each.median_ape), percent(each.mean_ape),
+            percent(each.p90_ape), signed(each.bias), percent(each.interval_coverage),
+            percent(each.baseline_median_ape), percent(each.baseline_mean_ape),
+        )
+        for each in judged.summaries()
+    ]  # fmt: skip
+    heads = ("runs", "of", "n", "median", "mean", "P90", "bias", "in 90%", "naive median", "naive mean")
+    emit(table_text(heads, lines, left=(0, 1)))
+
+
+def _show_recorded(replays: list[Replay]) -> None:
+    if not replays:
+        return
+    lines = [
+        (
+            each.trace, "yes" if each.calibrated else "no", signed(each.ttft_error), signed(each.tpot_error),
+            signed(each.latency_error), signed(each.makespan_error), signed(each.tokens_per_s_error),
+            f"{each.measured_s / each.computed_s:,.0f}",
+        )
+        for each in replays
+    ]  # fmt: skip
+    heads = ("recorded", "calibrated", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster")
+    emit(table_text(heads, lines, left=(0, 1)))

@@ -1,0 +1,292 @@
+"""Continuous batching: which requests each step works on, and when each is done.
+
+Steps follow one another. Each decodes a token of the requests whose prompts are done, and works on prompts
+as the policy lets it; then come new requests, as long as a step has tokens left, the server sequences and
+the cache pages (arXiv 2309.06180; chunked prompts: 2308.16369). Steps between two events that change who is
+in the batch (a request is done, one arrives, pages run out) differ by the growing cache only and are computed
+together; so time is proportional to events, not to tokens. Requests under way are columns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import UnsupportedError
+from hespas.simulator.serving.policy import Policy
+from hespas.simulator.serving.requests import Requests
+from hespas.simulator.serving.results import ServingRun, Steps
+from hespas.simulator.serving.steps import StepTimes
+
+__all__ = ["serve"]
+
+_AT_ONCE = 1 << 16
+"""Steps that are computed together at most."""
+
+
+def serve(requests: Requests, steps: StepTimes, policy: Policy, *, cache_tokens: float = inf) -> ServingRun:
+    """The requests on a server whose cache holds so many tokens. O(events x sequences under way).
+
+    Raises ``UnsupportedError`` where a request alone does not fit into the cache, or into a step of a policy
+    that does not cut prompts.
+    """
+    pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
+    longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
+    if -(-longest // policy.page_tokens) > pages:
+        raise UnsupportedError(
+            f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f}",
+            hint="more ranks, a smaller `cache` type, or shorter requests",
+        )
+    if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
+        raise UnsupportedError(
+            f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
+            f"{policy.tokens:,}",
+            hint="a larger `max_batched_tokens`, or chunked prompts",
+        )
+    return _Server(requests, steps, policy, pages).run()
+
+
+@dataclass
+class _Chunk:
+    """Prompts of a step: how many, their new tokens, tokens before them in all, and whose are done."""
+
+    prompts: int = 0
+    new_tokens: int = 0
+    before: int = 0
+    sampled: list[int] = field(default_factory=list[int])
+
+
+class _Server:
+    """The state of a run. Rows of requests are those of :class:`Requests`."""
+
+    def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
+        count = len(requests)
+        self.requests, self.steps, self.policy, self.pages = requests, steps, policy, pages
+        self.now = 0.0
+        self.arrival: FloatArray = requests.arrival_ns.astype(np.float64)
+        if requests.concurrency:
+            self.arrival = np.full(count, inf)
+            self.arrival[: requests.concurrency] = 0.0
+        self.coming = 0
+        """The next request that is yet to arrive."""
+        self.waiting: deque[int] = deque()
+        self.prompting: list[int] = []
+        """Requests whose prompts are under way, the oldest first."""
+        self.decoding = np.zeros(0, np.int64)
+        self.held = np.zeros(count, np.int64)
+        """Tokens of each in the cache."""
+        self.target = requests.prompt.astype(np.int64).copy()
+        """Tokens that have to be in the cache before it decodes: the prompt, and what was put back."""
+        self.made = np.zeros(count, np.int64)
+        """Tokens each has given."""
+        self.output = requests.output.astype(np.int64)
+        self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
+        self.put_back = np.zeros(count, np.int64)
+        self.used = 0.0
+        """Pages in use, those that a reserving policy has promised included."""
+        self.spare = 0.0
+        """Pages that those that decode need for their next token."""
+        self.finished = 0
+        self.log = Steps()
+        self.outside = steps.correction.request_ns
+
+    def run(self) -> ServingRun:
+        """All steps, until nobody is left."""
+        while self.coming < len(self.requests) or self.waiting or self.prompting or len(self.decoding):
+            self._arrive()
+            if not (self.waiting or self.prompting or len(self.decoding)):
+                self.now = max(self.now, float(self.arrival[self.coming]) + self.outside)
+                continue
+            if self.waiting or self.prompting:
+                chunk = self._prompts()
+                if chunk.prompts:
+                    self._step(chunk)
+                    continue
+            self._decode()
+        return ServingRun(
+            requests=self.requests,
+            arrival_ns=self.arrival,
+            scheduled_ns=self.scheduled,
+            first_token_ns=self.first,
+            last_token_ns=self.last,
+            put_back=self.put_back,
+            steps=self.log,
+        )
+
+    def _arrive(self) -> None:
+        """Whoever has come by now waits."""
+        while self.coming < len(self.arrival) and self.arrival[self.coming] + self.outside <= self.now:
+            self.waiting.append(self.coming)
+            self.coming += 1
+
+    # --- pages
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.policy.page_tokens)
+
+    def _grown(self, held: IntArray, by: int) -> float:
+        """Pages more that sequences need for so many tokens more each."""
+        size = self.policy.page_tokens
+        return float((-(-(held + by) // size) - -(-held // size)).sum())
+
+    def _make_room(self) -> None:
+        """Put the youngest requests back until each that decodes has a page for its next token."""
+        if self.policy.reserves:
+            return
+        while self.used + self._grown(self.held[self.decoding], 1) > self.pages:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """The youngest request leaves the cache; its tokens are worked on again."""
+        youngest = self._youngest()
+        self._free(youngest)
+        self.put_back[youngest] += 1
+        self.target[youngest] = self.requests.prompt[youngest] + self.made[youngest]
+        self.held[youngest] = 0
+        self.waiting.appendleft(youngest)
+
+    def _youngest(self) -> int:
+        """The one that started last leaves."""
+        if self.prompting:
+            return self.prompting.pop()
+        last = int(self.decoding[-1])
+        self.decoding = self.decoding[:-1]
+        return last
+
+    def _free(self, request: int) -> None:
+        tokens = int(self.held[request])
+        if self.policy.reserves:
+            tokens = int(self.requests.prompt[request] + self.output[request])
+        self.used -= self._pages(tokens)
+
+    # --- prompts
+
+    def _prompts(self) -> _Chunk:
+        """What a step works on beside those that decode, and the pages for it."""
+        policy, chunk = self.policy, _Chunk()
+        if policy.order == "mixed":
+            self._make_room()
+        self.spare = 0.0 if policy.reserves else self._grown(self.held[self.decoding], 1)
+        left = policy.tokens - (len(self.decoding) if policy.order == "mixed" else 0)
+        for request in list(self.prompting):
+            left = self._extend(chunk, request, left)
+        while self.waiting and left > 0 and self._starts(self.waiting[0], left):
+            request = self.waiting.popleft()
+            if np.isnan(self.scheduled[request]):
+                self.scheduled[request] = self.now
+            if policy.reserves:
+                self.used += self._pages(int(self.requests.prompt[request] + self.output[request]))
+            self.prompting.append(request)
+            left = self._extend(chunk, request, left)
+        if not chunk.prompts and self.prompting and not len(self.decoding):
+            self._put_back()
+            return self._prompts()
+        return chunk
+
+    def _starts(self, request: int, left: int) -> bool:
+        """Whether a request that waits can be started with so many tokens of the step left."""
+        policy = self.policy
+        if len(self.decoding) + len(self.prompting) >= policy.sequences:
+            return False
+        target = int(self.target[request])
+        if not policy.chunked and target > left:
+            return False
+        held = int(self.requests.prompt[request] + self.output[request]) if policy.reserves else target
+        alone = not len(self.decoding) and not self.prompting
+        return alone or (self.used + self.spare + self._pages(held) <= self.pages * (1 - policy.watermark))
+
+    def _extend(self, chunk: _Chunk, request: int, left: int) -> int:
+        """Work on as much of a prompt as a step has tokens left and the cache pages; what is left then."""
+        held = int(self.held[request])
+        count = min(int(self.target[request]) - held, left)
+        if count <= 0:
+            return left
+        if not self.policy.reserves:
+            more = self._pages(held + count) - self._pages(held)
+            if self.used + self.spare + more > self.pages:
+                return left
+            self.used += more
+        self.held[request] = held + count
+        chunk.prompts += 1
+        chunk.new_tokens += count
+        chunk.before += held
+        if held + count == self.target[request]:
+            chunk.sampled.append(request)
+        return left - count
+
+    # --- steps
+
+    def _step(self, chunk: _Chunk) -> None:
+        """A step that works on prompts."""
+        batch = len(self.decoding) if self.policy.order == "mixed" else 0
+        context = float(self.held[self.decoding].mean()) if batch else 0.0
+        time = self.steps.step_ns(
+            batch=batch, context=context, prompts=chunk.prompts, new_tokens=chunk.new_tokens,
+            before=chunk.before / chunk.prompts, sampled=batch + len(chunk.sampled),
+        )  # fmt: skip
+        self.now += time
+        self.log.add(np.array([time]), batch, chunk.new_tokens)
+        if batch:
+            self._give(1)
+        for request in chunk.sampled:
+            self.prompting.remove(request)
+            if np.isnan(self.first[request]):
+                self.first[request] = self.now
+            self.made[request] += 1
+            if self.made[request] >= self.output[request]:
+                self._done(request)
+            else:
+                self.decoding = np.append(self.decoding, request)
+
+    def _decode(self) -> None:
+        """Steps that only decode, until something changes who is in them."""
+        self._make_room()
+        held = self.held[self.decoding]
+        batch = len(held)
+        count = int((self.output[self.decoding] - self.made[self.decoding]).min())
+        count = min(count, _AT_ONCE, self._steps_with_room(held, count))
+        times = self.steps.decode_ns(batch, held.mean() + np.arange(count))
+        ends = self.now + np.cumsum(times)
+        if self.coming < len(self.arrival) and batch < self.policy.sequences:
+            arrives = float(self.arrival[self.coming]) + self.outside
+            count = min(count, int(np.searchsorted(ends, arrives)) + 1)
+        self.log.add(times[:count], batch, 0)
+        self.now = float(ends[count - 1])
+        self._give(count)
+
+    def _steps_with_room(self, held: IntArray, most: int) -> int:
+        """Steps after which the cache is full, at least one and at most ``most``."""
+        if self.policy.reserves or self.used + self._grown(held, most) <= self.pages:
+            return most
+        low, high = 1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.used + self._grown(held, middle) <= self.pages
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def _give(self, count: int) -> None:
+        """Each that decodes gives so many tokens."""
+        decoding = self.decoding
+        if not self.policy.reserves:
+            self.used += self._grown(self.held[decoding], count)
+        self.held[decoding] += count
+        self.made[decoding] += count
+        done = self.made[decoding] >= self.output[decoding]
+        if done.any():
+            self.decoding = decoding[~done]
+            for request in decoding[done].tolist():
+                self._done(request)
+
+    def _done(self, request: int) -> None:
+        self.last[request] = self.now
+        self._free(request)
+        if self.requests.concurrency:
+            following = self.requests.concurrency + self.finished
+            if following < len(self.arrival):
+                self.arrival[following] = self.now
+        self.finished += 1

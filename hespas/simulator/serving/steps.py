@@ -1,0 +1,364 @@
+"""How long a step of serving takes: estimates at the points of a lattice, and what lies between them.
+
+A step works on ``tokens`` of which some are sampled, decodes some sequences and works on some prompts. Its
+kernels run one after the other, so its time is a sum: what depends on the tokens, the head, attention of
+those that decode, and attention of the prompts. Between grid points times are linear in each size, as
+kernels are between two sizes of the same number of tiles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from hespas.estimators.registry import OperationModel, load_estimator, operations_on, predict_with
+from hespas.graph import Diagnostics, OpClass, OpGraph
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import UnsupportedError
+from hespas.hardware import Device
+from hespas.operations import Labels, Operations
+
+__all__ = [
+    "SHARES",
+    "Asked",
+    "Correction",
+    "LatticeKernels",
+    "StepGrids",
+    "StepTimes",
+    "models_of",
+    "step_times",
+]
+
+SHARES = ("products", "attention", "collectives", "others")
+"""What the time of a step is made of, each with an efficiency of its own."""
+
+
+class StepGrids(Protocol):
+    """Ascending grid points of the sizes of a step."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens of a step."""
+        ...
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Tokens that are sampled."""
+        ...
+
+    @property
+    def batch(self) -> Sequence[int]:
+        """Sequences that decode."""
+        ...
+
+    @property
+    def context(self) -> Sequence[int]:
+        """Tokens of each in the cache."""
+        ...
+
+    @property
+    def prompts(self) -> Sequence[int]:
+        """Prompts of a step."""
+        ...
+
+    @property
+    def length(self) -> Sequence[int]:
+        """New tokens of each."""
+        ...
+
+    @property
+    def before(self) -> Sequence[int]:
+        """Tokens before them."""
+        ...
+
+
+class LatticeKernels(Protocol):
+    """Kernels of all grid points: ``times[i]`` executions of ``node[i]`` are part of point ``point[i]`` of
+    part ``part[i]`` of (tokens, rows, decode, prompts).
+    """
+
+    @property
+    def grids(self) -> StepGrids:
+        """The grid points."""
+        ...
+
+    @property
+    def graph(self) -> OpGraph:
+        """All kernels."""
+        ...
+
+    @property
+    def node(self) -> IntArray:
+        """Nodes of the graph."""
+        ...
+
+    @property
+    def part(self) -> IntArray:
+        """Which part of a step they are of."""
+        ...
+
+    @property
+    def point(self) -> IntArray:
+        """Which point of the part."""
+        ...
+
+    @property
+    def times(self) -> FloatArray:
+        """How often they run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What estimates of kernels alone do not know of a serving stack: factors on the time of each of
+    :data:`SHARES`, time of the host that each step and each of its sequences waits for [ns], and time of a
+    request outside of steps (tokenizer, transport) [ns].
+    """
+
+    products: float = 1.0
+    attention: float = 1.0
+    collectives: float = 1.0
+    others: float = 1.0
+    step_ns: float = 0.0
+    sequence_ns: float = 0.0
+    prompt_ns: float = 0.0
+    request_ns: float = 0.0
+
+    @property
+    def factors(self) -> FloatArray:
+        """Those of :data:`SHARES`, shape ``(shares,)``."""
+        return np.array([self.products, self.attention, self.collectives, self.others])
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """Times at grid points [ns], of each of :data:`SHARES` in the first dimension: ``of_tokens`` and
+    ``of_rows`` of shape ``(shares, points)``, ``of_decode`` of ``(shares, batch, context)``, ``of_prompts``
+    of ``(shares, prompts, length, before)``.
+    """
+
+    grids: StepGrids
+    of_tokens: FloatArray
+    of_rows: FloatArray
+    of_decode: FloatArray
+    of_prompts: FloatArray
+    correction: Correction = Correction()
+
+    def corrected(self, correction: Correction) -> StepTimes:
+        """The same estimates of another stack."""
+        return replace(self, correction=correction)
+
+    @cached_property
+    def _tables(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        factors = self.correction.factors
+        tables = (self.of_tokens, self.of_rows, self.of_decode, self.of_prompts)
+        first, second, third, fourth = (np.tensordot(factors, each, axes=1) for each in tables)
+        return first, second, third, fourth
+
+    @cached_property
+    def _axes(self) -> dict[str, FloatArray]:
+        names = ("tokens", "rows", "batch", "context", "prompts", "length", "before")
+        return {name: np.array(getattr(self.grids, name), np.float64) for name in names}
+
+    def decode_ns(self, batch: int, context: FloatArray) -> FloatArray:
+        """Steps in which ``batch`` sequences decode, with so many tokens each in the mean, [ns]."""
+        tokens, rows, decode, _ = self._tables
+        axes = self._axes
+        fixed = _line(axes["tokens"], tokens, float(batch)) + _line(axes["rows"], rows, float(batch))
+        row = _row(axes["batch"], decode, float(batch))
+        fixed += self.correction.step_ns + self.correction.sequence_ns * batch
+        return fixed + _lines(axes["context"], row, context)
+
+    def step_ns(
+        self, *, batch: int, context: float, prompts: int, new_tokens: int, before: float, sampled: int
+    ) -> float:
+        """A step in which ``batch`` sequences of ``context`` tokens each decode, and ``prompts`` have
+        ``new_tokens`` together, behind ``before`` tokens each in the mean. ``sampled`` tokens come of it.
+        """
+        tokens, rows, decode, prompt = self._tables
+        axes, total = self._axes, float(batch + new_tokens)
+        time = _line(axes["tokens"], tokens, total) + _line(axes["rows"], rows, float(max(sampled, 1)))
+        if batch:
+            time += float(_lines(axes["context"], _row(axes["batch"], decode, batch), np.array([context]))[0])
+        if prompts:
+            plane = _row(axes["prompts"], prompt, prompts)
+            line = _row(axes["length"], plane, new_tokens / prompts)
+            time += _line(axes["before"], line, before)
+        host = self.correction.step_ns + self.correction.sequence_ns * batch
+        return time + host + self.correction.prompt_ns * prompts
+
+
+def _place(axis: FloatArray, value: float) -> tuple[int, float]:
+    """The grid point at or before a value and how far it is to the next; beyond the ends lines go on."""
+    if len(axis) == 1:
+        return 0, 0.0
+    at = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
+    return at, float((value - axis[at]) / (axis[at + 1] - axis[at]))
+
+
+def _row(axis: FloatArray, table: FloatArray, value: float) -> FloatArray:
+    """The table at a value of its first dimension; below the first grid point it is that of the first."""
+    at, part = _place(axis, value)
+    part = max(part, 0.0)
+    if len(axis) == 1:
+        return np.asarray(table[0], np.float64)
+    return np.asarray(table[at] + part * (table[at + 1] - table[at]), np.float64)
+
+
+def _line(axis: FloatArray, values: FloatArray, value: float) -> float:
+    return float(_row(axis, values, value))
+
+
+def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
+    """Values on one axis, the last piece going on."""
+    if len(axis) == 1:
+        return np.full(len(at), values[0])
+    inside = np.interp(at, axis, values)
+    slope = (values[-1] - values[-2]) / (axis[-1] - axis[-2])
+    return np.asarray(inside + slope * np.maximum(at - axis[-1], 0.0), np.float64)
+
+
+class Asked(NamedTuple):
+    """A model, and what it is asked of: operations of these classes (none: of all), in these number formats
+    under the names that tables have for them (``formats``; none: in any).
+    """
+
+    model: OperationModel
+    classes: frozenset[OpClass] = frozenset()
+    formats: Mapping[str, str] = MappingProxyType({})
+    kinds: frozenset[str] = frozenset()
+    """Operations of these kinds only (none: of any)."""
+    variant: str = ""
+    """The library's kernel that is asked about (none: its default)."""
+    inner: float = 1.0
+    """Products are asked about with an inner dimension so many times as long."""
+
+
+def step_times(
+    kernels: LatticeKernels,
+    device: Device,
+    models: Sequence[Asked],
+    *,
+    num_ranks: int,
+    diagnostics: Diagnostics,
+) -> StepTimes:
+    """Estimates of all points; of each kernel the shortest that one of the ``models`` says, as a library
+    picks its fastest algorithm. Raises ``UnsupportedError`` where a kernel has no estimate.
+    """
+    used, place = np.unique(kernels.node, return_inverse=True)
+    ops = operations_on(kernels.graph, device, num_ranks=num_ranks).take(used)
+    classes = kernels.graph.op_class[used]
+    best = np.full(len(used), np.inf)
+    for asked in models:
+        wanted = np.isin(classes, [int(each) for each in asked.classes or OpClass])
+        if asked.formats:
+            wanted &= np.isin(np.arange(len(ops)), ops.scheme.where(*asked.formats))
+        if asked.kinds:
+            wanted &= np.isin(np.arange(len(ops)), ops.kind.where(*asked.kinds))
+        rows = np.flatnonzero(wanted)
+        if not len(rows):
+            continue
+        distinct, of_row = _renamed(ops.take(rows), asked).distinct()
+        # who comes after the first gives other answers to the same: what it lacks is no finding
+        heard = diagnostics if asked is models[0] else Diagnostics()
+        said = predict_with(asked.model, distinct, device, heard).duration_ns
+        best[rows] = np.fmin(best[rows], said[of_row])
+    if np.isinf(best).any():
+        missing = ops.kind[int(np.argmax(np.isinf(best)))]
+        raise UnsupportedError(
+            f"no estimate of {missing} on {device.name}", hint="another `estimator`, or fits of the device"
+        )
+    share = np.array([_share(each) for each in OpClass], np.int64)[kernels.graph.op_class[kernels.node]]
+    time = best[place.reshape(-1)] * kernels.times
+    grids = kernels.grids
+    shapes = (
+        (len(grids.tokens),),
+        (len(grids.rows),),
+        (len(grids.batch), len(grids.context)),
+        (len(grids.prompts), len(grids.length), len(grids.before)),
+    )
+    tables: list[FloatArray] = []
+    for part, shape in enumerate(shapes):
+        mine, points = kernels.part == part, int(np.prod(shape))
+        at = share[mine] * points + kernels.point[mine]
+        sums = np.bincount(at, weights=time[mine], minlength=len(SHARES) * points)
+        tables.append(np.asarray(sums, np.float64).reshape(len(SHARES), *shape))
+    of_tokens, of_rows, of_decode, of_prompts = tables
+    return StepTimes(grids, of_tokens, of_rows, of_decode, of_prompts)
+
+
+def _renamed(ops: Operations, asked: Asked) -> Operations:
+    """The operations as tables call them."""
+    if asked.variant:
+        ops = replace(ops, variant=Labels.constant(asked.variant, len(ops)))
+    if not asked.formats:
+        return ops
+    names = tuple(asked.formats.get(name, name) for name in ops.scheme.names)
+    factor = np.where(np.isnan(ops.dim("k")), 1.0, asked.inner)
+    dims = {**ops.dims, "k": np.ceil(ops.dim("k") * factor)}
+    return replace(ops, scheme=Labels(ops.scheme.row, names), dims=dims, flops=ops.flops * factor)
+
+
+def _share(op_class: OpClass) -> int:
+    match op_class:
+        case OpClass.CONTRACTION | OpClass.CONVOLUTION:
+            return 0
+        case OpClass.ATTENTION:
+            return 1
+        case OpClass.COLLECTIVE | OpClass.P2P:
+            return 2
+        case _:
+            return 3
+
+
+_CUSTOM: Mapping[str, str] = {
+    "vllm": "custom_allreduce-vllm:vLLM_custom_graph",
+    "sglang": "custom_allreduce-sglang:SGLang_CustomAllReduce_graph",
+    "trtllm": "custom_allreduce-trtllm",
+}
+"""A serving stack's own all-reduce, by what tables of collectives call it; NCCL's where that is faster."""
+_FORMATS: tuple[Mapping[str, str], ...] = (
+    {"f8E4M3FN": "fp8", "mxfp4": "w4a8_mxfp4_mxfp8", "i4": "int4_wo"},
+    {"f8E4M3FN": "fp8_block", "mxfp4": "w4a16_mxfp4"},
+)
+"""Names under which tables hold products in a format. Those that tables time with the conversion of their
+operands bound the bare product from above, so the shortest counts.
+"""
+_FP4_INNER = 0.5625
+"""Of a product in nvfp4 over one in 8 bits that moves as many bytes of weights, scales included, and takes as
+long at their peaks: tables time products in nvfp4 only with the conversion of their operands.
+"""
+_FP4_EXPERTS = "trtllm 1.3.0rc20 moe_torch_flow_min_latency"
+"""The kernel of experts in nvfp4 that libraries run on Blackwell, and tables have beside a general one."""
+_MATRICES = frozenset({OpClass.CONTRACTION})
+_LARGE = frozenset({OpClass.CONTRACTION, OpClass.ATTENTION, OpClass.COLLECTIVE, OpClass.P2P})
+
+
+def models_of(stack: str, estimator: str) -> tuple[Asked, ...]:
+    """Who is asked about the kernels of a serving stack: the estimator about products, attention and
+    collectives, the stack's own all-reduce, and of what streams its data the roofline: serving libraries fuse
+    it into kernels that run at the memory's speed.
+    """
+    model = _operation_model(estimator)
+    custom = f"collectives:library={_CUSTOM[stack]},tuned=false" if stack in _CUSTOM else "collectives"
+    return (
+        Asked(model, _LARGE),
+        *(Asked(model, _MATRICES, names) for names in _FORMATS),
+        Asked(model, _MATRICES, {"nvfp4": "f8E4M3FN"}, inner=_FP4_INNER),
+        Asked(model, _MATRICES, {"nvfp4": "nvfp4"}, kinds=frozenset({"moe"}), variant=_FP4_EXPERTS),
+        Asked(_operation_model(custom), frozenset({OpClass.COLLECTIVE})),
+        Asked(_operation_model("roofline"), frozenset(OpClass) - _LARGE),
+    )
+
+
+def _operation_model(spelling: str) -> OperationModel:
+    model = load_estimator(spelling)
+    if not isinstance(model, OperationModel):
+        raise UnsupportedError(f"{spelling} knows no single operations", hint="`estimator=composite`")
+    return model

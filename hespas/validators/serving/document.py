@@ -1,0 +1,168 @@
+"""The JSON document of predicted runs of servers."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Literal
+
+import msgspec
+
+from hespas._version import __version__
+from hespas.files.documents import Count, Figure, document_bytes
+from hespas.validators.serving.fit import PRIORS
+from hespas.validators.serving.judge import Judged, Judgement
+from hespas.validators.serving.predict import Times
+from hespas.validators.serving.recorded import Replay
+
+__all__ = ["ServingAccuracyDocument", "serving_json"]
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A run; status is predicted, calibrating, or why there is no prediction."""
+
+    row: Count
+    model: str
+    hardware: str
+    stack: str
+    release: str
+    precision: str
+    ranks: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    concurrency: Count
+    status: str
+    assumed: list[str]
+    predicted_ttft_ms: Figure
+    low_ttft_ms: Figure
+    high_ttft_ms: Figure
+    published_ttft_ms: Figure
+    ttft_error: Figure
+    predicted_tpot_ms: Figure
+    low_tpot_ms: Figure
+    high_tpot_ms: Figure
+    published_tpot_ms: Figure
+    tpot_error: Figure
+    tokens_per_s_error: Figure
+
+
+class _Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the runs whose "by" is the value, beside those of the baseline."""
+
+    calibrate: str
+    by: str
+    value: str
+    metric: str
+    n: Count
+    mean_ape: Figure
+    median_ape: Figure
+    p90_ape: Figure
+    bias: Figure
+    interval_coverage: Figure
+    baseline_mean_ape: Figure
+    baseline_median_ape: Figure
+
+
+class _Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted parameter of a stack."""
+
+    stack: str
+    name: str
+    value: Figure
+    standard_error: Figure
+    rows: Count
+
+
+class _Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded run; errors are predicted over measured, less 1."""
+
+    trace: str
+    calibrated: bool
+    ttft_error: Figure
+    tpot_error: Figure
+    latency_error: Figure
+    makespan_error: Figure
+    tokens_per_s_error: Figure
+    put_back: Count
+
+
+class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate serving --json writes."""
+
+    schema: Literal["hespas.serving_accuracy/1"] = "hespas.serving_accuracy/1"
+    hespas_version: str = __version__
+    inputs: list[str]
+    diagnostics: list[str] = []
+    calibrate: str
+    rows: list[_Row]
+    summary: list[_Summary]
+    parameters: list[_Parameter]
+    recorded: list[_Replay]
+
+
+_NOTHING = Times(nan, nan)
+
+
+def _row(each: Judged) -> _Row:
+    row, said = each.row, each.predicted or _NOTHING
+    low, high = each.low or _NOTHING, each.high or _NOTHING
+    return _Row(
+        row=row.row,
+        model=row.model,
+        hardware=row.hardware,
+        stack=row.stack,
+        release=row.release,
+        precision=row.precision,
+        ranks=row.ranks,
+        prompt_tokens=row.prompt,
+        output_tokens=row.output,
+        concurrency=row.concurrency,
+        status=each.status,
+        assumed=list(row.assumed),
+        predicted_ttft_ms=said.ttft_ms,
+        low_ttft_ms=low.ttft_ms,
+        high_ttft_ms=high.ttft_ms,
+        published_ttft_ms=row.ttft_ms,
+        ttft_error=each.error("ttft"),
+        predicted_tpot_ms=said.tpot_ms,
+        low_tpot_ms=low.tpot_ms,
+        high_tpot_ms=high.tpot_ms,
+        published_tpot_ms=row.tpot_ms,
+        tpot_error=each.error("tpot"),
+        tokens_per_s_error=each.error("tokens_per_s"),
+    )
+
+
+def serving_json(judged: Judgement, recorded: list[Replay], inputs: list[str]) -> bytes:
+    """The document: ``hespas.serving_accuracy/1``."""
+    document = ServingAccuracyDocument(
+        inputs=inputs,
+        calibrate=judged.calibrate,
+        rows=[_row(each) for each in judged.rows],
+        summary=[
+            _Summary(
+                calibrate=judged.calibrate, by=each.by, value=each.value, metric=each.metric, n=each.n,
+                mean_ape=each.mean_ape, median_ape=each.median_ape, p90_ape=each.p90_ape, bias=each.bias,
+                interval_coverage=each.interval_coverage, baseline_mean_ape=each.baseline_mean_ape,
+                baseline_median_ape=each.baseline_median_ape,
+            )
+            for each in judged.summaries()
+        ],
+        parameters=[
+            _Parameter(
+                stack=stack, name=name, value=getattr(fitted.correction, name),
+                standard_error=fitted.standard_errors[name], rows=fitted.rows,
+            )
+            for stack, fitted in sorted(judged.fits.items())
+            for name in PRIORS
+        ],
+        recorded=[
+            _Replay(
+                trace=each.trace, calibrated=each.calibrated, ttft_error=each.ttft_error,
+                tpot_error=each.tpot_error, latency_error=each.latency_error,
+                makespan_error=each.makespan_error, tokens_per_s_error=each.tokens_per_s_error,
+                put_back=each.put_back,
+            )
+            for each in recorded
+        ],
+    )  # fmt: skip
+    return document_bytes(document)

@@ -1,0 +1,289 @@
+"""Predictions of measured runs beside what was measured, with and without calibration, and a naive baseline.
+
+The baseline knows how many bytes a step reads and how many FLOPs a prompt takes: times follow from the part
+of the device's memory bandwidth and of its peak that the other runs of the stack reach in the median.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, nan
+from typing import Literal
+
+import numpy as np
+
+from hespas.generators.llm.model import model_parameters
+from hespas.generators.llm.serving_memory import Serving, serving_memory
+from hespas.graph.columns import FloatArray, dtype
+from hespas.hardware import load_device
+from hespas.hardware.peaks import peak_for
+from hespas.simulator.serving import Correction
+from hespas.validators.accuracy.statistics import error_figures
+from hespas.validators.serving.fit import Fitted, fit_stack, one_point
+from hespas.validators.serving.predict import Predictor, Times, implied_rate
+from hespas.validators.serving.rows import Row
+
+__all__ = ["CALIBRATIONS", "METRICS", "Calibrate", "Judged", "Judgement", "Summary", "judge"]
+
+Calibrate = Literal["none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one"]
+CALIBRATIONS: tuple[Calibrate, ...] = (
+    "none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one",
+)  # fmt: skip
+"""Nothing; one measured run of each device and framework; one of each of these, release, model and precision;
+few parameters of each device and framework from all runs that may be fitted on; these, and one run of each
+release, model and precision beside them.
+"""
+METRICS = ("ttft", "tpot", "tokens_per_s")
+_KEPT = "devval"
+"""The split of a table that is never fitted on."""
+_TAILS = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A run: predicted, and what the baseline says. ``low`` and ``high`` bound 90 % of runs like it, by the
+    residuals of those that were fitted on (NaN: none were). ``status``: predicted, calibrating, or why not.
+    """
+
+    row: Row
+    status: str
+    predicted: Times | None = None
+    low: Times | None = None
+    high: Times | None = None
+    baseline: Times | None = None
+
+    def error(self, metric: str, *, baseline: bool = False) -> float:
+        """Predicted over measured, less 1; NaN where nothing is predicted."""
+        said = self.baseline if baseline else self.predicted
+        if said is None:
+            return nan
+        measured = Times(self.row.ttft_ms, self.row.tpot_ms)
+        pairs = {
+            "ttft": (said.ttft_ms, measured.ttft_ms),
+            "tpot": (said.tpot_ms, measured.tpot_ms),
+            "tokens_per_s": (implied_rate(self.row, said), implied_rate(self.row, measured)),
+        }
+        predicted, wanted = pairs[metric]
+        return predicted / wanted - 1
+
+    def inside(self, metric: str) -> float:
+        """1 where the interval holds what was measured, 0 where not, NaN where there is none."""
+        if self.low is None or self.high is None or metric == "tokens_per_s":
+            return nan
+        name = f"{metric}_ms"
+        measured = float(getattr(self.row, name))
+        return float(getattr(self.low, name) <= measured <= getattr(self.high, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Errors of the runs whose ``by`` is ``value``."""
+
+    by: str
+    value: str
+    metric: str
+    n: int
+    mean_ape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    interval_coverage: float
+    baseline_mean_ape: float
+    baseline_median_ape: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """All runs, summaries, and what was fitted for each stack."""
+
+    calibrate: Calibrate
+    rows: tuple[Judged, ...]
+    fits: dict[str, Fitted] = field(default_factory=dict[str, Fitted])
+
+    def summaries(self) -> list[Summary]:
+        """Errors of all runs, by stack, by model and by precision."""
+        found: list[Summary] = []
+        judged = [each for each in self.rows if each.status == "predicted"]
+        for by, of in _BY.items():
+            groups: dict[str, list[Judged]] = defaultdict(list)
+            for each in judged:
+                groups[of(each.row)].append(each)
+            found += [
+                _summary(by, value, metric, groups[value]) for value in sorted(groups) for metric in METRICS
+            ]
+        return found
+
+
+def _stack(row: Row) -> str:
+    return f"{row.hardware} {row.stack}"
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
+
+
+def _deployment(row: Row) -> str:
+    return " ".join((_stack(row), row.release, row.model, row.precision))
+
+
+_BY: dict[str, Callable[[Row], str]] = {
+    "all": lambda row: "all",
+    "stack": _stack,
+    "model": lambda row: f"{_stack(row)} {row.model} {row.precision}",
+}
+
+
+def _summary(by: str, value: str, metric: str, rows: Sequence[Judged]) -> Summary:
+    def known(values: Iterable[float]) -> FloatArray:
+        column = np.array(list(values), np.float64)
+        return np.asarray(column[np.isfinite(column)], np.float64)
+
+    errors = known(each.error(metric) for each in rows)
+    naive = error_figures(known(each.error(metric, baseline=True) for each in rows))
+    inside = known(each.inside(metric) for each in rows)
+    figures = error_figures(errors)
+    return Summary(
+        by=by,
+        value=value,
+        metric=metric,
+        n=len(errors),
+        mean_ape=figures["mape"],
+        median_ape=figures["median_ape"],
+        p90_ape=figures["p90_ape"],
+        bias=figures["bias"],
+        interval_coverage=float(inside.mean()) if len(inside) else nan,
+        baseline_mean_ape=naive["mape"],
+        baseline_median_ape=naive["median_ape"],
+    )
+
+
+def judge(
+    rows: Sequence[Row], *, calibrate: Calibrate = "none", split: str = "", predictor: Predictor | None = None
+) -> Judgement:
+    """Predict the rows of a ``split`` (empty: all), calibrated with those that are not of the split
+    ``devval``.
+    """
+    maker = predictor or Predictor()
+    fitting = [row for row in rows if row.split != _KEPT and not isinstance(maker.steps(row), str)]
+    wanted = [row for row in rows if not split or row.split == split]
+    corrections = _Corrections(calibrate, fitting, maker)
+    baseline = _Baseline(fitting)
+    done = maker.all_times(wanted, corrections.of)
+    judged: list[Judged] = []
+    for row, said in zip(wanted, done, strict=True):
+        if isinstance(said, str):
+            judged.append(Judged(row=row, status=said))
+            continue
+        low, high = corrections.bounds(row, said)
+        judged.append(Judged(
+            row=row,
+            status="calibrating" if row.row in corrections.points else "predicted",
+            predicted=said, low=low, high=high, baseline=baseline.times(row),
+        ))  # fmt: skip
+    return Judgement(calibrate=calibrate, rows=tuple(judged), fits=corrections.fits)
+
+
+class _Corrections:
+    """What each row's prediction is corrected by."""
+
+    def __init__(self, calibrate: Calibrate, rows: Sequence[Row], predictor: Predictor) -> None:
+        self.fits: dict[str, Fitted] = {}
+        self.points: set[int] = set()
+        self._of: dict[str, Correction] = {}
+        self._residuals: dict[str, FloatArray] = {}
+        if calibrate in {"stack", "stack-and-one"}:
+            for key, mine in _grouped(rows, _stack).items():
+                self._fit(key, mine, predictor)
+        point = {"one-per-stack": _stack, "one-per-deployment": _deployment, "stack-and-one": _deployment}
+        for mine in _grouped(rows, point[calibrate]).values() if calibrate in point else ():
+            self._point(point[calibrate](mine[0]), mine, predictor)
+
+    def of(self, row: Row) -> Correction:
+        """Nothing where its stack was not calibrated."""
+        return self._of.get(_deployment(row), self._of.get(_stack(row), Correction()))
+
+    def bounds(self, row: Row, said: Times) -> tuple[Times | None, Times | None]:
+        """90 % of runs like it."""
+        found = self._residuals.get(_stack(row))
+        if found is None:
+            return None, None
+        low, high = (np.quantile(found, share, axis=0) for share in _TAILS)
+        first, second = (
+            Times(said.ttft_ms * exp(-each[0]), said.tpot_ms * exp(-each[1])) for each in (high, low)
+        )
+        return first, second
+
+    def _fit(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
+        fitted = fit_stack(rows, predictor)
+        if fitted is None:
+            return
+        self.fits[key], self._of[key] = fitted, fitted.correction
+        said = [(row, predictor.times(row, fitted.correction)) for row in rows]
+        residuals = [
+            (np.log(times.ttft_ms / row.ttft_ms), np.log(times.tpot_ms / row.tpot_ms))
+            for row, times in said
+            if not isinstance(times, str)
+        ]
+        if len(residuals) >= _ENOUGH:
+            self._residuals[key] = np.array(residuals)
+
+    def _point(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
+        ordered = sorted(rows, key=lambda row: (row.tpot_ms, row.row))
+        row = ordered[len(ordered) // 2]
+        found = one_point(row, predictor, self._of.get(_stack(row)))
+        if found is not None:
+            self._of[key] = found
+            self.points.add(row.row)
+
+
+_ENOUGH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a run needs at least of one of its devices: bytes of a step, FLOPs of a prompt."""
+
+    step_ms: float
+    prompt_ms: float
+
+
+class _Baseline:
+    """Constant use of bandwidth and peak: medians over runs of a stack, of the run itself too."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in rows:
+            if (needs := _needs(row)) is not None:
+                factors[_stack(row)].append((row.ttft_ms / needs.prompt_ms, row.tpot_ms / needs.step_ms))
+        self._factors = {key: np.median(np.array(each), axis=0) for key, each in factors.items()}
+
+    def times(self, row: Row) -> Times | None:
+        """None for stacks without a run."""
+        factor, needs = self._factors.get(_stack(row)), _needs(row)
+        if factor is None or needs is None:
+            return None
+        return Times(needs.prompt_ms * float(factor[0]), needs.step_ms * float(factor[1]))
+
+
+def _needs(row: Row) -> _Needs | None:
+    step = row.step
+    if step is None:
+        return None
+    device, ranks = load_device(row.hardware), step.layout.ranks
+    weights = model_parameters(step.model) * dtype(step.experts or step.precision.matmul).bits / 8
+    clients, tokens = max(1, round(row.concurrency / step.layout.dp)), row.prompt + row.output // 2
+    held = Serving(
+        batch=clients, context=tokens, kv_format=step.cache, page_tokens=step.page, precision=step.precision
+    )
+    parts = serving_memory(step.model, replace(step.layout, zero=0), held)[0].parts
+    moved = weights / ranks + parts["keys and values"]
+    prompt = replace(step, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
+    peak = peak_for(device, "matrix", step.precision.matmul).flops_per_s
+    return _Needs(
+        moved / device.main_memory.bandwidth_bytes_per_s * 1e3, prompt / step.layout.dp / ranks / peak * 1e3
+    )

@@ -1,0 +1,162 @@
+"""Servers: what requests see, and how they are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hespas
+from hespas.api import Server
+from hespas.api.request_log import requests_of
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.simulator.serving import Requests
+
+_LLAMA = Server(model="Llama-3-8B", hardware="H100-SXM")
+
+
+def test_a_server_answers_all_requests() -> None:
+    done = hespas.serve(_LLAMA, "poisson:rate=10,prompt=512,output=64,requests=60,seed=3", with_rows=True)
+    document = json.loads(done.to_json())
+    assert document["schema"] == "hespas.serving/1"
+    assert (document["requests"], document["output_tokens"]) == (60, 60 * 64)
+    assert document["put_back"] == 0
+    assert len(document["rows"]) == len(done.to_pandas()) == 60
+    of = {each["what"]: each for each in document["times"]}
+    rows = document["rows"]
+    assert of["ttft"]["mean_ms"] == pytest.approx(np.mean([row["ttft_ms"] for row in rows]))
+    assert of["latency"]["max_ms"] == pytest.approx(max(row["latency_ms"] for row in rows))
+    assert of["inter-token"]["mean_ms"] == pytest.approx(of["tpot"]["mean_ms"], rel=0.05)
+    # weights of 16 GB are read for each token: no faster than the memory
+    assert of["tpot"]["p50_ms"] > 16e9 / 3.35e12 * 1e3
+    assert "output tokens/s" in done.headline()
+
+
+def test_more_requests_at_once_give_more_tokens_and_wait_longer() -> None:
+    few, many = (
+        hespas.serve(_LLAMA, f"closed:concurrency={count},prompt=512,output=64,requests=128")
+        for count in (2, 64)
+    )
+    assert many.output_tokens_per_s > 5 * few.output_tokens_per_s
+    assert np.nanmean(many.tpot_ns) > np.nanmean(few.tpot_ns)
+
+
+def test_a_small_cache_puts_requests_back() -> None:
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", cache_tokens=4096)
+    done = hespas.serve(server, "closed:concurrency=32,prompt=512,output=256,requests=64")
+    document = done.document()
+    assert document.put_back > 0
+    assert [each.code for each in document.diagnostics if each.code == "serving.put-back"]
+    assert document.cache_tokens == 4096
+
+
+def test_replicas_share_requests() -> None:
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", dp=3)
+    done = hespas.serve(server, "closed:concurrency=4,prompt=128,output=8,requests=10")
+    assert [len(run.requests) for run in done.runs] == [4, 3, 3]
+    assert [run.requests.concurrency for run in done.runs] == [2, 1, 1]
+    assert done.document().replicas == 3
+
+
+def test_experts_in_another_format() -> None:
+    wide, narrow = (
+        Server(model="GPT-OSS-20B", hardware="B200-SXM", experts=experts) for experts in ("", "mxfp4")
+    )
+    requests = "closed:concurrency=8,prompt=256,output=32,requests=16"
+    assert (
+        hespas.serve(narrow, requests).output_tokens_per_s > hespas.serve(wide, requests).output_tokens_per_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "error", "match"),
+    [
+        (Server(model="Llama-3-70B", hardware="H100-SXM"), UnsupportedError, "leave no room for a cache"),
+        (Server(model="Llama-3-8B", hardware="H100-SXM", ep=2), UsageError, "no experts to spread"),
+        (Server(model="Llama-3-8B", hardware="H100-SXM", stack="other"), UsageError, "no such serving stack"),
+        (Server(model="Mamba2-130M", hardware="H100-SXM"), UnsupportedError, "states"),
+    ],
+)
+def test_what_cannot_be_served(server: Server, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        hespas.serve(server, "poisson:rate=1,requests=2,prompt=16,output=2")
+
+
+def test_a_request_longer_than_the_cache() -> None:
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", cache_tokens=256)
+    with pytest.raises(UnsupportedError, match="does not fit into a cache"):
+        hespas.serve(server, "poisson:rate=1,requests=2,prompt=512,output=2")
+
+
+_LOGS = {
+    "log.csv": "arrival_s,prompt_tokens,output_tokens\n2.5,30,4\n1.5,10,2\n",
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2.5,30,4\n1.5,10,2\n",
+    "log.jsonl": '{"arrived_at": 2.5, "num_prefill_tokens": 30, "num_decode_tokens": 4}\n\n'
+    '{"arrived_at": "1.5", "num_prefill_tokens": 10, "num_decode_tokens": 2}\n',
+}
+
+
+@pytest.mark.parametrize("name", sorted(_LOGS))
+def test_logs_are_read_in_order_of_arrival(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(_LOGS[name], encoding="utf-8")
+    found = requests_of(path)
+    assert found.arrival_ns.tolist() == [0.0, 1e9]
+    assert found.prompt.tolist() == [10, 30]
+    assert found.output.tolist() == [2, 4]
+    assert found.concurrency == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("arrival_s,prompt_tokens,output_tokens\n", "no requests"),
+        ("arrival_s,prompt_tokens\n1,2\n", "no column of output"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,x\n", "'x' is no number"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,nan\n", "'nan' is no number"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,0\n", "0 tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2.5,1\n", "2.5 tokens"),
+    ],
+)
+def test_what_is_no_log(text: str, match: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FormatError, match=match) as caught:
+        requests_of(path)
+    assert caught.value.hint
+
+
+def test_what_is_no_line_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"arrival_s": 1, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', encoding="utf-8")
+    with pytest.raises(FormatError, match="no JSON object") as caught:
+        requests_of(path)
+    assert caught.value.position == "line 2"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(FormatError, match="no UTF-8"):
+        requests_of(path)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "poisson:speed=3", "poisson:burst=3", "poisson:rate=x", "poisson:rate=nan", "poisson:rate=0",
+        "closed:concurrency=0", "closed:requests=1.5", "closed:ratio=0", "bursts:burst=0", "poisson:prompt=0",
+    ],
+)  # fmt: skip
+def test_what_is_no_process(spelling: str) -> None:
+    with pytest.raises(UsageError):
+        requests_of(spelling)
+
+
+def test_processes() -> None:
+    burst = requests_of("bursts:rate=10,burst=5,requests=10")
+    assert np.unique(burst.arrival_ns).tolist() == [0.0, 5e8]
+    closed = requests_of("closed:concurrency=3,requests=7,prompt=100,output=10,ratio=0.5")
+    assert (closed.concurrency, len(closed)) == (3, 7)
+    assert closed.prompt.min() >= 50
+    same = [requests_of("poisson:rate=2,requests=5,seed=1") for _ in range(2)]
+    assert isinstance(same[0], Requests)
+    assert same[0].arrival_ns.tolist() == same[1].arrival_ns.tolist()

@@ -1,0 +1,207 @@
+"""Continuous batching against what can be worked out by hand, and against itself one step at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.simulator.serving import (
+    POLICIES,
+    Correction,
+    Policy,
+    Requests,
+    ServingRun,
+    StepTimes,
+    arrivals_of_bursts,
+    arrivals_of_poisson,
+    engine,
+    lengths,
+    policy_of,
+    serve,
+    weighted_percentile,
+)
+
+
+@dataclass(frozen=True)
+class _Grids:
+    tokens: tuple[int, ...] = (1, 101)
+    rows: tuple[int, ...] = (1,)
+    batch: tuple[int, ...] = (1, 101)
+    context: tuple[int, ...] = (0, 100)
+    prompts: tuple[int, ...] = (1,)
+    length: tuple[int, ...] = (1,)
+    before: tuple[int, ...] = (0,)
+
+
+def _steps() -> StepTimes:
+    """A step takes 100 ns, 1 ns for each token, and 0.01 ns for each token of the cache that is read."""
+    zero = np.zeros((3, 1))
+    tokens = np.vstack([[[101.0, 201.0]], np.zeros((3, 2))])
+    decode = np.zeros((4, 2, 2))
+    decode[1] = [[0.0, 1.0], [0.0, 101.0]]
+    return StepTimes(
+        _Grids(),
+        of_tokens=tokens,
+        of_rows=np.vstack([[[0.0]], zero]),
+        of_decode=decode,
+        of_prompts=np.zeros((4, 1, 1, 1)),
+    )
+
+
+def _requests(*rows: tuple[float, int, int], concurrency: int = 0) -> Requests:
+    columns = list(zip(*rows, strict=True))
+    return Requests(
+        arrival_ns=np.array(columns[0]),
+        prompt=np.array(columns[1]),
+        output=np.array(columns[2]),
+        concurrency=concurrency,
+    )
+
+
+_SMALL = Policy(tokens=64, sequences=4, page_tokens=4)
+
+
+def test_one_request_by_hand() -> None:
+    run = serve(_requests((1000.0, 40, 3)), _steps(), _SMALL)
+    # a prompt of 40 tokens, then two steps of one token behind 40 and 41 tokens
+    assert run.ttft_ns.tolist() == [140.0]
+    assert run.last_token_ns[0] == pytest.approx(1140 + (101 + 0.40) + (101 + 0.41))
+    assert run.tpot_ns[0] == pytest.approx((101.40 + 101.41) / 2)
+    assert run.makespan_ns == pytest.approx(run.latency_ns[0])
+
+
+def test_a_prompt_is_cut_and_shares_steps_with_decoding() -> None:
+    run = serve(_requests((0.0, 10, 50), (150.0, 100, 2)), _steps(), _SMALL)
+    _, batch, prompt = run.steps.columns()
+    assert prompt[prompt > 0].tolist() == [10, 63, 37]
+    assert batch[prompt > 0].tolist() == [0, 1, 1]
+
+
+def test_prompts_first_in_steps_of_their_own() -> None:
+    policy = replace(_SMALL, order="prefill-first")
+    run = serve(_requests((0.0, 10, 50), (150.0, 100, 2)), _steps(), policy)
+    _, batch, prompt = run.steps.columns()
+    assert prompt[prompt > 0].tolist() == [10, 64, 36]
+    assert not (batch[prompt > 0] > 0).any()
+    gaps, tokens = run.gaps()
+    assert gaps.max() > 250  # both steps of the second prompt, and one that decodes
+    assert tokens.sum() == 49 + 1
+
+
+def test_whole_prompts_wait_for_room_in_a_step() -> None:
+    policy = replace(_SMALL, chunked=False)
+    run = serve(_requests((0.0, 40, 1), (0.0, 40, 1)), _steps(), policy)
+    assert run.steps.columns()[2].tolist() == [40, 40]
+    with pytest.raises(UnsupportedError, match="does not fit into a step"):
+        serve(_requests((0.0, 65, 1)), _steps(), policy)
+
+
+def test_want_of_pages_puts_the_youngest_back() -> None:
+    requests = _requests((0.0, 8, 20), (0.0, 8, 20))
+    run = serve(requests, _steps(), _SMALL, cache_tokens=40)
+    assert run.put_back.tolist() == [0, 1]
+    # both together need 14 pages of the 10; the second starts over once the first is done
+    assert run.last_token_ns[1] > run.last_token_ns[0]
+    reserved = serve(requests, _steps(), replace(_SMALL, reserves=True), cache_tokens=40)
+    assert reserved.put_back.tolist() == [0, 0]
+    assert reserved.scheduled_ns[1] == reserved.last_token_ns[0]
+
+
+def test_a_request_that_never_fits() -> None:
+    with pytest.raises(UnsupportedError, match="a request of 44 tokens"):
+        serve(_requests((0.0, 40, 4)), _steps(), _SMALL, cache_tokens=40)
+
+
+def test_concurrency_holds_requests_back() -> None:
+    run = serve(_requests(*[(0.0, 8, 5)] * 6, concurrency=2), _steps(), _SMALL)
+    ends = np.sort(run.last_token_ns)
+    assert run.arrival_ns[:2].tolist() == [0.0, 0.0]
+    assert run.arrival_ns[2:].tolist() == ends[:4].tolist()
+
+
+def test_time_outside_of_steps_delays_the_first_token() -> None:
+    steps = _steps().corrected(Correction(request_ns=500.0, step_ns=10.0, sequence_ns=2.0, prompt_ns=7.0))
+    run = serve(_requests((0.0, 40, 2)), steps, _SMALL)
+    assert run.ttft_ns.tolist() == [500 + 140 + 10 + 7]
+    assert run.tpot_ns[0] == pytest.approx(101.4 + 10 + 2)
+
+
+_MANY = st.lists(
+    st.tuples(st.floats(0, 3000), st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=25
+).map(lambda rows: _requests(*sorted(rows)))
+_POLICIES = st.builds(
+    Policy,
+    tokens=st.integers(8, 128),
+    sequences=st.integers(1, 8),
+    page_tokens=st.sampled_from((1, 4, 16)),
+    order=st.sampled_from(("mixed", "prefill-first")),
+    reserves=st.booleans(),
+)
+
+
+def _same(one: ServingRun, two: ServingRun) -> bool:
+    pairs = ((one.first_token_ns, two.first_token_ns), (one.last_token_ns, two.last_token_ns))
+    return all(np.allclose(left, right) for left, right in pairs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_MANY, _POLICIES, st.integers(130, 400))
+def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int) -> None:
+    run = serve(requests, _steps(), policy, cache_tokens=cache + policy.page_tokens)
+    time, batch, prompt = run.steps.columns()
+    given_tokens = int(batch.sum()) + len(requests)
+    # a prompt that is done after it was put back gives a token, too
+    assert given_tokens + int(run.put_back.sum()) >= int(requests.output.sum()) >= given_tokens
+    assert prompt.sum() >= requests.prompt.sum()
+    assert (batch <= policy.sequences).all()
+    assert (prompt <= policy.tokens).all()
+    assert (run.scheduled_ns >= run.arrival_ns).all()
+    assert (run.last_token_ns >= run.first_token_ns).all()
+    assert time.sum() <= run.makespan_ns * (1 + 1e-9)
+    if policy.reserves:
+        assert not run.put_back.any()
+
+
+@settings(max_examples=80, deadline=None)
+@given(_MANY, _POLICIES, st.integers(130, 400))
+def test_steps_together_are_steps_one_by_one(requests: Requests, policy: Policy, cache: int) -> None:
+    cache += policy.page_tokens
+    together = serve(requests, _steps(), policy, cache_tokens=cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_AT_ONCE", 1)
+        alone = serve(requests, _steps(), policy, cache_tokens=cache)
+    assert _same(together, alone)
+    assert together.put_back.tolist() == alone.put_back.tolist()
+
+
+def test_arrivals() -> None:
+    generator = np.random.default_rng(0)
+    times = arrivals_of_poisson(20_000, 50.0, generator)
+    assert len(times) / times[-1] * 1e9 == pytest.approx(50, rel=0.03)
+    assert arrivals_of_bursts(5, 4.0, 2).tolist() == [0.0, 0.0, 5e8, 5e8, 1e9]
+    drawn = lengths(1000, 100, 0.8, generator)
+    assert (drawn.min(), drawn.max()) == (80, 100)
+    for wrong in (lambda: arrivals_of_poisson(1, 0.0, generator), lambda: lengths(1, 10, 1.5, generator)):
+        with pytest.raises(UsageError):
+            wrong()
+
+
+def test_policies_by_name() -> None:
+    assert policy_of("sglang").order == "prefill-first"
+    assert policy_of("vllm", tokens=512, sequences=None).tokens == 512
+    assert set(POLICIES) == {"vllm", "sglang", "trtllm"}
+    for name, changes in (("nothing", {}), ("vllm", {"tokens": 0}), ("vllm", {"watermark": 1.0})):
+        with pytest.raises(UsageError):
+            policy_of(name, **changes)
+
+
+def test_percentiles_by_weight() -> None:
+    values, weights = np.array([3.0, 1.0, 2.0]), np.array([1, 8, 1])
+    assert weighted_percentile(values, weights, 0.5) == 1.0
+    assert weighted_percentile(values, weights, 0.95) == 3.0
+    assert np.isnan(weighted_percentile(values[:0], weights[:0], 0.5))

@@ -1,0 +1,179 @@
+"""Measured runs of servers, made by the simulator itself, are found again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from hespas.cli.validate import app
+from hespas.graph.errors import FormatError
+from hespas.simulator.serving import Correction, Requests, policy_of, serve
+from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
+from hespas.validators.serving.fit import fit_stack, one_point
+from hespas.validators.serving.predict import Times, implied_rate
+
+_HEAD = {
+    "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",
+    "backend_version": "1", "precision": None, "mode": "agg", "isl": 256, "osl": 64, "tp_size": 1,
+    "attention_dp_size": None, "moe_tp_size": 1, "moe_ep_size": 1, "batch_size": 4,
+    "silicon_data_source": "", "split": "calib", "silicon_ttft_ms": 1.0, "silicon_tpot_ms": 1.0,
+}  # fmt: skip
+
+
+def _table(folder: Path, *changes: dict[str, object]) -> Path:
+    path = folder / "runs.csv"
+    pd.DataFrame([_HEAD | change for change in changes]).to_csv(path, index=False)
+    return path
+
+
+def _loads() -> list[dict[str, object]]:
+    return [{"isl": isl, "batch_size": batch} for isl in (128, 1024) for batch in (1, 4, 16)]
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor()
+
+
+def _measured(folder: Path, predictor: Predictor, truth: Correction) -> list[Row]:
+    """Rows whose times are those of a stack that differs from its kernels as ``truth`` says."""
+    rows: list[Row] = []
+    for row in read_rows(_table(folder, *_loads())):
+        times = predictor.times(row, truth)
+        assert isinstance(times, Times)
+        rows.append(replace(row, ttft_ms=times.ttft_ms, tpot_ms=times.tpot_ms))
+    return rows
+
+
+def test_rows_say_what_was_served(tmp_path: Path) -> None:
+    path = _table(
+        tmp_path,
+        {"silicon_data_source": "2026-03-25.csv; silicon_concurrency=48; x", "precision": "fp8"},
+        {"model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "tp_size": 64, "moe_tp_size": 8,
+         "moe_ep_size": 8},
+        {"model_path": "deepseek-ai/DeepSeek-R1", "tp_size": 1, "attention_dp_size": 8, "moe_ep_size": 8},
+        {"mode": "disagg"}, {"model_path": "some/Other"}, {"system": "moon"},
+        {"tp_size": 72, "moe_tp_size": 72},
+    )  # fmt: skip
+    first, twice, data, *others = read_rows(path)
+    assert (first.concurrency, first.ratio, first.hardware) == (48, 0.8, "H100-SXM")
+    assert first.step is not None
+    assert (first.step.precision.matmul, first.step.cache) == ("f8E4M3FN", "f8E4M3FN")
+    assert (twice.layout.tp, twice.layout.ep, twice.ranks) == (8, 8, 8)
+    assert "degrees counted twice" in twice.assumed
+    assert twice.step is not None
+    assert (twice.step.precision.matmul, twice.step.experts) == ("bf16", "nvfp4")
+    assert (data.layout.dp, data.layout.tp, data.concurrency, data.ratio) == (8, 1, 32, 1.0)
+    for row, reason in zip(
+        others, ("servers of their own", "no model", "no device", "tensor ranks"), strict=True
+    ):
+        assert reason in row.reason
+        assert row.step is None
+    assert read_rows(path, "devval") == []
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(FormatError, match="no column 'model_path'"):
+        read_rows(tmp_path / "other.csv")
+
+
+def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: Predictor) -> None:
+    truth = Correction(products=1.3, attention=1.1, others=1.2, step_ns=8e5, prompt_ns=3e6, request_ns=4e7)
+    rows = _measured(tmp_path, predictor, truth)
+    fitted = fit_stack(rows, predictor)
+    assert fitted is not None
+    assert fitted.rows == len(rows)
+    errors = [Judged(row=row, status="", predicted=_times(predictor, row, fitted.correction)) for row in rows]
+    assert max(abs(each.error("tpot")) for each in errors) < 0.04
+    assert max(abs(each.error("ttft")) for each in errors) < 0.08
+    assert fitted.correction.products > 1.1
+    plain = [Judged(row=row, status="", predicted=_times(predictor, row, Correction())) for row in rows]
+    assert min(abs(each.error("tpot")) for each in plain) > 0.1
+
+
+def _times(predictor: Predictor, row: Row, correction: Correction) -> Times:
+    found = predictor.times(row, correction)
+    assert isinstance(found, Times)
+    return found
+
+
+def test_one_point_meets_its_own_run(tmp_path: Path, predictor: Predictor) -> None:
+    truth = Correction(products=1.2, attention=1.2, collectives=1.2, others=1.2, request_ns=6e7)
+    row = _measured(tmp_path, predictor, truth)[1]
+    found = one_point(row, predictor)
+    assert found is not None
+    assert found.products == pytest.approx(1.2, rel=0.05)
+    assert found.request_ns > 0
+    times = _times(predictor, row, found)
+    assert times.ttft_ms == pytest.approx(row.ttft_ms, rel=0.02)
+    assert times.tpot_ms == pytest.approx(row.tpot_ms, rel=0.03)
+    beside = one_point(row, predictor, truth)
+    assert beside is not None
+    assert beside.request_ns == pytest.approx(6e7, rel=0.02)
+
+
+def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: Predictor) -> None:
+    rows = _measured(tmp_path, predictor, Correction(products=1.4))
+    rows = [replace(row, split="devval" if place % 2 else "calib") for place, row in enumerate(rows)]
+    judged = judge(rows, calibrate="one-per-stack", predictor=predictor)
+    states = [each.status for each in judged.rows]
+    assert states.count("calibrating") == 1
+    assert rows[states.index("calibrating")].split == "calib"
+    whole = judge(rows, calibrate="stack", split="devval", predictor=predictor)
+    assert {each.row.split for each in whole.rows} == {"devval"}
+    assert list(whole.fits) == ["H100-SXM vllm"]
+    of = {(each.by, each.metric): each for each in whole.summaries() if each.by == "all"}
+    assert of["all", "tpot"].n == 3
+    assert of["all", "tpot"].median_ape < 0.03
+    assert of["all", "tpot"].baseline_mean_ape > of["all", "tpot"].mean_ape
+
+
+def test_a_rate_follows_from_both_times(tmp_path: Path) -> None:
+    row = replace(read_rows(_table(tmp_path, {}))[0], concurrency=4, output=11, ratio=1.0)
+    assert implied_rate(row, Times(100.0, 10.0)) == pytest.approx(4 * 11 / 0.2)
+
+
+def test_recorded_runs_are_found_again(tmp_path: Path, predictor: Predictor) -> None:
+    row = read_rows(_table(tmp_path, {}))[0]
+    steps = predictor.steps(row)
+    assert not isinstance(steps, str)
+    generator = np.random.default_rng(1)
+    requests = Requests(
+        arrival_ns=np.sort(generator.uniform(0, 2e9, 60)),
+        prompt=generator.integers(50, 500, 60),
+        output=generator.integers(20, 200, 60),
+    )
+    truth = Correction(products=1.5, attention=1.5, collectives=1.5, others=1.5)
+    run = serve(
+        requests, steps.corrected(truth), policy_of("vllm", tokens=2048, sequences=16), cache_tokens=1e5
+    )
+    pd.DataFrame({
+        "trace": "t", "queued_s": requests.arrival_ns / 1e9, "first_token_s": run.first_token_ns / 1e9,
+        "last_token_s": run.last_token_ns / 1e9, "input_tokens": requests.prompt,
+        "output_tokens": requests.output,
+    }).to_csv(tmp_path / "requests.csv", index=False)  # fmt: skip
+    pd.DataFrame([{
+        "trace": "t", "accelerator": "H100-SXM", "model": "Llama-3.1-8B", "engine": "vLLM 0.19.0", "tp": 1,
+        "precision": "bf16", "max_num_seqs": 16, "max_num_batched_tokens": 2048, "num_kv_tokens": 100_000,
+    }]).to_csv(tmp_path / "recorded.csv", index=False)  # fmt: skip
+    plain, calibrated = replayed(read_recorded(tmp_path / "recorded.csv", tmp_path / "requests.csv"))
+    assert plain.tpot_error < -0.2
+    assert abs(calibrated.tpot_error) < 0.02
+    assert abs(calibrated.makespan_error) < 0.02
+    document = tmp_path / "accuracy.json"
+    done = CliRunner().invoke(
+        app,
+        ["serving", "--recorded", str(tmp_path / "recorded.csv"), str(tmp_path / "requests.csv"), "--table",
+         str(_table(tmp_path, {"silicon_tpot_ms": 7.0}, {"mode": "disagg"})), "--json", str(document)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "1 of 2 runs are judged" in done.output
+    found = json.loads(document.read_bytes())
+    assert found["schema"] == "hespas.serving_accuracy/1"
+    assert [each["calibrated"] for each in found["recorded"]] == [False, True]
+    assert {each["metric"] for each in found["summary"]} == {"ttft", "tpot", "tokens_per_s"}
+    assert CliRunner().invoke(app, ["serving"]).exit_code == 2
