@@ -167,3 +167,11 @@ def test_the_document_of_devices_fits_its_schema() -> None:
     assert [each["size"] for each in shown["dgx-h100"]["dimensions"]] == [8, -1]
     assert shown["dgx-h100"]["max_devices"] == -1
     assert shown["tpu-v5e"]["max_devices"] == 256
+
+
+def test_serving_documents_fit_their_schema() -> None:
+    server = api.Server(model="Llama-3-8B", hardware="H100-SXM")
+    done = api.serve(server, "closed:concurrency=2,requests=4,prompt=64,output=1", with_rows=True)
+    _validate(done.to_json(), "serving")  # answers of one token have no time per token
+    assert json.loads(done.to_json())["rows"][0]["tpot_ms"] is None
+    _validate(api.serve(server, "poisson:rate=2,requests=3,prompt=64,output=2").to_json(), "serving")

@@ -233,12 +233,23 @@ class _Corrections:
             self._residuals[key] = np.array(residuals)
 
     def _point(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
-        ordered = sorted(rows, key=lambda row: (row.tpot_ms, row.row))
-        row = ordered[len(ordered) // 2]
+        row = _point_of(rows)
         found = one_point(row, predictor, self._of.get(_stack(row)))
         if found is not None:
             self._of[key] = found
             self.points.add(row.row)
+
+
+def _point_of(rows: Sequence[Row]) -> Row:
+    """The run that a site would measure first, by its settings alone: of those that decode most for each
+    token of a prompt, that of the median load.
+    """
+    most = max(row.output / row.prompt for row in rows)
+    ordered = sorted(
+        (row for row in rows if row.output / row.prompt >= most * (1 - 1e-9)),
+        key=lambda row: (row.concurrency, row.row),
+    )
+    return ordered[len(ordered) // 2]
 
 
 _ENOUGH = 10
