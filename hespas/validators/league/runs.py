@@ -1,0 +1,138 @@
+"""A published run as timed passes: its settings from its row, its system by its accelerator, times of kernels
+by an estimator and of communication by the network of the system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hespas.estimators import load_estimator
+from hespas.estimators.registry import Estimator, for_job
+from hespas.generators.llm.layout import check_layout, layers_of_stages, micro_batches
+from hespas.generators.llm.published import PublishedRun
+from hespas.generators.llm.stage import StagePasses, stage_passes
+from hespas.graph import Diagnostics, NodeKind, Workload
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device, System, load_device, load_system
+from hespas.simulator.network import Network, on_system
+from hespas.validators.league.parts import StageNodes, stage_nodes
+from hespas.validators.league.pipeline import Schedule
+
+__all__ = ["SYSTEMS", "TimedRun", "timed_run"]
+
+SYSTEMS: Mapping[str, str] = {
+    "A100-SXM-40GB": "dgx-a100",
+    "A100-SXM-80GB": "dgx-a100",
+    "H100-SXM": "dgx-h100",
+    "H200-SXM": "dgx-h200",
+    "H200-NVL": "dgx-h200",
+    "B200-SXM": "dgx-b200",
+    "B300-SXM": "dgx-b200",
+    "GB200": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
+    "MI300X": "hgx-mi300x",
+    "MI325X": "hgx-mi300x",
+    "MI350X": "hgx-mi300x",
+    "TPU-v5e": "tpu-v5e",
+    "TPU-v5p": "tpu-v5p",
+    "TPU-v6e": "tpu-v6e",
+}
+"""The system that an accelerator stands in where a row names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """The passes of the distinct stages of a run with their times, and the schedule that joins them."""
+
+    stages: tuple[StageNodes, ...]
+    schedule: Schedule
+    unknown: int
+    """Nodes without a time, which count as none."""
+
+
+def timed_run(
+    run: PublishedRun, estimator: str, diagnostics: Diagnostics, system: System | None = None
+) -> TimedRun:
+    """The passes of a run with what an estimator and the network of a system say of them. Raises
+    ``UsageError`` for layouts that break a rule and devices that are not known.
+    """
+    check_layout(run.model, run.layout, run.training)
+    device = load_device(run.row["accelerator"])
+    network = Network(_system_of(run, system), device)
+    like, first = _distinct(run)
+    passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
+    times = _times(
+        run, passes, like, for_job(load_estimator(estimator), run.layout.ranks), network, device, diagnostics
+    )
+    stages: list[StageNodes] = []
+    unknown = 0
+    for each, time_ns in zip(passes, times, strict=True):
+        silent = np.isnan(time_ns)
+        unknown += int(silent.sum())
+        arrives = each.graph.kind == int(NodeKind.RECV)
+        settled = np.where(silent | arrives, 0.0, time_ns)
+        stages.append(stage_nodes(each.graph, each.parts, each.variants, each.end, settled.tolist()))
+    schedule = Schedule(
+        run.training.schedule,
+        run.layout,
+        micro_batches(run.layout, run.training),
+        like,
+        run.training.overlap.pipeline,
+    )
+    return TimedRun(tuple(stages), schedule, unknown)
+
+
+def _system_of(run: PublishedRun, stated: System | None) -> System:
+    """The system of a row, sized to its ranks."""
+    accelerator = run.row["accelerator"]
+    name = SYSTEMS.get(accelerator)
+    if stated is None and name is None:
+        raise UsageError(f"no system of {accelerator} is known", hint="name one in the column system_file")
+    found = stated or load_system(str(name))
+    return found.sized(run.layout.ranks) if found.devices < 0 else found
+
+
+def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:
+    """Of each stage which of the distinct ones it is like, and the first stage of each of those."""
+    layers = run.model.all_layers
+    found: dict[tuple[object, ...], int] = {}
+    like: list[int] = []
+    first: list[int] = []
+    last = run.layout.pp - 1
+    for stage, chunks in enumerate(layers_of_stages(run.model, run.layout)):
+        kinds = tuple(tuple(layers[number] for number in chunk) for chunk in chunks)
+        key = (kinds, stage == 0, stage == last)
+        if key not in found:
+            found[key] = len(found)
+            first.append(stage)
+        like.append(found[key])
+    return like, first
+
+
+def _times(
+    run: PublishedRun,
+    passes: list[StagePasses],
+    like: list[int],
+    model: Estimator,
+    network: Network,
+    device: Device,
+    diagnostics: Diagnostics,
+) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """The time of each node of each distinct stage [ns], NaN where nobody knows: of ranks that differ in
+    where their groups lie, the longest.
+    """
+    graphs = tuple(each.graph for each in passes)
+    ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
+    job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
+    estimates = [model.estimate(graph, device, diagnostics) for graph in graphs]
+    parted, said = on_system(job, estimates, network, diagnostics)
+    times = [np.full(len(graph), np.nan) for graph in graphs]
+    for number, estimate in enumerate(said or ()):
+        members = np.flatnonzero(parted.rank_class == number)
+        if len(members):
+            whose = int(ranks[members[0]])
+            times[whose] = np.fmax(times[whose], estimate.duration_ns)
+    return times
