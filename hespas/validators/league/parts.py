@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 from hespas.generators.llm.assemble import Part
 from hespas.graph import NodeKind, OpClass, OpGraph
+from hespas.graph.columns import DTYPES
 
 __all__ = ["COMPONENTS", "COMPUTE", "HOST", "OVERLAP", "PIPELINE", "StageNodes", "stage_nodes"]
 
 COMPONENTS = (
     "products",
+    "products of 8 bits",
+    "products of 4 bits",
     "experts",
     "attention",
     "vector",
@@ -30,7 +33,7 @@ COMPONENTS = (
     "host",
     "overlap",
 )
-"""What a step is made of: matrix products, grouped ones of experts, attention, kernels that stream, conversions
+"""What a step is made of: matrix products by bits of their operands, grouped ones of experts, attention, kernels that stream, conversions
 to narrow formats, the update of weights; collectives of tensor, context, data and expert parallelism and
 messages between stages; copies to the host; what launches cost beside kernels; what kernels lose beside
 communication.
@@ -41,10 +44,10 @@ COMPUTE = 0
 """The stream of kernels that compute; any other stream communicates or copies."""
 
 _BY_CLASS: Mapping[int, str] = {
-    int(OpClass.CONTRACTION): "products",
     int(OpClass.ATTENTION): "attention",
     int(OpClass.QUANTIZE): "quantize",
 }
+_BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
 _BY_OP: Mapping[str, str] = {
     "aten::bmm": "experts",
     "aten::_fused_adamw_": "optimizer",
@@ -96,11 +99,12 @@ def stage_nodes(
 ) -> StageNodes:
     """The nodes of a template graph with their times. O(nodes + dependencies)."""
     kinds, classes = graph.kind.tolist(), graph.op_class.tolist()
+    bits = dict(zip(graph.contractions.node.tolist(), graph.contractions.lhs.tolist(), strict=True))
     component: list[int] = []
     stream: list[int] = []
     group_of = dict(zip(graph.collectives.node.tolist(), graph.collectives.group_set.tolist(), strict=True))
     for node, kind in enumerate(kinds):
-        name = _component(graph, node, kind, classes[node])
+        name = _component(graph, node, kind, classes[node], bits.get(node, -1))
         component.append(_ROW[name])
         stream.append(_stream(kind, name, group_of.get(node, -1)))
     data, control = graph.data_deps, graph.control_deps
@@ -117,13 +121,16 @@ _TALKS = frozenset((int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.R
 _COPIES = frozenset((int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
 
 
-def _component(graph: OpGraph, node: int, kind: int, op_class: int) -> str:
+def _component(graph: OpGraph, node: int, kind: int, op_class: int, code: int) -> str:
     if kind in _COPIES:
         return "copies"
     name = graph.node_name(node)
     if kind in _TALKS:
         return next((found for word, found in _BY_WORD if word in name), "tensor")
-    return _BY_OP.get(graph.op_name(node)) or _BY_CLASS.get(op_class, "vector")
+    found = _BY_OP.get(graph.op_name(node))
+    if found is None and code >= 0:
+        return _BY_BITS.get(DTYPES[code].bits, "products")
+    return found or _BY_CLASS.get(op_class, "vector")
 
 
 _MESSAGES = 1_000

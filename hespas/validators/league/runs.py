@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isnan
 
 import numpy as np
 
@@ -14,10 +15,18 @@ from hespas.estimators.registry import Estimator, for_job
 from hespas.generators.llm.layout import check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.stage import StagePasses, stage_passes
-from hespas.graph import Diagnostics, NodeKind, Workload
+from hespas.graph import Diagnostics, Estimate, NodeKind, Workload
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, System, load_device, load_system
+from hespas.hardware import Device, Dimension, System, load_device, load_system
+from hespas.hardware.model import Source
 from hespas.simulator.network import Network, on_system
+from hespas.validators.league.kernels import (
+    attention_library,
+    in_16_bits,
+    trained_times,
+    variant_of,
+)
 from hespas.validators.league.parts import StageNodes, stage_nodes
 from hespas.validators.league.pipeline import Schedule
 
@@ -41,6 +50,8 @@ SYSTEMS: Mapping[str, str] = {
     "TPU-v6e": "tpu-v6e",
 }
 """The system that an accelerator stands in where a row names none."""
+_SLICES_NS = 10_000.0
+"""From host to host of two slices, where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ def timed_run(
     """
     check_layout(run.model, run.layout, run.training)
     device = load_device(run.row["accelerator"])
-    network = Network(_system_of(run, system), device)
+    network = Network(_system_of(run, system, device), device)
     like, first = _distinct(run)
     passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
     times = _times(
@@ -85,14 +96,42 @@ def timed_run(
     return TimedRun(tuple(stages), schedule, unknown)
 
 
-def _system_of(run: PublishedRun, stated: System | None) -> System:
-    """The system of a row, sized to its ranks."""
-    accelerator = run.row["accelerator"]
+def _system_of(run: PublishedRun, stated: System | None, device: Device) -> System:
+    """The system of a row, sized to its ranks: of slices of a torus where one has fewer."""
+    accelerator, ranks = run.row["accelerator"], run.layout.ranks
     name = SYSTEMS.get(accelerator)
     if stated is None and name is None:
         raise UsageError(f"no system of {accelerator} is known", hint="name one in the column system_file")
     found = stated or load_system(str(name))
-    return found.sized(run.layout.ranks) if found.devices < 0 else found
+    if found.devices >= 0:
+        return found
+    return _in_slices(found, device, ranks) if 0 < found.most < ranks else found.sized(ranks)
+
+
+def _in_slices(found: System, device: Device, ranks: int) -> System:
+    """Whole slices, or as many equal ones as hold the job, joined by the network of the data center."""
+    outside = device.link("scale_out")
+    if outside is None:
+        raise UsageError(f"{found.name} has {found.most:,} devices, and nothing joins several")
+    slices = next(count for count in range(-(-ranks // found.most), ranks + 1) if ranks % count == 0)
+    one = found.sized(ranks // slices)
+    between = Dimension(
+        name=outside.name,
+        topology="switch",
+        size=slices,
+        bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s,
+        latency_ns=_SLICES_NS if isnan(outside.latency_ns) else outside.latency_ns,
+        links_per_device=1,
+        source="device",
+        latency_source="device",
+    )
+    return replace(
+        one,
+        dimensions=(*one.dimensions, between),
+        devices=ranks,
+        max_devices=-1,
+        sources=(*one.sources, Source(key="device", text=f"the file of {device.name}")),
+    )
 
 
 def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:
@@ -120,19 +159,24 @@ def _times(
     network: Network,
     device: Device,
     diagnostics: Diagnostics,
-) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+) -> list[FloatArray]:
     """The time of each node of each distinct stage [ns], NaN where nobody knows: of ranks that differ in
     where their groups lie, the longest.
     """
     graphs = tuple(each.graph for each in passes)
     ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
     job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
-    estimates = [model.estimate(graph, device, diagnostics) for graph in graphs]
-    parted, said = on_system(job, estimates, network, diagnostics)
-    times = [np.full(len(graph), np.nan) for graph in graphs]
-    for number, estimate in enumerate(said or ()):
+    library, variant = attention_library(run, device), variant_of(run, device)
+    estimates: list[Estimate] = []
+    for graph in graphs:
+        said = model.estimate(in_16_bits(graph, device), device, diagnostics)
+        times = trained_times(graph, device, library, said.duration_ns, variant)
+        estimates.append(replace(said, duration_ns=times))
+    parted, placed = on_system(job, estimates, network, diagnostics)
+    longest = [np.full(len(graph), np.nan) for graph in graphs]
+    for number, estimate in enumerate(placed or ()):
         members = np.flatnonzero(parted.rank_class == number)
         if len(members):
             whose = int(ranks[members[0]])
-            times[whose] = np.fmax(times[whose], estimate.duration_ns)
-    return times
+            longest[whose] = np.fmax(longest[whose], estimate.duration_ns)
+    return longest
