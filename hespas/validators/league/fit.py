@@ -88,7 +88,9 @@ class Facts:
         mixed = (self.shares * spread**2) @ self.shares.T
         total = np.zeros_like(mixed)
         for effect in effects:
-            texts = ["\0".join(parts) for parts in zip(*(self.keys[name] for name in effect.columns), strict=True)]
+            texts = [
+                "\0".join(parts) for parts in zip(*(self.keys[name] for name in effect.columns), strict=True)
+            ]
             _, code = np.unique(texts, return_inverse=True)
             same = code[:, None] == code[None, :]
             total += same * (effect.spread**2 * mixed + effect.whole**2)

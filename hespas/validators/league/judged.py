@@ -136,7 +136,10 @@ def _groups(facts: Facts) -> list[str]:
 
 
 def _factors(
-    facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], measured: BoolArray, calibrate: Calibration
+    facts: Facts,
+    groups: np.ndarray[tuple[int], np.dtype[np.str_]],
+    measured: BoolArray,
+    calibrate: Calibration,
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
     """The logarithm of the factor of each row, its deviation, and which rows are calibrated on."""
     count = len(facts)

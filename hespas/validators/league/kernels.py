@@ -57,7 +57,7 @@ _FP8_ATTENTION = 1.25
 _SUSTAINED: Mapping[tuple[str, int], float] = {
     ("Hopper", 16): 0.66,
     ("Hopper", 8): 0.62,
-    ("Blackwell", 16): 0.62,
+    ("Blackwell", 16): 0.57,
     ("Blackwell", 8): 0.57,
     ("Blackwell", 4): 0.42,
     ("TPU", 16): 0.92,
@@ -119,16 +119,29 @@ def _stood_in_for(device: Device) -> list[int]:
     return [dtype(name).code for name in ("f8E4M3FN", "f8E5M2", "mxfp8")]
 
 
+_APART = 2.0
+"""What a kernel that a compiler or a library fuses takes as the several that it is made of."""
+
+
 def trained_times(
-    graph: OpGraph, device: Device, library: Library, time_ns: FloatArray, variant: Variant
+    graph: OpGraph,
+    device: Device,
+    library: Library,
+    time_ns: FloatArray,
+    variant: Variant,
+    *,
+    fused: bool = True,
 ) -> FloatArray:
-    """Times of the nodes of a pass [ns], where ``time_ns`` is of :func:`in_16_bits`. O(nodes)."""
+    """Times of the nodes of a pass [ns], where ``time_ns`` is of :func:`in_16_bits`; ``fused``: elementwise
+    work is, by a compiler or a library. O(nodes).
+    """
     times = time_ns.copy()
     _products(graph, device, times)
     _attention(graph, device, library, times)
     heavy = np.isin(graph.op_class, (int(OpClass.CONTRACTION), int(OpClass.ATTENTION)))
     computes = ~np.isin(graph.op_class, (int(OpClass.COLLECTIVE), int(OpClass.P2P), int(OpClass.HOST)))
-    return np.where(heavy, times / variant.rate, np.where(computes, times / variant.bandwidth, times))
+    slower = variant.bandwidth if fused else variant.bandwidth / _APART
+    return np.where(heavy, times / variant.rate, np.where(computes, times / slower, times))
 
 
 def _family(device: Device) -> str:

@@ -35,7 +35,7 @@ COMPONENTS = (
 )
 """What a step is made of: matrix products by bits of their operands, grouped ones of experts, attention, kernels that stream, conversions
 to narrow formats, the update of weights; collectives of tensor, context, data and expert parallelism and
-messages between stages; copies to the host; what launches cost beside kernels; what kernels lose beside
+messages between stages; copies to the host; waits for the host; what kernels lose beside
 communication.
 """
 _ROW = {name: row for row, name in enumerate(COMPONENTS)}
@@ -47,6 +47,7 @@ _BY_CLASS: Mapping[int, str] = {
     int(OpClass.ATTENTION): "attention",
     int(OpClass.QUANTIZE): "quantize",
 }
+_COUNTED = "moe_permute"
 _BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
 _BY_OP: Mapping[str, str] = {
     "aten::bmm": "experts",
@@ -72,14 +73,15 @@ _BY_WORD: Sequence[tuple[str, str]] = (
 @dataclass(frozen=True, slots=True)
 class StageNodes:
     """The passes of a stage, columns of shape ``(nodes,)`` as lists: ``time_ns`` of a node alone, its row of
-    :data:`COMPONENTS`, its stream, and the nodes of its own part that it waits for. ``parts`` are runs of
-    nodes, ``variants`` and ``end`` say which is which, as the generator has them.
+    :data:`COMPONENTS`, its stream, the nodes of its own part that it waits for, and whether the host is
+    ``waited`` for it before it issues more. ``parts`` are runs of nodes, ``variants`` and ``end`` say which is which, as the generator has them.
     """
 
     time_ns: list[float]
     component: list[int]
     stream: list[int]
     waits: list[list[int]]
+    waited: list[bool]
     parts: Sequence[Part]
     variants: Mapping[tuple[str, int, bool], int]
     end: int
@@ -96,8 +98,12 @@ def stage_nodes(
     variants: Mapping[tuple[str, int, bool], int],
     end: int,
     time_ns: list[float],
+    *,
+    synchronizes: bool,
 ) -> StageNodes:
-    """The nodes of a template graph with their times. O(nodes + dependencies)."""
+    """The nodes of a template graph with their times. ``synchronizes``: the host reads how many tokens reach
+    each expert before it issues their products. O(nodes + dependencies).
+    """
     kinds, classes = graph.kind.tolist(), graph.op_class.tolist()
     bits = dict(zip(graph.contractions.node.tolist(), graph.contractions.lhs.tolist(), strict=True))
     component: list[int] = []
@@ -114,7 +120,8 @@ def stage_nodes(
         values[starts[node] : starts[node + 1]] + others[more[node] : more[node + 1]]
         for node in range(len(kinds))
     ]
-    return StageNodes(time_ns, component, stream, waits, parts, variants, end)
+    waited = [synchronizes and graph.op_name(node) == _COUNTED for node in range(len(kinds))]
+    return StageNodes(time_ns, component, stream, waits, waited, parts, variants, end)
 
 
 _TALKS = frozenset((int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))

@@ -28,12 +28,10 @@ from hespas.graph.errors import FormatError, HespasError
 from hespas.hardware import Device, load_device
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
-from hespas.validators.league.runs import timed_run
+from hespas.validators.league.runs import issue_ns, timed_run
 
 __all__ = ["LeagueRow", "Predicted", "league_rows", "predicted_rows", "start_scale"]
 
-_LAUNCH_NS = {"gpu": 1000.0}
-"""What a launch costs beside its kernel, by kind of device: others have programs of one launch."""
 _BESIDE = {"gpu": 0.06}
 """By how much kernels are slower beside communication: :mod:`hespas.hardware.interference`, in the mean."""
 _ASSUMED = re.compile(r"row\.")
@@ -71,9 +69,9 @@ class LeagueRow:
             ) from None
 
 
-def start_scale(device: Device) -> list[float]:
+def start_scale(run: PublishedRun, device: Device) -> list[float]:
     """The factor of each component before any calibration."""
-    own = {"host": _LAUNCH_NS.get(device.kind, 0.0), "overlap": _BESIDE.get(device.kind, 0.0)}
+    own = {"host": issue_ns(run, device), "overlap": _BESIDE.get(device.kind, 0.0)}
     return [own.get(name, 1.0) for name in COMPONENTS]
 
 
@@ -160,11 +158,11 @@ def _predicted(task: _Task) -> Predicted:
         run = run_of(task.cells, f"row {task.number}", found, task.models)
         device = load_device(task.cells.get("accelerator", ""))
         timed = timed_run(run, task.estimator, Diagnostics())
-        span = step_span(timed.stages, timed.schedule, start_scale(device))
+        span = step_span(timed.stages, timed.schedule, start_scale(run, device))
         peak = max(each.peak_bytes for each in memory_of(run.model, run.layout, run.training))
     except HespasError as error:
         return Predicted(refused=error.message)
-    scaled = span.parts * np.array(start_scale(device))
+    scaled = span.parts * np.array(start_scale(run, device))
     return Predicted(
         time_ns=span.time_ns,
         parts=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),

@@ -4,6 +4,7 @@ by an estimator and of communication by the network of the system.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isnan
@@ -30,7 +31,7 @@ from hespas.validators.league.kernels import (
 from hespas.validators.league.parts import StageNodes, stage_nodes
 from hespas.validators.league.pipeline import Schedule
 
-__all__ = ["SYSTEMS", "TimedRun", "timed_run"]
+__all__ = ["SYSTEMS", "TimedRun", "issue_ns", "timed_run"]
 
 SYSTEMS: Mapping[str, str] = {
     "A100-SXM-40GB": "dgx-a100",
@@ -85,7 +86,16 @@ def timed_run(
         unknown += int(silent.sum())
         arrives = each.graph.kind == int(NodeKind.RECV)
         settled = np.where(silent | arrives, 0.0, time_ns)
-        stages.append(stage_nodes(each.graph, each.parts, each.variants, each.end, settled.tolist()))
+        stages.append(
+            stage_nodes(
+                each.graph,
+                each.parts,
+                each.variants,
+                each.end,
+                settled.tolist(),
+                synchronizes=issue_ns(run, device) > 0 and run.training.capacity == 0,
+            )
+        )
     schedule = Schedule(
         run.training.schedule,
         run.layout,
@@ -105,7 +115,36 @@ def _system_of(run: PublishedRun, stated: System | None, device: Device) -> Syst
     found = stated or load_system(str(name))
     if found.devices >= 0:
         return found
-    return _in_slices(found, device, ranks) if 0 < found.most < ranks else found.sized(ranks)
+    if 0 < found.most < ranks:
+        return _in_slices(found, device, ranks)
+    return found.sized(_even(found, ranks))
+
+
+_EAGER_NS, _PARTLY_NS = 20_000.0, 10_000.0
+
+
+def issue_ns(run: PublishedRun, device: Device) -> float:
+    """What it takes a host to issue one of the kernels of a pass: modules of PyTorch one by one, some of them
+    or all as a CUDA graph; a program of XLA is issued as a whole.
+    """
+    notes = run.row.get("notes", "").casefold()
+    if device.kind != "gpu" or run.training.style == "maxtext":
+        return 0.0
+    if not re.search(r"cuda graphs(?! none)", notes):
+        return _EAGER_NS
+    partly = "transformer_engine" in notes and "full_iteration" not in notes
+    return _PARTLY_NS if partly else 0.0
+
+
+def _even(found: System, ranks: int) -> int | tuple[int, int]:
+    """Ranks of a job, or of each domain and domains: a job that does not fill whole domains takes as many
+    devices of each, so that groups of a power of two stay inside of one.
+    """
+    inner = found.shape[0]
+    if found.placement != "fill" or inner < 0 or ranks <= inner or ranks % inner == 0:
+        return ranks
+    domains = -(-ranks // inner)
+    return ranks if ranks % domains else (ranks // domains, domains)
 
 
 def _in_slices(found: System, device: Device, ranks: int) -> System:
@@ -170,7 +209,8 @@ def _times(
     estimates: list[Estimate] = []
     for graph in graphs:
         said = model.estimate(in_16_bits(graph, device), device, diagnostics)
-        times = trained_times(graph, device, library, said.duration_ns, variant)
+        fused = run.training.compiled
+        times = trained_times(graph, device, library, said.duration_ns, variant, fused=fused)
         estimates.append(replace(said, duration_ns=times))
     parted, placed = on_system(job, estimates, network, diagnostics)
     longest = [np.full(len(graph), np.nan) for graph in graphs]

@@ -1,4 +1,5 @@
-"""When the nodes of passes run: each stream in program order, each node behind what it waits for.
+"""When the nodes of passes run: each stream in program order, each node behind what it waits for and not
+before the host has issued it, which runs ahead until it has to read what the device made.
 
 The time of the last node is a sum over the chain of nodes that it waited for, so it comes apart by component
 without remainder, and its derivatives by what scales a component are that chain's times.
@@ -19,8 +20,8 @@ __all__ = ["Span", "Walked", "walked"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """A time as what it is made of: unscaled times of each component [ns], launches in place of host time,
-    shape ``(components,)``, and the time itself [ns].
+    """A time as what it is made of: unscaled times of each component [ns], launches of the host in place of
+    its time, shape ``(components,)``, and the time itself [ns].
     """
 
     time_ns: float
@@ -52,7 +53,7 @@ class Walked:
 
 def walked(stage: StageNodes, sequence: Sequence[int], scale: Sequence[float]) -> Walked:
     """The parts of these numbers one after another. ``scale`` has, by component, the factor of its times;
-    for the host the time of a launch [ns], for overlap the share by which kernels are slower beside
+    for the host the time to issue a node [ns], for overlap the share by which kernels are slower beside
     communication. O(nodes + dependencies).
     """
     return _Walk(stage, scale).run(sequence)
@@ -72,7 +73,13 @@ class _Walk:
         self.where: dict[tuple[str, int], tuple[int, int]] = {}
         """Part and shift of the newest pass of a kind and chunk."""
         self.busy: list[tuple[float, float]] = []
-        self.talked = 0
+        self.issued = 0.0
+        """When the host has issued the newest node."""
+        self.synchronized = -1
+        """The node that the host last waited for."""
+        self.launches: list[int] = []
+        """Of nodes that began when they were issued, how many were since then; else 0."""
+        self.count = 0
 
     def run(self, sequence: Sequence[int]) -> Walked:
         for number in sequence:
@@ -111,10 +118,14 @@ class _Walk:
         for each in waits:
             if end[each] > start:
                 start, before = end[each], each
+        self.issued += self.scale[HOST]
+        self.count += 1
+        launches = 0
+        if self.issued > start:
+            start, before, launches = self.issued, self.synchronized, self.count
         time_ns = stage.time_ns[node] * self.scale[component]
         beside = 0.0
         if stream == COMPUTE:
-            time_ns += self.scale[HOST]
             beside = self._beside(start, start + time_ns)
             time_ns += self.scale[OVERLAP] * beside
         elif time_ns > 0:
@@ -123,7 +134,11 @@ class _Walk:
         self.node.append(node)
         self.before.append(before)
         self.beside.append(beside)
+        self.launches.append(launches)
         end.append(start + time_ns)
+        if stage.waited[node]:
+            self.synchronized, self.count = len(end) - 1, 0
+            self.issued = max(self.issued, end[-1])
 
     def _beside(self, start: float, stop: float) -> float:
         """How long of a span the network is busy: with what is known to run, which is issued before."""
@@ -146,7 +161,7 @@ class _Walk:
         while position >= 0:
             node = self.node[position]
             parts[stage.component[node]] += stage.time_ns[node]
-            parts[HOST] += stage.stream[node] == COMPUTE
+            parts[HOST] += self.launches[position]
             parts[OVERLAP] += self.beside[position]
             position = self.before[position]
         return Span(time_ns, np.array(parts))
