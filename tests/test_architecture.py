@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "estimators",
             "simulator",
             "converters",
+            "generators",
         }
     ),
 }

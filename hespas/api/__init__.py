@@ -24,6 +24,7 @@ __all__ = [
     "Granularity",
     "GridResult",
     "KindTotals",
+    "LeagueReport",
     "Missing",
     "NodeEstimates",
     "Parts",
@@ -55,6 +56,7 @@ __all__ = [
     "estimators_document",
     "generate",
     "graph_estimator",
+    "league",
     "read",
     "read_profiles",
     "roundtrip",
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
         Preparation,
         graph_estimator,
     )
+    from hespas.api.published_runs import LeagueReport, league
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
@@ -170,6 +173,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Preparation",
         "graph_estimator",
     ),
+    "hespas.api.published_runs": ("LeagueReport", "league"),
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.simulation": (
         "SimulationResult",

@@ -11,6 +11,7 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
+from hespas.cli.league import league
 from hespas.cli.session import (
     check_reports,
     command_line,
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(accuracy)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(league)
 point_elsewhere(
     app,
     "hespas-validate",

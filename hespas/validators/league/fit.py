@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.validators.league.parts import COMPONENTS
 
-__all__ = ["EFFECTS", "Effect", "Facts", "Posterior", "central_rows", "posterior"]
+__all__ = ["EFFECTS", "Effect", "Factor", "Facts", "Posterior", "central_rows", "factors_of", "posterior"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class Facts:
         """Prior covariance of the logarithms of errors of all rows. O(rows^2 effects)."""
         spread = np.array([_SPREAD[name] for name in COMPONENTS])
         mixed = (self.shares * spread**2) @ self.shares.T
-        total = np.zeros_like(mixed)
+        total: FloatArray = np.zeros((len(self), len(self)))
         for effect in effects:
             texts = [
                 "\0".join(parts) for parts in zip(*(self.keys[name] for name in effect.columns), strict=True)
             ]
             _, code = np.unique(texts, return_inverse=True)
             same = code[:, None] == code[None, :]
-            total += same * (effect.spread**2 * mixed + effect.whole**2)
+            total = total + same * (effect.spread**2 * mixed + effect.whole**2)
         return total
 
 
@@ -143,3 +143,80 @@ def central_rows(covariance: FloatArray, facts: Facts, eligible: BoolArray) -> l
         worth = (said.sum(axis=1)) / (np.diag(covariance)[among] + noise)
         found.append(int(among[int(np.argmax(worth))]))
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """By how much one component takes longer on an accelerator in a software stack than predicted, with the
+    standard error of its logarithm and that of the prior. ``share`` is what the component is of the steps.
+    """
+
+    source: str
+    accelerator: str
+    component: str
+    factor: float
+    std_error: float
+    prior_std: float
+    share: float
+    n: int
+
+
+def factors_of(facts: Facts) -> list[Factor]:
+    """The factors of each component that takes part in the steps of an accelerator and stack, fitted on all
+    rows that are measured.
+    """
+    known = np.flatnonzero(~np.isnan(facts.log_error))
+    cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
+    found: list[Factor] = []
+    asked: list[tuple[int, int]] = []
+    members: dict[tuple[str, str], list[int]] = {}
+    for place in known.tolist():
+        members.setdefault(cells[place], []).append(place)
+    for rows in members.values():
+        share = facts.shares[rows].mean(axis=0)
+        asked += [(rows[0], component) for component in np.flatnonzero(share >= _LEAST_SHARE).tolist()]
+    whole = _with_units(facts, known, asked)
+    is_unit = np.arange(len(whole)) >= len(known)
+    covariance = whole.covariance()
+    said = posterior(covariance, whole, ~is_unit, is_unit)
+    prior = np.sqrt(np.diag(covariance)[is_unit])
+    for place, (row, component) in enumerate(asked):
+        source, accelerator = cells[row]
+        rows = members[source, accelerator]
+        found.append(
+            Factor(
+                source=source,
+                accelerator=accelerator,
+                component=COMPONENTS[component],
+                factor=float(np.exp(said.mean[place])),
+                std_error=float(said.deviation[place]),
+                prior_std=float(prior[place]),
+                share=float(facts.shares[rows, component].mean()),
+                n=len(rows),
+            )
+        )
+    return found
+
+
+_LEAST_SHARE = 0.005
+_OF_STACK = ("family", "source", "accelerator")
+
+
+def _with_units(facts: Facts, known: IntArray, asked: Sequence[tuple[int, int]]) -> Facts:
+    """The known rows, and behind them one for each that is asked about: all of it one component, of no model,
+    release or number format in particular.
+    """
+    units = np.zeros((len(asked), len(COMPONENTS)))
+    units[np.arange(len(asked)), [component for _, component in asked]] = 1.0
+    keys = {
+        name: [texts[place] for place in known.tolist()]
+        + [texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)]
+        for name, texts in facts.keys.items()
+    }
+    return Facts(
+        shares=np.concatenate([facts.shares[known], units]),
+        log_error=np.concatenate([facts.log_error[known], np.full(len(asked), np.nan)]),
+        weight=np.concatenate([facts.weight[known], np.ones(len(asked))]),
+        rounding=np.concatenate([facts.rounding[known], np.zeros(len(asked))]),
+        keys=keys,
+    )

@@ -1,4 +1,4 @@
-"""Rows beside what was published: errors, intervals, and what a decision needs, with and without calibration."""
+"""Rows beside what was published: factors of a calibration, errors and intervals."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def _factors(
         return said.mean, said.deviation, known
     for group in np.unique(groups):
         asked = groups == group
-        said: Posterior = posterior(covariance, facts, measured & ~asked, asked)
-        mean[asked], deviation[asked] = said.mean, said.deviation
+        others: Posterior = posterior(covariance, facts, measured & ~asked, asked)
+        mean[asked], deviation[asked] = others.mean, others.deviation
     return mean, deviation, nobody
 
 

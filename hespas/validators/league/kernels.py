@@ -72,7 +72,7 @@ _POWER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a device differs from its file: ``rate`` of its units and ``bandwidth`` of its memory, as ratios."""
+    """How a device differs from its file: ``rate`` of units and ``bandwidth`` of memory, as ratios."""
 
     rate: float = 1.0
     bandwidth: float = 1.0

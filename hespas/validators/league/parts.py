@@ -33,10 +33,10 @@ COMPONENTS = (
     "host",
     "overlap",
 )
-"""What a step is made of: matrix products by bits of their operands, grouped ones of experts, attention, kernels that stream, conversions
-to narrow formats, the update of weights; collectives of tensor, context, data and expert parallelism and
-messages between stages; copies to the host; waits for the host; what kernels lose beside
-communication.
+"""What a step is made of: matrix products by bits of their operands, grouped ones of experts, attention,
+kernels that stream, conversions to narrow formats, the update of weights; collectives of tensor, context,
+data and expert parallelism and messages between stages; copies to the host; waits for the host; what kernels
+lose beside communication.
 """
 _ROW = {name: row for row, name in enumerate(COMPONENTS)}
 HOST, OVERLAP, PIPELINE = _ROW["host"], _ROW["overlap"], _ROW["pipeline"]
@@ -74,7 +74,8 @@ _BY_WORD: Sequence[tuple[str, str]] = (
 class StageNodes:
     """The passes of a stage, columns of shape ``(nodes,)`` as lists: ``time_ns`` of a node alone, its row of
     :data:`COMPONENTS`, its stream, the nodes of its own part that it waits for, and whether the host is
-    ``waited`` for it before it issues more. ``parts`` are runs of nodes, ``variants`` and ``end`` say which is which, as the generator has them.
+    ``waited`` for it before it issues more. ``parts`` are runs of nodes, ``variants`` and ``end`` say which is
+    which, as the generator has them.
     """
 
     time_ns: list[float]

@@ -76,9 +76,8 @@ def timed_run(
     network = Network(_system_of(run, system, device), device)
     like, first = _distinct(run)
     passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
-    times = _times(
-        run, passes, like, for_job(load_estimator(estimator), run.layout.ranks), network, device, diagnostics
-    )
+    model = for_job(load_estimator(estimator), run.layout.ranks)
+    times = _times(_Clock(run, device, model, network, diagnostics), passes, like)
     stages: list[StageNodes] = []
     unknown = 0
     for each, time_ns in zip(passes, times, strict=True):
@@ -190,29 +189,33 @@ def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:
     return like, first
 
 
-def _times(
-    run: PublishedRun,
-    passes: list[StagePasses],
-    like: list[int],
-    model: Estimator,
-    network: Network,
-    device: Device,
-    diagnostics: Diagnostics,
-) -> list[FloatArray]:
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Who says what nodes of a run take."""
+
+    run: PublishedRun
+    device: Device
+    model: Estimator
+    network: Network
+    diagnostics: Diagnostics
+
+
+def _times(clock: _Clock, passes: list[StagePasses], like: list[int]) -> list[FloatArray]:
     """The time of each node of each distinct stage [ns], NaN where nobody knows: of ranks that differ in
     where their groups lie, the longest.
     """
+    run, device, diagnostics = clock.run, clock.device, clock.diagnostics
     graphs = tuple(each.graph for each in passes)
     ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
     job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
     library, variant = attention_library(run, device), variant_of(run, device)
     estimates: list[Estimate] = []
     for graph in graphs:
-        said = model.estimate(in_16_bits(graph, device), device, diagnostics)
+        said = clock.model.estimate(in_16_bits(graph, device), device, diagnostics)
         fused = run.training.compiled
         times = trained_times(graph, device, library, said.duration_ns, variant, fused=fused)
         estimates.append(replace(said, duration_ns=times))
-    parted, placed = on_system(job, estimates, network, diagnostics)
+    parted, placed = on_system(job, estimates, clock.network, diagnostics)
     longest = [np.full(len(graph), np.nan) for graph in graphs]
     for number, estimate in enumerate(placed or ()):
         members = np.flatnonzero(parted.rank_class == number)

@@ -14,7 +14,19 @@ from hespas.graph.columns import FloatArray
 from hespas.validators.accuracy.statistics import error_figures, kendall_tau
 from hespas.validators.league.judged import Calibration, JudgedRow
 
-__all__ = ["BY", "NOISE_FLOOR", "Baseline", "Group", "LayoutSet", "baselines", "group_rows", "layout_sets"]
+__all__ = [
+    "BY",
+    "NOISE_FLOOR",
+    "Baseline",
+    "Group",
+    "LayoutSet",
+    "Scaled",
+    "baselines",
+    "group_of",
+    "group_rows",
+    "layout_sets",
+    "scaling",
+]
 
 NOISE_FLOOR = 0.028
 """Median difference of the step between submitters with the same layout in the same round of MLPerf."""
@@ -186,3 +198,78 @@ def layout_sets(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[L
 
 def _per_sequence(layouts: Iterable[list[JudgedRow]], time_of: Callable[[JudgedRow], float]) -> list[float]:
     return [median(time_of(row) / row.row.number_of("global_batch") for row in rows) for rows in layouts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A model on ``num_accelerators`` after one factor was fitted on the fewest of its rows, ``base``: the
+    throughput of an accelerator over that on the fewest, published and predicted.
+    """
+
+    calibrate: Calibration
+    source: str
+    model: str
+    accelerator: str
+    precision: str
+    base: int
+    num_accelerators: int
+    published_efficiency: float
+    predicted_efficiency: float
+    relative_error: float
+
+
+_SCALED = ("source", "model", "accelerator", "precision_class", "train_type")
+
+
+def scaling(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Scaled]:
+    """Every model that was published on several numbers of one accelerator; medians of the rows of each. The
+    error is that of the step on more after one factor was fitted on the fewest.
+    """
+    curves: defaultdict[tuple[str, ...], defaultdict[int, list[JudgedRow]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows:
+        if row.published_ms > 0 and not isnan(row.predicted_ms):
+            key = tuple(_cell(column)(row) for column in _SCALED)
+            curves[key][int(row.row.number_of("num_accelerators"))].append(row)
+    for key, points in curves.items():
+        base = min(points)
+        first = [_rate(points[base], time_of) for time_of in (_published, _predicted)]
+        for count, some in sorted(points.items()):
+            if count == base:
+                continue
+            published, predicted = (
+                _rate(some, time_of) / before
+                for time_of, before in zip((_published, _predicted), first, strict=True)
+            )
+            yield Scaled(
+                calibrate=calibrate,
+                source=key[0],
+                model=key[1],
+                accelerator=key[2],
+                precision=key[3],
+                base=base,
+                num_accelerators=count,
+                published_efficiency=published,
+                predicted_efficiency=predicted,
+                relative_error=published / predicted - 1,
+            )
+
+
+def _published(row: JudgedRow) -> float:
+    return row.published_ms
+
+
+def _predicted(row: JudgedRow) -> float:
+    return row.predicted_ms
+
+
+def _rate(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> float:
+    """Tokens a second and accelerator, the median of some rows."""
+    return median(
+        row.row.number_of("global_batch")
+        * row.row.number_of("seq_len")
+        / time_of(row)
+        / row.row.number_of("num_accelerators")
+        for row in rows
+    )
