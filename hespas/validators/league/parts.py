@@ -13,7 +13,7 @@ from hespas.generators.llm.assemble import Part
 from hespas.graph import NodeKind, OpClass, OpGraph
 from hespas.graph.columns import DTYPES
 
-__all__ = ["COMPONENTS", "COMPUTE", "HOST", "OVERLAP", "PIPELINE", "StageNodes", "stage_nodes"]
+__all__ = ["COMPONENTS", "COMPUTE", "DATA", "HOST", "OVERLAP", "PIPELINE", "StageNodes", "stage_nodes"]
 
 COMPONENTS = (
     "products",
@@ -39,7 +39,8 @@ data and expert parallelism and messages between stages; copies to the host; wai
 lose beside communication.
 """
 _ROW = {name: row for row, name in enumerate(COMPONENTS)}
-HOST, OVERLAP, PIPELINE = _ROW["host"], _ROW["overlap"], _ROW["pipeline"]
+DATA, PIPELINE = _ROW["data"], _ROW["pipeline"]
+HOST, OVERLAP = _ROW["host"], _ROW["overlap"]
 COMPUTE = 0
 """The stream of kernels that compute; any other stream communicates or copies."""
 

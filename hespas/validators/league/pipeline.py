@@ -17,7 +17,7 @@ from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.schedule import Action, order_of
 from hespas.generators.llm.settings import ScheduleName
 from hespas.graph.errors import InvariantError
-from hespas.validators.league.parts import COMPONENTS, PIPELINE, StageNodes
+from hespas.validators.league.parts import COMPONENTS, COMPUTE, DATA, PIPELINE, StageNodes
 from hespas.validators.league.walk import Span, Walked, walked
 
 __all__ = ["Schedule", "step_span"]
@@ -65,10 +65,14 @@ def _sequence(stage: StageNodes, count: int) -> list[int]:
 
 _Key = tuple[int, str, int, bool]
 """A pass: which stage it is like, its kind, its chunk, whether it is the special one."""
+_WAITED: _Key = (-1, "", -1, False)
+"""In place of a pass that ended when its weights had come."""
 
 
-class _Reduction(NamedTuple):
-    """Until when a stage reduces gradients: so long after the end of an event."""
+class _Chain(NamedTuple):
+    """Until when a stage gathers weights or reduces gradients: so long after the end of an event (-1: after
+    the step began).
+    """
 
     end_ns: float
     event: int
@@ -83,12 +87,15 @@ class _Pipeline:
         self.passes: dict[_Key, Walked] = {}
         self.end: list[float] = []
         self.key: list[_Key] = []
+        self.place: list[_Key] = []
+        """The pass of each event, ``key`` but for those that ended when their weights had come."""
         self.before: list[tuple[int, Span | None]] = []
         """The event that was waited for, and the message between."""
         self.done: dict[tuple[str, int, int], int] = {}
         """The event of a kind, micro-batch and chunk of all."""
         self.latest = [-1] * schedule.layout.pp
-        self.reduced: list[_Reduction | None] = [None] * schedule.layout.pp
+        self.reduced: list[_Chain | None] = [None] * schedule.layout.pp
+        self.gathered: list[_Chain | None] = [None] * schedule.layout.pp
 
     def span(self) -> Span:
         """All stages in turn, each as far as it gets, until all are through."""
@@ -128,15 +135,47 @@ class _Pipeline:
         last = schedule.micro_batches - 1
         special = micro_batch == (0 if kind == "forward" else last)
         key = (schedule.like[stage], kind, chunk, special)
-        found = self._pass(key)
+        gathers = special and kind == "forward" and self._gathers(key)
+        found = self._pass((*key[:3], False) if gathers else key)
+        end, before = start + found.computed.time_ns, (event, message)
+        if gathers:
+            chain = self._gather(stage, key, start, event)
+            if chain.end_ns > end:
+                end, before, key = chain.end_ns, (chain.event, chain.after), _WAITED
         self.done[kind, micro_batch, place] = len(self.end)
         self.latest[stage] = len(self.end)
-        self.end.append(start + found.computed.time_ns)
-        self.key.append(key)
-        self.before.append((event, message))
+        self.end.append(end)
+        self.key.append((*key[:3], False) if gathers and key != _WAITED else key)
+        self.place.append((schedule.like[stage], kind, chunk, special))
+        self.before.append(before)
         if special and kind != "forward":
             self._reduce(stage, found)
         return True
+
+    def _gathers(self, key: _Key) -> bool:
+        """Whether a pass gathers weights that stay for the step, so that it differs from those after it."""
+        return (key[1], key[2], False) in self.stages[key[0]].variants
+
+    def _gather(self, stage: int, key: _Key, start: float, event: int) -> _Chain:
+        """Weights of one chunk are gathered after those of the one before, beside what runs: from the first
+        pass of the stage on. A pass ends at the earliest with its last layer, whose weights come last.
+        """
+        nodes = self.stages[key[0]]
+        part = nodes.parts[nodes.part(key[1], key[2], special=True)]
+        own = np.zeros(len(COMPONENTS))
+        own[DATA] = sum(
+            nodes.time_ns[node]
+            for node in range(part.start, part.end)
+            if nodes.component[node] == DATA and nodes.stream[node] != COMPUTE
+        )
+        gathering = Span(float(own[DATA]) * self.scale[DATA], own)
+        before = self.gathered[stage]
+        if before is None:
+            chain = _Chain(start + gathering.time_ns, event, gathering)
+        else:
+            chain = _Chain(before.end_ns + gathering.time_ns, before.event, before.after + gathering)
+        self.gathered[stage] = chain
+        return chain
 
     def _need(self, kind: str, micro_batch: int, place: int) -> tuple[str, int, int] | None:
         """The pass of another stage that a pass waits for."""
@@ -158,7 +197,7 @@ class _Pipeline:
 
     def _message(self, event: int) -> Span:
         """What a pass sends on to the next stage."""
-        like, kind, chunk, special = self.key[event]
+        like, kind, chunk, special = self.place[event]
         stage = self.stages[like]
         part = stage.parts[stage.part(kind, chunk, special=special)]
         time_ns = sum(
@@ -173,13 +212,13 @@ class _Pipeline:
         event, rest = len(self.end) - 1, found.everything - found.computed
         before = self.reduced[stage]
         if before is not None and before.end_ns > self.end[event]:
-            self.reduced[stage] = _Reduction(before.end_ns + rest.time_ns, before.event, before.after + rest)
+            self.reduced[stage] = _Chain(before.end_ns + rest.time_ns, before.event, before.after + rest)
         else:
-            self.reduced[stage] = _Reduction(self.end[event] + rest.time_ns, event, rest)
+            self.reduced[stage] = _Chain(self.end[event] + rest.time_ns, event, rest)
 
     def _finish(self) -> Span:
         """The last stage to be through, then the update, for which all wait for each other."""
-        ends = [_Reduction(self.end[event], event, Span.nothing()) for event in self.latest]
+        ends = [_Chain(self.end[event], event, Span.nothing()) for event in self.latest]
         ends += [each for each in self.reduced if each is not None]
         slowest = max(ends, key=lambda each: each.end_ns)
         update = max(
@@ -192,7 +231,8 @@ class _Pipeline:
         """Until the end of an event, by the chain of those that were waited for."""
         time_ns, parts = self.end[event], np.zeros(len(COMPONENTS))
         while event >= 0:
-            parts += self.passes[self.key[event]].computed.parts
+            if self.key[event] != _WAITED:
+                parts += self.passes[self.key[event]].computed.parts
             event, message = self.before[event]
             if message is not None:
                 parts += message.parts

@@ -218,7 +218,7 @@ class Scaled:
     relative_error: float
 
 
-_SCALED = ("source", "model", "accelerator", "precision_class", "train_type")
+_SCALED = ("source", "model", "accelerator", "precision", "train_type", "seq_len")
 
 
 def scaling(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Scaled]:
