@@ -29,7 +29,7 @@ from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.calibration.suggestions import SuggestionDocument
 from hespas.validators.checker.job import CheckDocument
-from hespas.validators.league.document import LeagueDocument
+from hespas.validators.league.document import FactorsDocument, LeagueDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
 from tools.documents import document_command
 
@@ -50,6 +50,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "generate": GenerationDocument,
     "grid": GridDocument,
     "league": LeagueDocument,
+    "league_factors": FactorsDocument,
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,

@@ -20,6 +20,7 @@ __all__ = [
     "Conversion",
     "Dropped",
     "EstimatorShare",
+    "FactorsReport",
     "GenerationResult",
     "Granularity",
     "GridResult",
@@ -41,6 +42,7 @@ __all__ = [
     "analysis_document",
     "analyze",
     "calibrate",
+    "calibrate_end_to_end",
     "capture",
     "check",
     "check_timeline",
@@ -106,7 +108,7 @@ if TYPE_CHECKING:
         Preparation,
         graph_estimator,
     )
-    from hespas.api.published_runs import LeagueReport, league
+    from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
@@ -173,7 +175,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Preparation",
         "graph_estimator",
     ),
-    "hespas.api.published_runs": ("LeagueReport", "league"),
+    "hespas.api.published_runs": ("FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"),
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.simulation": (
         "SimulationResult",

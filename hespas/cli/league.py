@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,11 +20,12 @@ from hespas.cli.session import (
     write_document,
 )
 from hespas.cli.text import count_text, counted, table_text
+from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.validators.league.document import League
 
-__all__ = ["league"]
+__all__ = ["calibrate_end_to_end", "league"]
 
 _Calibrate = Literal["none", "one-per-accelerator", "leave-group-out"]
 
@@ -106,3 +108,38 @@ def _show(done: League) -> None:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}"
+
+
+def calibrate_end_to_end(
+    hardware: str,
+    tables: Sequence[Path],
+    *,
+    out: Path,
+    others: Sequence[str],
+    overwrite: bool,
+    progress: bool | None,
+    debug: bool,
+) -> None:
+    """``hespas-validate calibrate --end-to-end``: factors of the parts of steps on a device."""
+    with command_line(debug, source=hardware, documents=[out], reads=[hardware, *map(str, tables)]):
+        if others:
+            raise UsageError(f"--end-to-end takes no {others[0]}", hint="leave it out")
+        if len(tables) != 1:
+            raise UsageError("--end-to-end needs one table of runs", hint="--table runs.csv")
+        if out.suffix != ".json":
+            raise UsageError("factors are written as .json", path=str(out), hint="--out factors.json")
+        check_reports({"--out": out}, {"--table": list(tables)}, overwrite=overwrite)
+        from hespas import api
+
+        with progress_bar("predicting", progress) as callback:
+            done = api.calibrate_end_to_end(hardware, tables[0], progress=callback)
+        write_document(done.to_json(), out, overwrite=overwrite)
+        rows = [
+            (each.source, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",
+             f"{each.prior_std:.3f}", _percent(each.share), count_text(each.n))
+            for each in done.after.factors
+            if each.accelerator == done.hardware
+        ]  # fmt: skip
+        titles = ("stack", "component", "factor", "std error", "prior", "share", "rows")
+        emit(table_text(titles, rows, left=(0, 1)))
+        emit(done.headline())

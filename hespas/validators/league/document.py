@@ -26,7 +26,16 @@ from hespas.validators.league.summaries import (
     scaling,
 )
 
-__all__ = ["League", "LeagueDocument", "league_document", "league_json", "league_of", "row_json"]
+__all__ = [
+    "FactorsDocument",
+    "League",
+    "LeagueDocument",
+    "factors_json",
+    "league_document",
+    "league_json",
+    "league_of",
+    "row_json",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +191,37 @@ def league_document(done: League) -> LeagueDocument:
 def league_json(done: League) -> bytes:
     """The same as JSON text."""
     return document_bytes(league_document(done))
+
+
+class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate calibrate --end-to-end writes."""
+
+    schema: Literal["hespas.league_factors/1"] = "hespas.league_factors/1"
+    hespas_version: str = __version__
+    inputs: list[str]
+    diagnostics: list[_Finding]
+    hardware: str
+    factors: list[_Factor]
+    summary: list[_Group]
+
+
+def factors_json(before: League, after: League, hardware: str) -> bytes:
+    """Factors of an accelerator, and the errors before and on groups left out of the fit as JSON text."""
+    groups = [
+        each
+        for done in (before, after)
+        for each in done.groups
+        if each.by == "all" or (each.by == "accelerator" and each.value == hardware)
+    ]
+    return document_bytes(
+        FactorsDocument(
+            inputs=[after.table],
+            diagnostics=_findings(after.rows),
+            hardware=hardware,
+            factors=[_Factor(**asdict(each)) for each in after.factors if each.accelerator == hardware],
+            summary=[_Group(**asdict(each)) for each in groups],
+        )
+    )
 
 
 def _findings(rows: Iterable[JudgedRow]) -> list[_Finding]:

@@ -120,11 +120,11 @@ def posterior(
     noise = (_NOISE**2 + facts.rounding[here] ** 2) / facts.weight[here]
     trust = np.ones(len(here))
     target = facts.log_error[here]
+    inverse = np.linalg.inv(inside + np.diag(noise))
     for _ in range(rounds):
-        inverse = np.linalg.inv(inside + np.diag(noise / trust))
-        weights = inverse @ target
-        left = weights * noise / trust  # what the fit leaves of each row
+        left = inverse @ target * noise / trust  # what the fit leaves of each row
         trust = (_FREEDOM + 1) / (_FREEDOM + left**2 / noise)
+        inverse = np.linalg.inv(inside + np.diag(noise / trust))
     gain = across @ inverse
     return Posterior(gain @ target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
 
@@ -208,11 +208,10 @@ def _with_units(facts: Facts, known: IntArray, asked: Sequence[tuple[int, int]])
     """
     units = np.zeros((len(asked), len(COMPONENTS)))
     units[np.arange(len(asked)), [component for _, component in asked]] = 1.0
-    keys = {
-        name: [texts[place] for place in known.tolist()]
-        + [texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)]
-        for name, texts in facts.keys.items()
-    }
+    keys: dict[str, Sequence[str]] = {}
+    for name, texts in facts.keys.items():
+        own = [texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)]
+        keys[name] = [*(texts[place] for place in known.tolist()), *own]
     return Facts(
         shares=np.concatenate([facts.shares[known], units]),
         log_error=np.concatenate([facts.log_error[known], np.full(len(asked), np.nan)]),

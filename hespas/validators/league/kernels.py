@@ -158,7 +158,8 @@ def _peak(device: Device, name: str) -> float:
 def _products(graph: OpGraph, device: Device, times: FloatArray) -> None:
     table, stood = graph.contractions, set(_stood_in_for(device))
     wide = _peak(device, "bf16")
-    for code in np.unique(table.lhs).tolist():
+    codes: list[int] = np.unique(table.lhs).tolist()
+    for code in codes:
         rows = np.flatnonzero(table.lhs == code)
         kind = DTYPES[code]
         peak = _peak(device, kind.name)

@@ -75,8 +75,8 @@ _BY_WORD: Sequence[tuple[str, str]] = (
 class StageNodes:
     """The passes of a stage, columns of shape ``(nodes,)`` as lists: ``time_ns`` of a node alone, its row of
     :data:`COMPONENTS`, its stream, the nodes of its own part that it waits for, and whether the host is
-    ``waited`` for it before it issues more. ``parts`` are runs of nodes, ``variants`` and ``end`` say which is
-    which, as the generator has them.
+    ``waited`` for it before it issues more. ``parts`` are runs of nodes, ``variants`` and ``end`` say which
+    is which, as the generator has them.
     """
 
     time_ns: list[float]

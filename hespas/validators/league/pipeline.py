@@ -16,6 +16,7 @@ import numpy as np
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.schedule import Action, order_of
 from hespas.generators.llm.settings import ScheduleName
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError
 from hespas.validators.league.parts import COMPONENTS, COMPUTE, DATA, PIPELINE, StageNodes
 from hespas.validators.league.walk import Span, Walked, walked
@@ -63,10 +64,24 @@ def _sequence(stage: StageNodes, count: int) -> list[int]:
     return [*found, stage.end]
 
 
-_Key = tuple[int, str, int, bool]
-"""A pass: which stage it is like, its kind, its chunk, whether it is the special one."""
-_WAITED: _Key = (-1, "", -1, False)
-"""In place of a pass that ended when its weights had come."""
+class _Key(NamedTuple):
+    """A pass: which stage it is like, its kind, its chunk, whether it is the special one."""
+
+    like: int
+    kind: str
+    chunk: int
+    special: bool
+
+
+class _Event(NamedTuple):
+    """A pass that ran: when it ended, the event that it waited for (-1: none), what passed since that ended,
+    and what it sends on.
+    """
+
+    end_ns: float
+    before: int
+    since: FloatArray
+    message: Span
 
 
 class _Chain(NamedTuple):
@@ -80,17 +95,13 @@ class _Chain(NamedTuple):
 
 
 class _Pipeline:
-    """A schedule of passes under way. Events are passes that ran; each has the one that it waited for."""
+    """A schedule of passes under way."""
 
     def __init__(self, stages: Sequence[StageNodes], schedule: Schedule, scale: Sequence[float]) -> None:
         self.stages, self.schedule, self.scale = stages, schedule, scale
         self.passes: dict[_Key, Walked] = {}
-        self.end: list[float] = []
-        self.key: list[_Key] = []
-        self.place: list[_Key] = []
-        """The pass of each event, ``key`` but for those that ended when their weights had come."""
-        self.before: list[tuple[int, Span | None]] = []
-        """The event that was waited for, and the message between."""
+        self.messages: dict[_Key, Span] = {}
+        self.events: list[_Event] = []
         self.done: dict[tuple[str, int, int], int] = {}
         """The event of a kind, micro-batch and chunk of all."""
         self.latest = [-1] * schedule.layout.pp
@@ -118,64 +129,79 @@ class _Pipeline:
         """Run a pass if what it needs has been made."""
         schedule, (kind, micro_batch, chunk) = self.schedule, action
         place = chunk * schedule.layout.pp + stage
-        event, message, start = self.latest[stage], None, 0.0
-        if event >= 0:
-            start = self.end[event]
-            if not schedule.overlaps:
-                message = self._message(event)
-                start += message.time_ns
         need = self._need(kind, micro_batch, place)
-        if need is not None:
-            other = self.done.get(need)
-            if other is None:
-                return False
-            between = self._message(other)
-            if self.end[other] + between.time_ns > start:
-                start, event, message = self.end[other] + between.time_ns, other, between
-        last = schedule.micro_batches - 1
-        special = micro_batch == (0 if kind == "forward" else last)
-        key = (schedule.like[stage], kind, chunk, special)
+        if need is not None and need not in self.done:
+            return False
+        start, before, waited = self._start(stage, None if need is None else self.done[need])
+        special = micro_batch == (0 if kind == "forward" else schedule.micro_batches - 1)
+        key = _Key(schedule.like[stage], kind, chunk, special)
         gathers = special and kind == "forward" and self._gathers(key)
-        found = self._pass((*key[:3], False) if gathers else key)
-        end, before = start + found.computed.time_ns, (event, message)
+        found = self._pass(key._replace(special=False) if gathers else key)
+        event = _Event(
+            start + found.computed.time_ns, before, waited + found.computed.parts, self._message(key)
+        )
         if gathers:
-            chain = self._gather(stage, key, start, event)
-            if chain.end_ns > end:
-                end, before, key = chain.end_ns, (chain.event, chain.after), _WAITED
-        self.done[kind, micro_batch, place] = len(self.end)
-        self.latest[stage] = len(self.end)
-        self.end.append(end)
-        self.key.append((*key[:3], False) if gathers and key != _WAITED else key)
-        self.place.append((schedule.like[stage], kind, chunk, special))
-        self.before.append(before)
+            chain = self._gather(stage, key, start, before)
+            if chain.end_ns > event.end_ns:
+                event = _Event(chain.end_ns, chain.event, chain.after.parts, event.message)
+        self.done[kind, micro_batch, place] = self.latest[stage] = len(self.events)
+        self.events.append(event)
         if special and kind != "forward":
             self._reduce(stage, found)
         return True
 
+    def _start(self, stage: int, needed: int | None) -> tuple[float, int, FloatArray]:
+        """When a pass can begin, the event that it waits for, and what passes between."""
+        nothing, latest = np.zeros(len(COMPONENTS)), self.latest[stage]
+        start, before, waited = 0.0, latest, nothing
+        if latest >= 0:
+            own = self.events[latest]
+            start = own.end_ns
+            if not self.schedule.overlaps:
+                start, waited = start + own.message.time_ns, own.message.parts
+        if needed is not None:
+            other = self.events[needed]
+            arrival = other.end_ns + other.message.time_ns
+            if arrival > start:
+                start, before, waited = arrival, needed, other.message.parts
+        return start, before, waited
+
     def _gathers(self, key: _Key) -> bool:
         """Whether a pass gathers weights that stay for the step, so that it differs from those after it."""
-        return (key[1], key[2], False) in self.stages[key[0]].variants
+        return (key.kind, key.chunk, False) in self.stages[key.like].variants
 
     def _gather(self, stage: int, key: _Key, start: float, event: int) -> _Chain:
-        """Weights of one chunk are gathered after those of the one before, beside what runs: from the first
-        pass of the stage on. A pass ends at the earliest with its last layer, whose weights come last.
+        """Weights of one chunk are gathered after those of the one before, beside what runs, from the first
+        pass of the stage on; no pass ends before its weights have come.
         """
-        nodes = self.stages[key[0]]
-        part = nodes.parts[nodes.part(key[1], key[2], special=True)]
-        own = np.zeros(len(COMPONENTS))
-        own[DATA] = sum(
-            nodes.time_ns[node]
-            for node in range(part.start, part.end)
-            if nodes.component[node] == DATA and nodes.stream[node] != COMPUTE
-        )
-        gathering = Span(float(own[DATA]) * self.scale[DATA], own)
+        gathering = self._sum_of(key, DATA)
         before = self.gathered[stage]
         if before is None:
-            chain = _Chain(start + gathering.time_ns, event, gathering)
+            since = 0.0 if event < 0 else self.events[event].end_ns
+            waited = Span(start - since, self._waited(start, event))
+            chain = _Chain(start + gathering.time_ns, event, waited + gathering)
         else:
             chain = _Chain(before.end_ns + gathering.time_ns, before.event, before.after + gathering)
         self.gathered[stage] = chain
         return chain
+
+    def _waited(self, start: float, event: int) -> FloatArray:
+        """What passes between the end of an event and a start after it: its message."""
+        if event >= 0 and start > self.events[event].end_ns:
+            return self.events[event].message.parts
+        return np.zeros(len(COMPONENTS))
+
+    def _sum_of(self, key: _Key, component: int) -> Span:
+        """The communication of one component in a pass."""
+        nodes = self.stages[key.like]
+        part = nodes.parts[nodes.part(key.kind, key.chunk, special=key.special)]
+        parts = np.zeros(len(COMPONENTS))
+        parts[component] = sum(
+            nodes.time_ns[node]
+            for node in range(part.start, part.end)
+            if nodes.component[node] == component and nodes.stream[node] != COMPUTE
+        )
+        return Span(float(parts[component]) * self.scale[component], parts)
 
     def _need(self, kind: str, micro_batch: int, place: int) -> tuple[str, int, int] | None:
         """The pass of another stage that a pass waits for."""
@@ -189,36 +215,30 @@ class _Pipeline:
     def _pass(self, key: _Key) -> Walked:
         found = self.passes.get(key)
         if found is None:
-            like, kind, chunk, special = key
-            stage = self.stages[like]
-            found = walked(stage, [stage.part(kind, chunk, special=special)], self.scale)
-            self.passes[key] = found
+            stage = self.stages[key.like]
+            part = stage.part(key.kind, key.chunk, special=key.special)
+            found = self.passes[key] = walked(stage, [part], self.scale)
         return found
 
-    def _message(self, event: int) -> Span:
+    def _message(self, key: _Key) -> Span:
         """What a pass sends on to the next stage."""
-        like, kind, chunk, special = self.place[event]
-        stage = self.stages[like]
-        part = stage.parts[stage.part(kind, chunk, special=special)]
-        time_ns = sum(
-            stage.time_ns[node] for node in range(part.start, part.end) if stage.component[node] == PIPELINE
-        )
-        parts = np.zeros(len(COMPONENTS))
-        parts[PIPELINE] = time_ns
-        return Span(time_ns * self.scale[PIPELINE], parts)
+        found = self.messages.get(key)
+        if found is None:
+            found = self.messages[key] = self._sum_of(key, PIPELINE)
+        return found
 
     def _reduce(self, stage: int, found: Walked) -> None:
         """What is left of the reductions of a pass follows those of passes before it."""
-        event, rest = len(self.end) - 1, found.everything - found.computed
-        before = self.reduced[stage]
-        if before is not None and before.end_ns > self.end[event]:
+        event, rest = self.latest[stage], found.everything - found.computed
+        before, end = self.reduced[stage], self.events[event].end_ns
+        if before is not None and before.end_ns > end:
             self.reduced[stage] = _Chain(before.end_ns + rest.time_ns, before.event, before.after + rest)
         else:
-            self.reduced[stage] = _Chain(self.end[event] + rest.time_ns, event, rest)
+            self.reduced[stage] = _Chain(end + rest.time_ns, event, rest)
 
     def _finish(self) -> Span:
         """The last stage to be through, then the update, for which all wait for each other."""
-        ends = [_Chain(self.end[event], event, Span.nothing()) for event in self.latest]
+        ends = [_Chain(self.events[event].end_ns, event, Span.nothing()) for event in self.latest]
         ends += [each for each in self.reduced if each is not None]
         slowest = max(ends, key=lambda each: each.end_ns)
         update = max(
@@ -229,11 +249,8 @@ class _Pipeline:
 
     def _traced(self, event: int) -> Span:
         """Until the end of an event, by the chain of those that were waited for."""
-        time_ns, parts = self.end[event], np.zeros(len(COMPONENTS))
+        time_ns, parts = self.events[event].end_ns, np.zeros(len(COMPONENTS))
         while event >= 0:
-            if self.key[event] != _WAITED:
-                parts += self.passes[self.key[event]].computed.parts
-            event, message = self.before[event]
-            if message is not None:
-                parts += message.parts
+            parts += self.events[event].since
+            event = self.events[event].before
         return Span(time_ns, parts)
