@@ -39,7 +39,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("precision", ("source", "precision"), 0.0, 0.05),
     Effect("model kind", ("source", "kind"), 0.10, 0.10),
     Effect("release", ("source", "release"), 0.0, 0.05),
-    Effect("group", ("source", "model", "accelerator"), 0.0, 0.08),
+    Effect("group", ("source", "model", "accelerator"), 0.0, 0.06),
 )
 _SPREAD: Mapping[str, float] = {
     "products": 1.0,
@@ -210,8 +210,11 @@ def _with_units(facts: Facts, known: IntArray, asked: Sequence[tuple[int, int]])
     units[np.arange(len(asked)), [component for _, component in asked]] = 1.0
     keys: dict[str, Sequence[str]] = {}
     for name, texts in facts.keys.items():
-        own = [texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)]
-        keys[name] = [*(texts[place] for place in known.tolist()), *own]
+        own: list[str] = [
+            texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)
+        ]
+        here: list[int] = known.tolist()
+        keys[name] = [*(texts[place] for place in here), *own]
     return Facts(
         shares=np.concatenate([facts.shares[known], units]),
         log_error=np.concatenate([facts.log_error[known], np.full(len(asked), np.nan)]),

@@ -5,9 +5,7 @@ by an estimator and of communication by the network of the system.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isnan
 
 import numpy as np
 
@@ -18,9 +16,7 @@ from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.stage import StagePasses, stage_passes
 from hespas.graph import Diagnostics, Estimate, NodeKind, Workload
 from hespas.graph.columns import FloatArray
-from hespas.graph.errors import UsageError
-from hespas.hardware import Device, Dimension, System, load_device, load_system
-from hespas.hardware.model import Source
+from hespas.hardware import Device, System, load_device
 from hespas.simulator.network import Network, on_system
 from hespas.validators.league.kernels import (
     attention_library,
@@ -30,29 +26,9 @@ from hespas.validators.league.kernels import (
 )
 from hespas.validators.league.parts import StageNodes, stage_nodes
 from hespas.validators.league.pipeline import Schedule
+from hespas.validators.league.places import system_of
 
-__all__ = ["SYSTEMS", "TimedRun", "issue_ns", "timed_run"]
-
-SYSTEMS: Mapping[str, str] = {
-    "A100-SXM-40GB": "dgx-a100",
-    "A100-SXM-80GB": "dgx-a100",
-    "H100-SXM": "dgx-h100",
-    "H200-SXM": "dgx-h200",
-    "H200-NVL": "dgx-h200",
-    "B200-SXM": "dgx-b200",
-    "B300-SXM": "dgx-b200",
-    "GB200": "gb200-nvl72",
-    "GB300": "gb300-nvl72",
-    "MI300X": "hgx-mi300x",
-    "MI325X": "hgx-mi300x",
-    "MI350X": "hgx-mi300x",
-    "TPU-v5e": "tpu-v5e",
-    "TPU-v5p": "tpu-v5p",
-    "TPU-v6e": "tpu-v6e",
-}
-"""The system that an accelerator stands in where a row names none."""
-_SLICES_NS = 10_000.0
-"""From host to host of two slices, where nobody says."""
+__all__ = ["TimedRun", "issue_ns", "timed_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +49,7 @@ def timed_run(
     """
     check_layout(run.model, run.layout, run.training)
     device = load_device(run.row["accelerator"])
-    network = Network(_system_of(run, system, device), device)
+    network = Network(system_of(run, system, device), device)
     like, first = _distinct(run)
     passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
     model = for_job(load_estimator(estimator), run.layout.ranks)
@@ -105,20 +81,6 @@ def timed_run(
     return TimedRun(tuple(stages), schedule, unknown)
 
 
-def _system_of(run: PublishedRun, stated: System | None, device: Device) -> System:
-    """The system of a row, sized to its ranks: of slices of a torus where one has fewer."""
-    accelerator, ranks = run.row["accelerator"], run.layout.ranks
-    name = SYSTEMS.get(accelerator)
-    if stated is None and name is None:
-        raise UsageError(f"no system of {accelerator} is known", hint="name one in the column system_file")
-    found = stated or load_system(str(name))
-    if found.devices >= 0:
-        return found
-    if 0 < found.most < ranks:
-        return _in_slices(found, device, ranks)
-    return found.sized(_even(found, ranks))
-
-
 _EAGER_NS, _PARTLY_NS = 20_000.0, 10_000.0
 
 
@@ -133,43 +95,6 @@ def issue_ns(run: PublishedRun, device: Device) -> float:
         return _EAGER_NS
     partly = "transformer_engine" in notes and "full_iteration" not in notes
     return _PARTLY_NS if partly else 0.0
-
-
-def _even(found: System, ranks: int) -> int | tuple[int, int]:
-    """Ranks of a job, or of each domain and domains: a job that does not fill whole domains takes as many
-    devices of each, so that groups of a power of two stay inside of one.
-    """
-    inner = found.shape[0]
-    if found.placement != "fill" or inner < 0 or ranks <= inner or ranks % inner == 0:
-        return ranks
-    domains = -(-ranks // inner)
-    return ranks if ranks % domains else (ranks // domains, domains)
-
-
-def _in_slices(found: System, device: Device, ranks: int) -> System:
-    """Whole slices, or as many equal ones as hold the job, joined by the network of the data center."""
-    outside = device.link("scale_out")
-    if outside is None:
-        raise UsageError(f"{found.name} has {found.most:,} devices, and nothing joins several")
-    slices = next(count for count in range(-(-ranks // found.most), ranks + 1) if ranks % count == 0)
-    one = found.sized(ranks // slices)
-    between = Dimension(
-        name=outside.name,
-        topology="switch",
-        size=slices,
-        bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s,
-        latency_ns=_SLICES_NS if isnan(outside.latency_ns) else outside.latency_ns,
-        links_per_device=1,
-        source="device",
-        latency_source="device",
-    )
-    return replace(
-        one,
-        dimensions=(*one.dimensions, between),
-        devices=ranks,
-        max_devices=-1,
-        sources=(*one.sources, Source(key="device", text=f"the file of {device.name}")),
-    )
 
 
 def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:
