@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.graph.columns import FloatArray
-from hespas.validators.league.parts import COMPONENTS, COMPUTE, HOST, OVERLAP, StageNodes
+from hespas.validators.league.parts import COMPONENTS, COMPUTE, HOST, OVERLAP, PIPELINE, StageNodes
 
 __all__ = ["Span", "Walked", "walked"]
 
@@ -45,7 +45,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """Passes in sequence: until the last kernel that computes ends, and until everything has."""
+    """Passes in sequence: until the last kernel that computes ends, and until everything has but messages,
+    which are for others to wait for.
+    """
 
     computed: Span
     everything: Span
@@ -85,7 +87,9 @@ class _Walk:
         for number in sequence:
             self._part(number)
         last = self.newest.get(COMPUTE, -1)
-        latest = max(range(len(self.end)), key=self.end.__getitem__, default=-1)
+        component, node = self.stage.component, self.node
+        stays = (place for place in range(len(self.end)) if component[node[place]] != PIPELINE)
+        latest = max(stays, key=self.end.__getitem__, default=-1)
         return Walked(self._span(last), self._span(latest))
 
     def _part(self, number: int) -> None:
