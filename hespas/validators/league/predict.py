@@ -30,7 +30,7 @@ from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
 from hespas.validators.league.runs import issue_ns, timed_run
 
-__all__ = ["LeagueRow", "Predicted", "league_rows", "predicted_rows", "start_scale"]
+__all__ = ["LeagueRow", "Predicted", "Task", "league_rows", "predicted_rows", "start_scale"]
 
 _BESIDE = {"gpu": 0.06}
 """By how much kernels are slower beside communication: :mod:`hespas.hardware.interference`, in the mean."""
@@ -75,7 +75,7 @@ def start_scale(run: PublishedRun, device: Device) -> list[float]:
     return [own.get(name, 1.0) for name in COMPONENTS]
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """A row to predict."""
 
     number: int
@@ -99,7 +99,7 @@ def predicted_rows(
     kept = ResultCache(cache or cache_folder("league"), Predicted)
     models = table.parent / "models.csv"
     stamp = _stamp(models)
-    tasks = [_Task(number, row, models, estimator) for number, row in enumerate(rows_of(table))]
+    tasks = [Task(number, row, models, estimator) for number, row in enumerate(rows_of(table))]
     keys = [content_key([stamp, estimator, *_said(task.cells)]) for task in tasks]
     found = [kept.get(key) for key in keys]
     missing = [place for place, each in enumerate(found) if each is None]
@@ -122,7 +122,7 @@ def league_rows(rows: Sequence[LeagueRow]) -> list[LeagueRow]:
     return [row for row in rows if not row.predicted.refused]
 
 
-def _all_of(tasks: Sequence[_Task], places: Sequence[int], jobs: int) -> Iterator[tuple[int, Predicted]]:
+def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator[tuple[int, Predicted]]:
     if jobs < 2 or len(tasks) < 2:
         yield from zip(places, map(_predicted, tasks), strict=True)
         return
@@ -139,20 +139,30 @@ def _said(cells: Mapping[str, str]) -> list[str]:
     return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
 
 
+_ROOMS = (
+    "costs", "estimators", "generators/llm", "graph", "hardware", "measurements", "operations", "schemas",
+    "simulator",
+)  # fmt: skip
+_OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "walk")
+"""What a prediction depends on: rooms of the package, and modules of this folder."""
+
+
 @lru_cache(maxsize=4)
 def _stamp(models: Path) -> str:
     """A text that changes with the package and with the table of models."""
     digest = sha256(models.read_bytes() if models.is_file() else b"")
     root = Path(hespas.__file__).parent
-    for file in sorted(root.rglob("*")):
+    files = [file for room in _ROOMS for file in sorted((root / room).rglob("*")) if file.is_file()]
+    files += [Path(__file__).with_name(f"{name}.py") for name in _OWN]
+    for file in files:
         if file.suffix in {".py", ".toml"}:
             digest.update(file.read_bytes())
-        elif file.suffix in {".npz", ".json"}:
+        elif "__pycache__" not in file.parts:
             digest.update(f"{file.name} {file.stat().st_size}".encode())
     return digest.hexdigest()
 
 
-def _predicted(task: _Task) -> Predicted:
+def _predicted(task: Task) -> Predicted:
     found = Diagnostics()
     try:
         run = run_of(task.cells, f"row {task.number}", found, task.models)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from html import escape
 from math import isfinite, isnan, log10
@@ -41,9 +42,12 @@ _SIDE = 560
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise ``OutputError`` where a file of the report could not be written, before anything is computed."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError("expected a folder", path=str(folder), hint="name another `report=DIR`")
-    for name in REPORT_FILES:
+    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), folder)
+    if not nearest.is_dir():
+        raise OutputError("expected a folder", path=str(nearest), hint="name another `report=DIR`")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError("the folder is not writable", path=str(nearest), hint="name another `report=DIR`")
+    for name in REPORT_FILES if nearest == folder else ():
         check_destination(folder / name, overwrite=overwrite)
 
 
