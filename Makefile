@@ -2,15 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CAPTURE := .venv-capture
 JOBS ?= 2
 
-.PHONY: demo test test-slow fuzz lint bench fixtures docs constraints clean
+.PHONY: demo test test-slow test-capture fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a recorded step predicted and compared, what-if on other devices, traces for a simulator"
 	@echo "make test       the tests"
 	@echo "make test-slow  the long suites: fuzzing, a million nodes"
+	@echo "make test-capture  captures of models of PyTorch, Flax and Equinox, installed in .venv-capture (2 GB)"
 	@echo "make fuzz       wrong fields and damaged bytes to every reader, killed writers: COUNT=2000 of each to each"
 	@echo "                reader, about 20 minutes of CPU time (COUNT=50000: 8 hours)"
 	@echo "make lint       ruff, mypy strict, pyright strict"
@@ -36,6 +38,13 @@ $(VENV)/.installed-jax: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[jax,report]'
 	@touch $@
 
+$(CAPTURE)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CAPTURE)
+	$(CAPTURE)/bin/python -m pip install --quiet --upgrade pip
+	$(CAPTURE)/bin/python -m pip install --quiet --constraint constraints.txt \
+		--editable '.[jax,torch,report]' --group dev --group capture
+	@touch $@
+
 demo: $(VENV)/.installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh fixtures/demo.sh demo-out
 
@@ -44,6 +53,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+test-capture: $(CAPTURE)/.installed
+	$(CAPTURE)/bin/python -m pytest -n $(JOBS) tests/captures tests/cli/test_capture_command.py
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzzing --reader all --kind fields --count $(or $(COUNT),2000)

@@ -21,16 +21,20 @@ BENCHMARKS = {
     "hub_memory": "memory of a graph of a million nodes",
     "interference": "kernels beside collectives in recorded traces: factors, and each trace by the others",
     "job_speed": "jobs of 256 and 32,768 ranks that wait for each other, against one rank of each class",
+    "joins": "profiled JAX programs joined to their text with names and without, and to other programs",
     "kineto_read": "a PyTorch profile of 654,000 events read, against a bare typed decode",
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
     "published_flops": "model FLOPs of published training runs against those of the generator, by source",
+    "published_llama3": "published step times of Llama-3-like models on four GPUs, from captured programs",
     "published_memory": "peak memory of published training runs against the predicted, and which fit",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
     "rank_files": "files of all ranks against a plain copy, memory at most ranks, one file per class",
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
+    "rescale_speed": "traces of two and four ranks taken to 65,536, against reading them alone",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
     "systolic_speed": "a million matmuls counted on a systolic array",
+    "torch_capture": "a PyTorch program captured for 16,384 ranks, against the same for 8",
 }
 """Each is a module of this folder with a ``main()`` and options of its own: ``python -m benchmarks.NAME``."""
 

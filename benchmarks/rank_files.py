@@ -1,10 +1,10 @@
-"""Files of all ranks: a Llama-70B-like job on 32,768 ranks, against a plain copy of the same bytes.
+"""Files of all ranks: a step of Llama-3-70B on 32,768 ranks, against a plain copy of the same bytes.
 
-``python -m benchmarks.rank_files``: a stand-in job of 16 pipeline stages by tensor parallelism of 8 by data
-parallelism of the rest, about 1,000 operations per rank. Its rank files are written and copied in turn, each
-seen to the disk alike, on ``--ranks`` ranks (2,048: each 1,000 take 0.3 GB, twice); then written once on
-``--most`` ranks (0: not at all) for the peak of memory; then as one file per class on 32,768 ranks, with a
-check of both. Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes.
+``python -m benchmarks.rank_files``: the job of ``hespas generate llm llama-3-70b --tp 8 --pp 16`` by data
+parallelism of the rest, 16 micro-batches. As one file per class on 32,768 ranks, with a check. Its rank files
+are written and copied in turn, each seen to the disk alike, on ``--ranks`` ranks (where they are few, the
+first of each class weighs); then written once on ``--most`` ranks (0: not at all) for the peak of memory.
+Exits 1 past twice the time of the copy, 1 GB of memory, or 5 s for the classes.
 """
 
 from __future__ import annotations
@@ -22,107 +22,29 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 import hespas
 from benchmarks.process import run
 from hespas.converters import WriteOptions
-from hespas.graph import (
-    CollectiveKind,
-    GraphBuilder,
-    NodeKind,
-    OpClass,
-    OpGraph,
-    Permutation,
-    StridedGroups,
-    Workload,
-)
+from hespas.generators.llm import Layout, LlmStep, Training, load_model
+from hespas.graph import Workload
 
 __all__ = ["job", "main"]
 
-_STAGES, _TENSOR, _LAYERS, _MICROBATCHES = 16, 8, 80, 8
+_MODEL, _STAGES, _TENSOR, _SEQUENCE, _MICROBATCHES = "llama-3-70b", 16, 8, 8192, 16
 _ALL_RANKS = 32_768
 _ROUNDS = 5
 _FLUSHES_AT_ONCE = 8
 _MOST_TIMES, _MOST_MB, _MOST_S = 2.0, 1_000.0, 5.0
-_HIDDEN_BYTES = 8192 * 4096 * 2 / _TENSOR
-_OPS = ("norm", "qkv", "rotary", "attention", "project", "mlp norm", "mlp up", "mlp act", "mlp down")
-
-
-@dataclass(slots=True)
-class _Stage:
-    """The program of one stage in the making: each operation waits for the one before it."""
-
-    builder: GraphBuilder
-    last: int = -1
-
-    def add(self, name: str, duration_ns: float, kind: NodeKind = NodeKind.COMPUTE) -> int:
-        b = self.builder
-        op_class = OpClass.CONTRACTION if kind is NodeKind.COMPUTE else OpClass.COLLECTIVE
-        row = b.strings.add(name)
-        deps = [] if self.last < 0 else [self.last]
-        flops, read, written = (4e12, 3e8, 1e8) if kind is NodeKind.COMPUTE else (0.0, 1e8, 1e8)
-        node = b.add_node(
-            name_row=row,
-            op_row=row,
-            op_class=op_class,
-            kind=kind,
-            data_deps=deps,
-            flops=flops,
-            bytes_read=read,
-            bytes_written=written,
-        )
-        b.set(node, duration_ns=duration_ns)
-        self.last = node
-        return node
-
-    def collective(self, kind: CollectiveKind, groups: StridedGroups, duration_ns: float) -> None:
-        node = self.add(kind.name.lower(), duration_ns, NodeKind.COLLECTIVE)
-        row = self.builder.group_set(groups)
-        self.builder.add_collective(node, kind, group_set=row, comm_bytes=_HIDDEN_BYTES)
-
-    def message(self, kind: NodeKind, permutation: Permutation, tag: int) -> None:
-        node = self.add(kind.name.lower(), 50_000, kind)
-        row = self.builder.permutation(permutation)
-        self.builder.add_p2p(node, permutation=row, comm_bytes=_HIDDEN_BYTES, tag=tag)
-
-
-def _stage(stage: int, data: int) -> OpGraph:
-    """All microbatches forward, then backward, then gradients over the replicas."""
-    made = _Stage(GraphBuilder(f"stage{stage}"))
-    shape = [_STAGES, data, _TENSOR]
-    tensor, replicas = (StridedGroups.from_mesh(shape, [axis]) for axis in (2, 1))
-    ranks, stride = _STAGES * data * _TENSOR, data * _TENSOR
-    onward, back = (Permutation(ranks, (_STAGES, stride), step, wraps=False) for step in (1, -1))
-    later, earlier = stage < _STAGES - 1, stage > 0
-    for way, comes, goes in ((onward, earlier, later), (back, later, earlier)):
-        for batch in range(_MICROBATCHES):
-            if comes:
-                made.message(NodeKind.RECV, way, batch)
-            for _ in range(_LAYERS // _STAGES):
-                for name in _OPS:
-                    made.add(name, 100_000.0 + 1_000 * stage)
-                    if name in ("norm", "mlp norm"):
-                        made.collective(CollectiveKind.ALL_GATHER, tensor, 40_000)
-                    elif name in ("project", "mlp down"):
-                        made.collective(CollectiveKind.REDUCE_SCATTER, tensor, 40_000)
-            if goes:
-                made.message(NodeKind.SEND, way, batch)
-    for _ in range(_LAYERS // _STAGES):
-        made.collective(CollectiveKind.REDUCE_SCATTER, replicas, 400_000)
-        made.add("optimizer", 200_000)
-        made.collective(CollectiveKind.ALL_GATHER, replicas, 400_000)
-    return made.builder.build()
 
 
 def job(ranks: int) -> Workload:
     """The job; ``ranks`` is a multiple of 128."""
     data = ranks // (_STAGES * _TENSOR)
-    return Workload(
-        name="llama",
-        classes=tuple(_stage(stage, data) for stage in range(_STAGES)),
-        rank_class=np.repeat(np.arange(_STAGES, dtype=np.int32), data * _TENSOR),
-    )
+    return LlmStep(
+        model=load_model(_MODEL),
+        layout=Layout(dp=data, tp=_TENSOR, pp=_STAGES),
+        training=Training(seq=_SEQUENCE, global_batch=_MICROBATCHES * data),
+    ).workload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +129,16 @@ def _in_bounded_memory(folder: Path, ranks: int) -> bool:
 
 
 def _as_classes(folder: Path) -> bool:
-    """Whether one file per class is written soon enough; how long a check of them takes."""
-    workload, target = job(_ALL_RANKS), folder / "classes"
-    written = _Took.by(lambda: _write(workload, target, 2, only_classes=True))
+    """Whether the job is made and one file per class written soon enough; how long a check of them takes."""
+    target = folder / "classes"
+    written = _Took.by(lambda: _write(job(_ALL_RANKS), target, 2, only_classes=True))
     size = sum(file.stat().st_size for file in target.iterdir())
     begin = time.process_time()
     report = hespas.check(target, profile="astra-sim")
     checked_s = time.process_time() - begin
     verdict = "valid" if report.valid else "not valid"
     print(
-        f"{_ALL_RANKS:,} ranks as {len(workload.classes)} classes, {size / 1e6:.1f} MB: written in "
+        f"{_ALL_RANKS:,} ranks as {_STAGES} classes, {size / 1e6:.1f} MB: made and written in "
         f"{written.cpu_s:.2f} CPU s ({written.wall_s:.2f} s wall); check --profile astra-sim: {verdict}, "
         f"{checked_s:.2f} CPU s"
     )
@@ -227,7 +149,7 @@ def main() -> int:
     """Measure and print; 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2048)
-    parser.add_argument("--most", type=int, default=8192)
+    parser.add_argument("--most", type=int, default=4096)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

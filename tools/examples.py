@@ -2,7 +2,8 @@
 
 In a fence marked ``console`` stand lines ``$ command``, each followed by what it prints on both streams. A
 fence marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that
-file, for the commands below it. Fences marked ``console jax`` need JAX: they are passed over without it.
+file, for the commands below it. Fences marked ``console jax`` or ``console torch`` need that package: they
+are passed over without it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
 _FILE_SIZE = re.compile(r"(?m)^(.* -> .* \([a-z-]+, )[\d.,]+ [kMG]?B\)$")
 _RUNNABLE = ("hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
 """First words of the commands that are run; installing and building are not."""
+_PACKAGES = ("jax", "torch")
+"""What the fences of commands may need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Example:
     output: str
     start: int
     end: int
-    needs_jax: bool
+    needs: str
     files: tuple[tuple[str, str], ...]
 
 
@@ -50,7 +53,8 @@ def examples(text: str) -> list[Example]:
             continue
         for part in re.finditer(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE):
             start, end = (fence.start(3) + offset for offset in part.span(2))
-            found.append(Example(part[1], part[2], start, end, "jax" in marks, tuple(files)))
+            needs = next((mark for mark in marks if mark in _PACKAGES), "")
+            found.append(Example(part[1], part[2], start, end, needs, tuple(files)))
             files = []
     return found
 
@@ -62,7 +66,7 @@ def run(shown: Sequence[Example], folder: Path, root: Path) -> list[str | None]:
     document is then wrong, which the comparison shows.
     """
     (folder / "fixtures").symlink_to(root / "fixtures")
-    has_jax = find_spec("jax") is not None
+    absent = {name for name in _PACKAGES if find_spec(name) is None}
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
@@ -74,7 +78,7 @@ def run(shown: Sequence[Example], folder: Path, root: Path) -> list[str | None]:
     for example in shown:
         for name, content in example.files:
             (folder / name).write_text(content, encoding="utf-8")
-        runs = example.command.split()[0] in _RUNNABLE and (has_jax or not example.needs_jax)
+        runs = example.command.split()[0] in _RUNNABLE and example.needs not in absent
         if not runs:
             printed.append(None)
             continue

@@ -14,10 +14,12 @@ from typing import Any, cast
 import msgspec
 
 from hespas.api.analysis import AnalysisDocument
+from hespas.api.capturing import CaptureDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
 from hespas.api.grid import GridDocument
+from hespas.api.profiling import ProfiledProgramDocument
 from hespas.api.run_difference import RunDifferenceDocument
 from hespas.api.simulation import SimulationDocument
 from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
@@ -28,6 +30,7 @@ from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.calibration.suggestions import SuggestionDocument
+from hespas.validators.capture.document import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.league.document import FactorsDocument, LeagueDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
@@ -40,6 +43,9 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "accuracy": AccuracyDocument,
     "analyze": AnalysisDocument,
     "calibrate": CalibrationDocument,
+    "capture": CaptureDocument,
+    "capture_check": CaptureCheckDocument,
+    "capture_profile": ProfiledProgramDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,
     "convert": ConversionDocument,

@@ -12,6 +12,7 @@ __all__ = [
     "AccuracyReport",
     "Analysis",
     "CalibrationReport",
+    "CaptureCheckReport",
     "CaptureResult",
     "CheckReport",
     "ClassTotals",
@@ -30,6 +31,7 @@ __all__ = [
     "NodeEstimates",
     "Parts",
     "Preparation",
+    "ProfiledProgram",
     "Result",
     "RoundTripReport",
     "RunDifference",
@@ -59,6 +61,8 @@ __all__ = [
     "generate",
     "graph_estimator",
     "league",
+    "join_profile",
+    "profile_program",
     "read",
     "read_profiles",
     "roundtrip",
@@ -72,6 +76,7 @@ __all__ = [
     "system",
     "table_estimate_document",
     "total_duration_ns",
+    "validate_capture",
     "view",
     "write",
     "write_estimates_csv",
@@ -83,6 +88,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hespas.api.analysis import Analysis, analysis_document, analyze
+    from hespas.api.capture_check import CaptureCheckReport, validate_capture
     from hespas.api.capturing import CaptureResult, capture
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
@@ -99,6 +105,7 @@ if TYPE_CHECKING:
     from hespas.api.generation import GenerationResult, generate
     from hespas.api.grid import GridResult, simulate_grid
     from hespas.api.io import Result, read, read_profiles, write, write_json
+    from hespas.api.joining import join_profile
     from hespas.api.parts import Parts
     from hespas.api.preparation import (
         Conservation,
@@ -109,6 +116,7 @@ if TYPE_CHECKING:
         graph_estimator,
     )
     from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
+    from hespas.api.profiling import ProfiledProgram, profile_program
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,
@@ -150,8 +158,11 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
+    "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
     "hespas.api.capturing": ("CaptureResult", "capture"),
+    "hespas.api.profiling": ("ProfiledProgram", "profile_program"),
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
+    "hespas.api.joining": ("join_profile",),
     "hespas.api.parts": ("Parts",),
     "hespas.api.estimation": (
         "ClassTotals",

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.captures.axes import CollectiveRow
-from hespas.captures.jax.lowering import Lowered, Platform, lower
+from hespas.captures.jax.calls import described, name_of
+from hespas.captures.jax.lowering import Lowered, Platform, lower, without_devices
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.captures.program import Captured, captured, collective_rows
-from hespas.captures.target import load_function, load_object
+from hespas.captures.target import load_function, users_code
 from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import Form
@@ -31,7 +33,10 @@ from hespas.graph.passes import totals
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["CaptureDocument", "CaptureResult", "CollectiveDocument", "capture"]
+__all__ = ["CaptureDocument", "CaptureResult", "CollectiveDocument", "Framework", "capture"]
+
+Framework = Literal["auto", "jax", "torch"]
+"""Whose program a function is; ``auto``: of which its module has the names."""
 
 
 class CollectiveDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,24 +144,31 @@ def capture(
     mesh: Mapping[str, int] | str,
     args: str | Callable[..., object] | None = None,
     keywords: Mapping[str, object] | None = None,
-    platform: Platform = "tpu",
+    framework: Framework = "auto",
+    platform: Platform | None = None,
     explicit: Sequence[str] = (),
     partitioner: Partitioner = "auto",
+    compile_for: str = "",
     timeout_s: float = TIMEOUT_S,
+    real_tensors: bool = False,
+    compiled: bool = False,
     destination: str | Path | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
     overwrite: bool = False,
     options: WriteOptions | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> CaptureResult:
-    """Capture a function of JAX (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``, of devices
-    that need not be there, and write it where a ``destination`` is given.
+    """Capture a function of JAX or PyTorch (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``,
+    of devices that need not be there, and write it where a ``destination`` is given.
 
-    ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
+    Of PyTorch: the function gets a ``DeviceMesh`` and ``arguments``, makes the model and returns the step
+    (:func:`hespas.captures.torch.capture_torch`); ``real_tensors`` compute, ``compiled`` records graphs of
+    AOTAutograd. Of JAX: ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
     (``bf16[8192,1024]@data,model; i32[8192]@data``) or is a function that makes them, given the mesh.
     Without either, a function of the mesh alone returns the step with its arguments. ``explicit`` names mesh
-    axes that are part of types. Raises ``UsageError`` for what does not trace, ``UnsupportedError`` for what
-    cannot be partitioned, ``MissingExtraError`` without JAX.
+    axes that are part of types. ``compile_for`` (``gpu:h100:8``, ``tpu:v5p:8x8x8``) gives what that compiler
+    schedules instead of what the partitioner makes. Raises ``UsageError`` for what does not trace,
+    ``UnsupportedError`` for what cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
@@ -164,69 +176,145 @@ def capture(
         raise UsageError("arguments are given and described", hint="leave `args` out")
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
-    chosen, said = _function(function, args)
-    lowering = partial(
-        lower, chosen, arguments or said, keywords, devices, platform=platform, explicit=explicit
+    asked = _Asked(
+        devices, args, keywords or {}, platform, explicit, partitioner, compile_for, timeout_s, found
     )
-    done = _captured(lowering, devices, partitioner, timeout_s, found)
-    size = 0
-    if destination is not None:
-        size = write(
-            done.workload, destination, format=format, overwrite=overwrite, options=options, diagnostics=found
-        )
+    name, done = asked.capture(function, arguments, framework, real=real_tensors, compiled=compiled)
+    put = partial(write, format=format, overwrite=overwrite, options=options, diagnostics=found)
     return CaptureResult(
         workload=done.workload,
         mesh=devices,
-        framework="jax",
+        framework=name,
         program=done.program,
         partitioned=done.partitioned,
         diagnostics=found,
         written="" if destination is None else str(destination),
-        written_bytes=size,
+        written_bytes=0 if destination is None else put(done.workload, destination),
     )
 
 
-def _captured(
-    lowering: Callable[..., Lowered],
-    mesh: Mesh,
-    partitioner: Partitioner,
-    timeout_s: float,
-    found: Diagnostics,
-) -> Captured:
-    """The program of each device. What Shardy cannot do is left to GSPMD where neither is asked for."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How a function is to be captured."""
 
-    def one(*, shardy: bool) -> Captured:
-        lowered = lowering(shardy=shardy, diagnostics=found)
+    mesh: Mesh
+    args: str | Callable[..., object] | None
+    keywords: Mapping[str, object]
+    platform: Platform | None
+    explicit: Sequence[str]
+    partitioner: Partitioner
+    compile_for: str
+    timeout_s: float
+    found: Diagnostics
+
+    def capture(
+        self,
+        function: Callable[..., object] | str,
+        arguments: Sequence[object],
+        framework: Framework,
+        *,
+        real: bool,
+        compiled: bool,
+    ) -> tuple[str, Captured]:
+        """The framework that the function is of, and what came out."""
+        if isinstance(function, str):
+            without_devices()
+        chosen = load_function(function) if isinstance(function, str) else function
+        name = _framework_of(chosen) if framework == "auto" else framework
+        if name == "torch":
+            return name, self.of_torch(chosen, arguments, real=real, compiled=compiled)
+        beside = function if isinstance(function, str) else f"{chosen.__module__}:"
+        return name, self.of_jax(chosen, arguments, beside, real=real, compiled=compiled)
+
+    def of_torch(
+        self, function: Callable[..., object], arguments: Sequence[object], *, real: bool, compiled: bool
+    ) -> Captured:
+        """The workload of a program of PyTorch: there is no program of the whole mesh."""
+        from hespas.captures.torch import capture_torch
+
+        for option in ("args", "keywords", "platform", "explicit", "compile_for"):
+            if getattr(self, option):
+                hint = "a function of PyTorch makes its data itself" if option == "args" else "leave it out"
+                raise UsageError(f"`{option}` is for programs of JAX", hint=hint)
+        with users_code(f"capturing {name_of(function)}"):
+            workload = capture_torch(
+                function,
+                self.mesh,
+                *arguments,
+                diagnostics=self.found,
+                tensors="real" if real or compiled else "fake",
+                compiled=compiled,
+            )
+        return Captured(workload, b"", "")
+
+    def of_jax(
+        self,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        beside: str,
+        *,
+        real: bool,
+        compiled: bool,
+    ) -> Captured:
+        """The workload of a program of JAX, partitioned or compiled."""
+        for option, value in {"real_tensors": real, "compiled": compiled}.items():
+            if value:
+                raise UsageError(f"`{option}` is for programs of PyTorch", hint="leave it out")
+        lowering = partial(
+            lower,
+            function,
+            arguments or described(self.args, beside),
+            self.keywords,
+            self.mesh,
+            explicit=self.explicit,
+            diagnostics=self.found,
+        )
+        if self.compile_for:
+            return self._compiled(lowering)
+        if self.partitioner != "auto":
+            return self._partitioned(lowering, shardy=self.partitioner == "shardy")
+        try:
+            return self._partitioned(lowering, shardy=True)
+        except UnsupportedError as error:
+            told = f"{error.text}; GSPMD propagates shardings instead"
+            self.found.warning("capture.fallback", "partitioner", told)
+        return self._partitioned(lowering, shardy=False)
+
+    def _partitioned(self, lowering: Callable[..., Lowered], *, shardy: bool) -> Captured:
+        lowered = lowering(shardy=shardy, platform=self.platform or "tpu")
         return captured(
             lowered.program,
             lowered.name,
-            mesh=mesh,
+            mesh=self.mesh,
             partitioner="shardy" if shardy else "gspmd",
-            timeout_s=timeout_s,
+            timeout_s=self.timeout_s,
             metadata={"framework": "jax"},
-            diagnostics=found,
+            diagnostics=self.found,
         )
 
-    if partitioner != "auto":
-        return one(shardy=partitioner == "shardy")
-    try:
-        return one(shardy=True)
-    except UnsupportedError as error:
-        found.warning("capture.fallback", "partitioner", f"{error.text}; GSPMD propagates shardings instead")
-    return one(shardy=False)
+    def _compiled(self, lowering: Callable[..., Lowered]) -> Captured:
+        """What the compiler for a device makes of the program, lowered for its platform."""
+        from hespas.captures.aot import Target, compile_for, workload_of_compiled
+
+        target = Target.of(self.compile_for)
+        lowered = lowering(platform=self.platform or ("cuda" if target.platform == "gpu" else "tpu"))
+        done = compile_for(
+            lowered.program, target, self.mesh, diagnostics=self.found, timeout_s=self.timeout_s
+        )
+        workload = workload_of_compiled(done, self.found)
+        metadata = {**workload.metadata, "framework": "jax"}
+        return Captured(replace(workload, metadata=metadata), lowered.program, done.hlo)
 
 
-def _function(
-    function: Callable[..., object] | str, args: str | Callable[..., object] | None
-) -> tuple[Callable[..., object], str | Callable[..., object] | Sequence[object] | None]:
-    """The function, and its arguments as described; a text without brackets names what makes them."""
-    chosen = load_function(function) if isinstance(function, str) else function
-    if not isinstance(args, str) or "[" in args:
-        return chosen, args
-    made = load_object(args, function if isinstance(function, str) else chosen.__module__ + ":")
-    if callable(made):
-        return chosen, made
-    return chosen, tuple(cast("Sequence[object]", made)) if isinstance(made, tuple | list) else (made,)
+def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
+    """``torch`` where the module of the function has names of PyTorch and none of JAX."""
+    module = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
+    values = list(vars(module).values()) if module is not None else [function]
+    homes = {
+        str(getattr(each, "__module__", None) or getattr(each, "__name__", "")).partition(".")[0]
+        for each in values
+    }
+    return "torch" if "torch" in homes and not homes & {"jax", "jaxlib", "flax", "equinox"} else "jax"
 
 
 def _put(path: Path, data: bytes, *, overwrite: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
-from hespas.converters import WriteOptions, load_format
+from hespas.converters import WriteOptions
+from hespas.converters.chakra.sizes import trace_bytes
 from hespas.files.documents import Count, Figure
 from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.errors import InvariantError
 from hespas.graph.passes import totals
 
 if TYPE_CHECKING:
@@ -138,25 +137,7 @@ def generate(
         workload=workload,
         account=generator.account(),
         diagnostics=found,
-        et_bytes=_trace_bytes(workload) if measure else nan,
+        et_bytes=float(trace_bytes(workload)) if measure else nan,
         written="" if destination is None else str(destination),
         written_bytes=size,
     )
-
-
-def _trace_bytes(workload: Workload) -> float:
-    """About what the Chakra traces of all ranks take: that of the last rank of each class is written, and
-    stands for the others.
-    """
-    writer = load_format("chakra").write
-    if writer is None:
-        raise InvariantError("format chakra cannot write")
-    total, found = 0.0, Diagnostics()
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "rank.et"
-        for index in range(len(workload.classes)):
-            ranks = workload.ranks_of(index)
-            last = int(ranks[-1])
-            writer(workload, file, WriteOptions(ranks=range(last, last + 1), name=file.name), found)
-            total += len(ranks) * file.stat().st_size
-    return total

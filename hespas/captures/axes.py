@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hespas.captures.mesh import Mesh
-from hespas.graph import GroupSet, StridedGroups
+from hespas.graph import GroupSet, Permutation, StridedGroups
 
-__all__ = ["CollectiveRow", "axes_of"]
+__all__ = ["CollectiveRow", "axes_of", "axis_of_shift"]
 
 
 class CollectiveRow(NamedTuple):
@@ -36,6 +36,17 @@ def axes_of(groups: GroupSet, mesh: Mesh) -> str:
         for place, text in _along(size, stride, mesh):
             named[place] = text
     return ",".join(named[place] for place in sorted(named)) if -1 not in named else "?"
+
+
+def axis_of_shift(permutation: Permutation, mesh: Mesh) -> tuple[str, int]:
+    """The axis along which ranks hand on, and how many ranks there are along it; ``?`` and all of them where
+    messages do not follow one axis.
+    """
+    size, stride = permutation.digit
+    if permutation.pairs is not None or permutation.num_ranks != mesh.num_devices:
+        return "?", mesh.num_devices
+    found = [text for _, text in _along(size, stride, mesh)]
+    return (found[0], size) if len(found) == 1 and "?" not in found else ("?", mesh.num_devices)
 
 
 def _spans(digits: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

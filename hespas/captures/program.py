@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hespas.captures.axes import CollectiveRow, axes_of
+from hespas.captures.axes import CollectiveRow, axes_of, axis_of_shift
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner, partition
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.graph import CollectiveKind, Diagnostics, Workload
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, StridedGroups, Workload
 
 __all__ = ["Captured", "captured", "collective_rows"]
 
@@ -53,18 +53,31 @@ def captured(
 
 
 def collective_rows(workload: Workload, mesh: Mesh) -> list[CollectiveRow]:
-    """Collectives of a rank of the first class by kind and axes, in order of first use."""
+    """Collectives and messages of a rank of the first class by kind and axes, in order of first use."""
     graph = workload.classes[0]
-    table, found = graph.collectives, dict[tuple[str, str], CollectiveRow]()
-    for row in range(len(table.node)):
-        node = int(table.node[row])
-        groups = graph.group_sets[int(table.group_set[row])]
-        kind, axes = CollectiveKind(int(table.kind[row])).name.lower(), axes_of(groups, mesh)
+    found = dict[tuple[str, str], CollectiveRow]()
+
+    def add(node: int, kind: str, axes: str, groups: tuple[int, int], size_bytes: float) -> None:
         times = float(graph.multiplicity[node])
-        before = found.get(
-            (kind, axes), CollectiveRow(kind, axes, groups.num_groups, groups.group_size, 0.0, 0.0)
-        )
+        before = found.get((kind, axes), CollectiveRow(kind, axes, *groups, 0.0, 0.0))
         found[kind, axes] = before._replace(
-            times=before.times + times, size_bytes=before.size_bytes + times * float(table.comm_bytes[row])
+            times=before.times + times, size_bytes=before.size_bytes + times * size_bytes
         )
+
+    everyone = StridedGroups.all_ranks(mesh.num_devices)
+    table = graph.collectives
+    for row in range(len(table)):
+        number = int(table.group_set[row])
+        groups = graph.group_sets[number] if number >= 0 else everyone
+        sizes = groups.num_groups, groups.group_size
+        name = CollectiveKind(int(table.kind[row])).name.lower()
+        add(int(table.node[row]), name, axes_of(groups, mesh), sizes, float(table.comm_bytes[row]))
+    messages = graph.p2p
+    for row in range(len(messages)):
+        node, number = int(messages.node[row]), int(messages.permutation[row])
+        axes, ranks = "?", mesh.num_devices
+        if number >= 0:
+            axes, ranks = axis_of_shift(graph.permutations[number], mesh)
+        name = NodeKind(int(graph.kind[node])).name.lower()
+        add(node, name, axes, (mesh.num_devices // ranks, ranks), float(messages.comm_bytes[row]))
     return list(found.values())

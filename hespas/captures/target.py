@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import HespasError, MissingExtraError, UsageError
 
 __all__ = ["load_function", "load_object", "users_code"]
 
@@ -91,8 +91,14 @@ def users_code(doing: str) -> Generator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except UsageError:
+    except HespasError:
         raise
+    except ModuleNotFoundError as error:
+        if error.name in _FRAMEWORKS:
+            raise MissingExtraError(doing, error.name) from error
+        raise UsageError(
+            f"{doing} fails: there is no module {error.name!r}", position=_place(error)
+        ) from error
     except SystemExit as error:
         raise UsageError(f"{doing} ends the process", hint=_GUARD) from error
     except Exception as error:
@@ -102,6 +108,7 @@ def users_code(doing: str) -> Generator[None]:
         ) from error
 
 
+_FRAMEWORKS = ("jax", "torch")
 _GUARD = "what a script does when it is run belongs under: if __name__ == '__main__'"
 
 

@@ -29,6 +29,7 @@ from hespas.cli.text import count_text, counted, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy import Accuracy, Comparison
+    from hespas.validators.accuracy.coverage import Coverage
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
 
 __all__ = [
@@ -241,7 +242,7 @@ def show_accuracy(done: Accuracy) -> None:
         emit(
             f"{source}: {found.time_share:.1%} of the device time and {found.matched_events:,} of "
             f"{counted(found.events, 'event')} matched; {found.matched_nodes:,} of "
-            f"{counted(found.nodes, 'operation')} that cost something"
+            f"{counted(found.nodes, 'operation')} that cost something{_evidence(found)}"
         )
     show_summary(done)
     for hardware, floor in done.noise.items():
@@ -308,6 +309,14 @@ def _added_up(steps: float) -> str:
     if isnan(steps):
         return "operations are added up over the whole recording, which marks no steps"
     return f"operations are added up over {counted(int(steps), 'step')}, times are of one"
+
+
+def _evidence(found: Coverage) -> str:
+    """By what the events were matched, where that is not names alone."""
+    if not found.time_ns or found.by_rule.keys() <= {"instruction", "op-name"}:
+        return ""
+    rules = ", ".join(f"{rule} {time / found.time_ns:.1%}" for rule, time in found.by_rule.items())
+    return f"; matched by {rules}"
 
 
 def show_summary(done: Accuracy) -> None:

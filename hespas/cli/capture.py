@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,15 +33,49 @@ _Args = Annotated[
     str,
     typer.Option(
         metavar="TYPES|NAME",
-        help="Arguments: 'bf16[8192,1024]@data,model; i32[8192]@data', or what makes them, given the mesh.",
+        help="JAX: 'bf16[8192,1024]@data,model; i32[8192]@data', or what makes arguments, given the mesh.",
         rich_help_panel=_PROGRAM,
     ),
 ]
-_Platform = Annotated[Platform, typer.Option(help="Whose variant of the program.", rich_help_panel=_PROGRAM)]
+_Framework = Annotated[
+    Literal["auto", "jax", "torch"], typer.Option(help="Whose program it is.", rich_help_panel=_PROGRAM)
+]
+_Real = Annotated[
+    bool,
+    typer.Option(
+        "--real-tensors", help="PyTorch: compute with data, where the model fits.", rich_help_panel=_PROGRAM
+    ),
+]
+_Compiled = Annotated[
+    bool,
+    typer.Option(
+        "--compiled", help="PyTorch: the graphs of torch.compile, not fused.", rich_help_panel=_PROGRAM
+    ),
+]
+_Platform = Annotated[
+    Platform | None, typer.Option(help="JAX: whose variant of the program.", rich_help_panel=_PROGRAM)
+]
 _Explicit = Annotated[
-    str, typer.Option(metavar="AXIS,...", help="Axes that are part of types.", rich_help_panel=_PROGRAM)
+    str, typer.Option(metavar="AXIS,...", help="JAX: axes that are part of types.", rich_help_panel=_PROGRAM)
 ]
 _Who = Annotated[Partitioner, typer.Option(help="Who propagates shardings.", rich_help_panel=_PARTITION)]
+_CompileFor = Annotated[
+    str,
+    typer.Option(
+        metavar="TARGET",
+        help="JAX: what the compiler for gpu:h100:8, tpu:v5p:8x8x8, ... schedules (extras jax-gpu, jax-tpu).",
+        rich_help_panel=_PARTITION,
+    ),
+]
+_Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="DIR",
+        help="JAX: also run it on devices of this host, and keep program, profile and what joins.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 _Timeout = Annotated[
     float,
     typer.Option(
@@ -90,14 +124,19 @@ def capture(
     target: _Target,
     mesh: _Mesh,
     args: _Args = "",
-    platform: _Platform = "tpu",
+    framework: _Framework = "auto",
+    platform: _Platform = None,
     explicit: _Explicit = "",
+    real_tensors: _Real = False,
+    compiled: _Compiled = False,
     partitioner: _Who = "auto",
+    compile_for: _CompileFor = "",
     timeout_s: _Timeout = TIMEOUT_S,
     out: _Out = None,
     to: _To = "",
     program: _Program = None,
     partitioned: _Partitioned = None,
+    profile: _Profile = None,
     only_classes: options.OnlyClasses = False,
     shard: options.Shard = "",
     jobs: options.Jobs = 2,
@@ -107,29 +146,34 @@ def capture(
     loudness: options.Loudness = None,
     debug: options.Debug = False,
 ) -> None:
-    """Capture a program of JAX for a mesh of devices that need not be there.
+    """Capture a program of JAX or PyTorch for a mesh of devices that need not be there.
 
     hespas capture train:build --mesh data=64,model=8 --out traces/
     """
     diagnostics = Diagnostics()
-    written = [out, program, partitioned]
+    written = [out, program, partitioned, profile]
     with command_line(debug, diagnostics, target, documents=[json_file], writes=written):
         from hespas import api
 
         if out == Path("-"):
             raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
-        named = {"--out": out, "--program": program, "--partitioned": partitioned}
+        named = {"--out": out, "--program": program, "--partitioned": partitioned, "--profile": profile}
         others = {name: [path] for name, path in named.items() if path}
         check_reports({"--json": json_file}, others, overwrite=overwrite)
+        axes = tuple(part.strip() for part in explicit.split(",") if part.strip())
         with progress_bar("writing", progress) as callback:
             parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
             done = api.capture(
                 target,
                 mesh=mesh,
                 args=args or None,
+                framework=framework,
                 platform=platform,
-                explicit=tuple(part.strip() for part in explicit.split(",") if part.strip()),
+                explicit=axes,
+                real_tensors=real_tensors,
+                compiled=compiled,
                 partitioner=partitioner,
+                compile_for=compile_for,
                 timeout_s=timeout_s,
                 destination=out,
                 format=to or ("chakra" if out and not out.suffix else None),
@@ -142,8 +186,22 @@ def capture(
                 save(path, overwrite=overwrite)
         if json_file:
             api.write_json(done.to_json(), json_file, overwrite=overwrite)
+        ran = None
+        if profile:
+            ran = api.profile_program(
+                target,
+                mesh=mesh,
+                folder=profile,
+                args=args,
+                explicit=axes,
+                timeout_s=timeout_s,
+                overwrite=overwrite,
+                diagnostics=diagnostics,
+            )
         say_diagnostics(diagnostics, target)
         _tell(done)
+        if ran:
+            emit(f"{ran.headline()} -> {profile}")
 
 
 def _tell(done: CaptureResult) -> None:

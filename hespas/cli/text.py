@@ -41,10 +41,11 @@ _LONGEST = 1e15
 
 _SAME_NAME = (
     "against alone args astra_bin astra_timeout backend batch beside capacity capture classes cluster "
-    "comm_groups context context_all_to_all cp default_dtype devices dp drafts ep estimator etp "
-    "expert_node explicit global_batch granularity grid hardware max_e2e max_input_bytes max_mape "
-    "max_regression measured memory_config mesh micro_batch min_coverage missing mode network_config "
-    "num_devices num_replicas only_classes out overwrite page partitioner pp prompt queues_per_dim ranks "
+    "comm_groups compile_for compiled context context_all_to_all cp default_dtype devices dp drafts ep "
+    "estimator etp expert_node explicit framework global_batch granularity grid hardware imbalance "
+    "lora_rank max_e2e max_input_bytes max_mape max_regression measured memory_config mesh micro_batch "
+    "min_coverage missing mode network_config num_devices num_replicas only_classes out overlap "
+    "overwrite page partitioner platform pp profile prompt queues_per_dim ranks real_tensors recompute "
     "recover report rescale resume ring_attention run_time_unit schedule seq sequence_parallel shard "
     "split system system_config table test_by timeline timeout tp vp workload zero"
 )

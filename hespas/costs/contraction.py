@@ -355,7 +355,9 @@ def convolution_cost(
 ) -> Cost:
     """Cost of the convolution ``source * kernel -> output`` as an implicit matrix product.
 
-    M is output positions, N output features per group, K input features per group times kernel positions.
+    M is output positions, N output features per group, K input features per group times kernel positions. A
+    dimension along which each output meets one input and one kernel position, all of them different, is a
+    batch: so compilers for TPUs write products of batches.
     The traffic is that of ``op``, whose operands may stand in another order (gradients).
     """
     sizes = [kernel.shape[dim] for dim in attributes.kernel_spatial]
@@ -364,13 +366,20 @@ def convolution_cost(
     groups = attributes.feature_groups * attributes.batch_groups
     features = output.shape[attributes.output_feature]
     per_group = kernel.shape[attributes.kernel_in]
-    m = _product([output.shape[attributes.output_batch], *outputs])
+    m = positions = _product([output.shape[attributes.output_batch], *outputs])
     n = features // groups if features >= 0 and groups > 0 else DYNAMIC
-    k = _product([per_group, *sizes])
+    k = depth = _product([per_group, *sizes])
     pairs = [
         valid_positions(extent, out, dim)
         for extent, out, dim in zip(inputs, outputs, attributes.window, strict=True)
     ]
+    batches = prod(
+        out
+        for extent, size, out, met in zip(inputs, sizes, outputs, pairs, strict=True)
+        if extent == size == out == met and out > 1
+    )
+    if min(m, k) > 0 and batches > 1:
+        groups, m, k = groups * batches, m // batches, k // batches
     channels = _product([output.shape[attributes.output_batch], features, per_group])
     useful = channels * prod(pairs) if channels >= 0 else nan
     return contraction_cost(
@@ -378,7 +387,7 @@ def convolution_cost(
         OpClass.CONVOLUTION,
         (groups, m, n, k),
         attributes.precision,
-        macs=m * k * float(features) if min(m, k, features) >= 0 else nan,
+        macs=positions * depth * float(features) if min(m, k, features) >= 0 else nan,
         useful_macs=useful,
         types=(source, kernel, output),
     )

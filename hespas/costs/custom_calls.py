@@ -34,8 +34,13 @@ __all__ = ["custom_call", "is_known_target"]
 _FREE_TARGETS: frozenset[str] = frozenset(
     {
         "AllocateBuffer",
+        "AsyncCollectiveDone",
+        "AsyncCollectiveStart",
         "AssumeGatherIndicesInBound",
+        "ConcatBitcast",
         "LayoutConstraint",
+        "PrepareAsyncCallDone",
+        "PrepareAsyncCallStart",
         "SPMDFullToShardShape",
         "SPMDShardToFullShape",
         "Sharding",

@@ -321,6 +321,7 @@ BUILTIN: dict[str, str] = {
     "database": "hespas.estimators.database:Database",
     "composite": "hespas.estimators.composite:Composite",
     "xla": "hespas.estimators.compiled:Xla",
+    "compiler": "hespas.estimators.compiler:Compiler",
     "iree": "hespas.estimators.compiled:Iree",
     "scalesim": "hespas.estimators.external.scale_sim:ScaleSim",
     "zigzag": "hespas.estimators.external.zigzag:ZigZag",

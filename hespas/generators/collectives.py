@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from hespas.generators.spec import Account
+from hespas.generators.spec import REDUCES, Account, cuts_of
 from hespas.graph import (
     CollectiveKind,
     GraphBuilder,
@@ -41,9 +41,8 @@ KINDS = (*_COLLECTIVES, "permute", "ping_pong")
 between neighbours. ASTRA-sim has no ``reduce``.
 """
 
-_REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE})
 _UNITS: Mapping[str, int] = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_MOST_BYTES, _MOST_RANKS = 1 << 50, 1 << 24
+_MOST_BYTES, _MOST_RANKS, _MOST_CALLS = 1 << 50, 1 << 20, 1 << 18
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -136,6 +135,9 @@ class CollectiveBenchmark:
             )
         if not 2 <= self.ranks <= _MOST_RANKS:
             raise UsageError("collectives need at least two ranks", hint=f"`ranks=2` to {_MOST_RANKS:,}")
+        calls = len(self.kinds) * len(self.sizes) * self.repeat
+        if calls > _MOST_CALLS:
+            raise UsageError(f"{calls:,} calls are more than {_MOST_CALLS:,}", hint="a smaller repeat")
         if find_dtype(self.dtype) is None:
             raise UsageError(f"no such element type: {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
         if parse_groups(self.groups, self.ranks).group_size < 2:
@@ -203,9 +205,7 @@ class _Nodes:
 
     def collective(self, label: str, kind: CollectiveKind, size_bytes: int) -> None:
         whole = self._count(size_bytes, self._members)
-        shard = whole // self._members
-        sent = shard if kind is CollectiveKind.ALL_GATHER else whole
-        got = shard if kind is CollectiveKind.REDUCE_SCATTER else whole
+        sent, got = (whole // cuts for cuts in cuts_of(kind, self._members))
         op = f"c10d::{kind.name.lower()}"
         node = self._node(label, op, NodeKind.COLLECTIVE, OpClass.COLLECTIVE, (sent, got), wait=self._chained)
         types = self.builder.types
@@ -217,7 +217,7 @@ class _Nodes:
             comm_bytes=sent_bytes,
             operand_bytes=sent_bytes,
             result_bytes=got_bytes,
-            reduction="add" if kind in _REDUCES else "",
+            reduction="add" if kind in REDUCES else "",
         )
 
     def message(

@@ -21,6 +21,8 @@ from hespas.graph.errors import UsageError
 
 __all__ = ["DlrmStep", "Sharding"]
 
+_MOST_RANKS, _MOST_ELEMENTS = 1 << 24, 1 << 60
+
 Sharding = Literal["table", "row", "column"]
 """How tables are spread over ranks."""
 
@@ -84,6 +86,13 @@ class DlrmStep:
     def _check(self) -> None:
         if min(self.ranks, self.batch, self.tables, self.rows, self.width, self.lookups) < 1:
             raise UsageError("ranks, batch, tables, rows, width and lookups are at least 1")
+        state = self.tables * self.rows * self.width
+        work = self.batch * (self.tables + 1) ** 2 * self.width * self.lookups
+        if self.ranks > _MOST_RANKS or max(state, work) > _MOST_ELEMENTS:
+            raise UsageError(
+                f"more than {_MOST_RANKS:,} ranks, or sizes whose product is beyond 2**60",
+                hint="smaller `ranks`, `batch`, tables, rows or width",
+            )
         if self.sharding not in {"table", "row", "column"}:
             raise UsageError(f"no such sharding: {self.sharding!r}", hint="table, row or column")
         if self.dtype not in {"bf16", "f16", "f32"}:

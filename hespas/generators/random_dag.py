@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hespas.generators.spec import Account
+from hespas.generators.spec import Account, cuts_of
 from hespas.graph import (
     CollectiveKind,
     ExplicitGroups,
@@ -40,7 +40,7 @@ _KINDS = (
 )
 _LEAST_BYTES_BITS, _MOST_BYTES_BITS = 10, 24
 _EXTENTS = (64, 128, 256, 512, 1024)
-_MOST_RANKS = 1 << 16
+_MOST_RANKS, _MOST_NODES = 1 << 16, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,8 @@ class RandomJob:
     def _check(self) -> None:
         if not 2 <= self.ranks <= _MOST_RANKS or self.nodes < 1 or self.width < 1:
             raise UsageError("a random job has at least two ranks, one node and a width of one")
+        if self.nodes > _MOST_NODES:
+            raise UsageError(f"{self.nodes:,} events are more than {_MOST_NODES:,}", hint="fewer nodes")
         if self.classes < 1 or self.ranks % self.classes:
             raise UsageError(
                 f"{self.ranks} ranks are no whole multiple of {self.classes} classes", hint="`classes`"
@@ -232,9 +234,7 @@ class _Job:
         for place, mine in enumerate(classes):
             program = self.programs[mine]
             stated = size + (odd if place == len(classes) - 1 else 0)
-            shard = stated // groups.group_size
-            sent = shard if kind is CollectiveKind.ALL_GATHER else stated
-            got = shard if kind is CollectiveKind.REDUCE_SCATTER else stated
+            sent, got = (stated // cuts for cuts in cuts_of(kind, groups.group_size))
             op = f"c10d::{kind.name.lower()}"
             node = program.node(
                 op,

@@ -7,9 +7,20 @@ from dataclasses import dataclass
 from math import nan
 from typing import Protocol
 
-from hespas.graph import Workload
+from hespas.graph import CollectiveKind, Workload
 
-__all__ = ["Account", "Filling", "Generator", "fillings"]
+__all__ = ["REDUCES", "Account", "Filling", "Generator", "cuts_of", "fillings"]
+
+REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE})
+"""Collectives that add up what ranks bring."""
+
+
+def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
+    """Into how many parts the whole buffer of a collective of so many ranks is cut, of which a rank brings
+    one (an all-gather) and of which it gets one (a reduce-scatter).
+    """
+    brought = members if kind is CollectiveKind.ALL_GATHER else 1
+    return brought, members if kind is CollectiveKind.REDUCE_SCATTER else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +40,8 @@ def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """Closed-form figures of a step; NaN where a generator has none. ``model_flops_per_step`` are those of
-    the model, ``hardware_flops_per_step`` also count what is computed again; of all ranks.
+    the model, ``hardware_flops_per_step`` also count what is computed again, by several ranks alike, or on
+    padding; of all ranks.
     ``peak_memory_bytes`` is of the fullest rank, ``memory`` what fills it then.
     """
 

@@ -19,6 +19,7 @@ from hespas.graph.errors import UsageError
 
 __all__ = ["VisionModel", "VisionStep", "dit_xl_2", "vit_b_16"]
 
+_MOST_RANKS, _MOST_LAYERS, _MOST_ELEMENTS = 1 << 24, 10_000, 1 << 50
 _FREQUENCIES = 256
 """Sines and cosines that stand for a timestep, before its two layers."""
 
@@ -131,6 +132,13 @@ class VisionStep:
         self.model.check()
         if self.dp < 1 or self.batch < 1:
             raise UsageError("a step has at least one rank, and one image on each", hint="`dp`, `batch`")
+        model = self.model
+        scores = self.batch * model.heads * model.tokens**2
+        if self.dp > _MOST_RANKS or model.layers > _MOST_LAYERS or scores > _MOST_ELEMENTS:
+            raise UsageError(
+                f"more than {_MOST_RANKS:,} ranks, {_MOST_LAYERS:,} layers, or 2**50 scores of attention",
+                hint="smaller `dp`, `batch`, layers or image",
+            )
         if self.dtype not in {"bf16", "f16", "f32"}:
             raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16 or f32")
         builder = GraphBuilder(self.name)

@@ -34,12 +34,25 @@ class InterferenceFactor:
     keys: int
     source: str
 
+    @property
+    def distance(self) -> str:
+        """How far the fit stands from a device that has it, in words: empty for that which it was made on."""
+        return "another device" if self.device == "*" else ""
+
 
 class Held(NamedTuple):
-    """Units that one collective holds, and where that is from."""
+    """Units that one collective holds, and where that is from: the device and its family that recorded it."""
 
     units: int
+    device: str
+    family: str
     source: str
+
+    def distance(self, device: Device) -> str:
+        """How far the recording stands from a device, in words: empty for its own."""
+        if device.name == self.device:
+            return ""
+        return "another device" if device.family == self.family else "another family"
 
 
 _A100 = "recommendation model, rank 3 of 8, A100-SXM-40GB (HolisticTraceAnalysis f4d0062, trace_diff/control)"
@@ -89,9 +102,13 @@ FACTORS: tuple[InterferenceFactor, ...] = (
 """Fitted factors; those of ``*`` are of all devices without one."""
 
 HELD: dict[tuple[str, str], Held] = {
-    ("NVIDIA", "Volta"): Held(12, "grid of NCCL's ring all-reduce on eight V100-SXM2-32GB, as recorded"),
-    ("NVIDIA", ""): Held(24, "grid of NCCL's collectives on eight A100-SXM-40GB, as recorded"),
-    ("AMD", ""): Held(104, "grid of RCCL's collectives on MI350X, as recorded"),
+    ("NVIDIA", "Volta"): Held(
+        12, "V100-SXM2-32GB", "Volta", "grid of NCCL's ring all-reduce on eight V100-SXM2-32GB, as recorded"
+    ),
+    ("NVIDIA", ""): Held(
+        24, "A100-SXM-40GB", "Ampere", "grid of NCCL's collectives on eight A100-SXM-40GB, as recorded"
+    ),
+    ("AMD", ""): Held(104, "MI350X", "CDNA 4", "grid of RCCL's collectives on MI350X, as recorded"),
 }
 """By vendor and family (empty: any)."""
 

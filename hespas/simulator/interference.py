@@ -49,12 +49,19 @@ def pressures_of(
     diagnostics.info(
         "simulate.interference",
         device.name,
-        f"beside a collective, which holds {held.units} of {device.units} {device.unit_name}s, kernels run "
-        f"slower by factors {compute.value:.2f} +- {compute.std_error:.2f} (arithmetic) and "
-        f"{memory.value:.2f} +- {memory.std_error:.2f} (memory) of the share it takes: {memory.source}",
+        f"beside a collective, which holds {held.units} of {device.units} {device.unit_name}s "
+        f"({_from(held.source, held.distance(device))}), kernels run slower by factors "
+        f"{compute.value:.2f} +- {compute.std_error:.2f} (arithmetic) and "
+        f"{memory.value:.2f} +- {memory.std_error:.2f} (memory) of the share it takes "
+        f"({_from(memory.source, memory.distance)})",
         count=int(any(pressure.matters for pressure in found)),
     )
     return found
+
+
+def _from(source: str, distance: str) -> str:
+    """Where a figure is from, and how far that stands from the device."""
+    return f"{source}: {distance}" if distance else source
 
 
 def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) -> Pressure:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
+from hespas.cli.main import app
 
 pytest.importorskip("jax")
 MODULE = """
@@ -63,33 +66,36 @@ number = 3
 """
 
 
+MODULES = {
+    "train": MODULE,
+    "leaves": "import sys\nsys.exit(7)\n",
+    "broken": "import nothing_of_this_name\n",
+}
+
+
 @pytest.fixture(name="folder")
-def _folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(MODULE, encoding="utf-8")
-    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(7)\n", encoding="utf-8")
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
-    return tmp_path
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the command is typed, with modules that no other test has loaded."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    invalidate_caches()
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
 
 
-def capture(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = "from hespas.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", script, "capture", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+def capture(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["capture", *arguments])
 
 
 def test_a_step_is_captured_with_all_that_can_be_written_of_it(folder: Path) -> None:
     done = capture(
-        folder, "train:build", "--mesh", "data=4,model=2", "--out", "traces", "--json", "-",
+        "train:build", "--mesh", "data=4,model=2", "--out", "traces", "--json", "-",
         "--program", "step.mlir", "--partitioned", "step.hlo",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == "hespas.capture/1"
     assert (document["ranks"], document["classes"], document["mesh"]) == (8, 1, "data=4,model=2")
@@ -99,8 +105,8 @@ def test_a_step_is_captured_with_all_that_can_be_written_of_it(folder: Path) -> 
     assert len(list((folder / "traces").glob("*.et"))) == 8
     assert "sdy.mesh" in (folder / "step.mlir").read_text(encoding="utf-8")
     assert "num_partitions=8" in (folder / "step.hlo").read_text(encoding="utf-8")
-    again = capture(folder, "train:build", "--mesh", "data=4,model=2", "--out", "traces")
-    assert again.returncode == 2
+    again = capture("train:build", "--mesh", "data=4,model=2", "--out", "traces")
+    assert again.exit_code == 2
     assert "--overwrite" in again.stderr
 
 
@@ -117,9 +123,10 @@ def test_a_step_is_captured_with_all_that_can_be_written_of_it(folder: Path) -> 
         ),
     ],
 )
-def test_functions_and_arguments_in_all_ways(folder: Path, arguments: list[str], kinds: set[str]) -> None:
-    done = capture(folder, *arguments, "--mesh", "data=8", "--json", "-")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.usefixtures("folder")
+def test_functions_and_arguments_in_all_ways(arguments: list[str], kinds: set[str]) -> None:
+    done = capture(*arguments, "--mesh", "data=8", "--json", "-")
+    assert done.exit_code == 0, done.stderr
     rows = json.loads(done.stdout)["collectives"]
     assert {row["kind"] for row in rows} <= kinds
     assert rows
@@ -162,8 +169,8 @@ def test_functions_and_arguments_in_all_ways(folder: Path, arguments: list[str],
 def test_what_cannot_be_captured_is_told_in_a_sentence(
     folder: Path, arguments: list[str], code: int, told: str
 ) -> None:
-    done = capture(folder, *arguments)
-    assert done.returncode == code, done.stderr
+    done = capture(*arguments)
+    assert done.exit_code == code, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

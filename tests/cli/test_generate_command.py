@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 import pytest
 from jsonschema import Draft202012Validator
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import hespas
@@ -94,11 +95,19 @@ def test_a_row_of_a_table(tmp_path: Path) -> None:
         assert refused.exit_code == code, refused.output
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode", "mixed", "speculative", "disaggregated"])
+_SERVING = {
+    "prefill": {"prompt"},
+    "decode": {"context"},
+    "mixed": {"prompt", "context"},
+    "speculative": {"context", "drafts"},
+    "disaggregated": {"prompt", "context"},
+}
+
+
+@pytest.mark.parametrize("phase", list(_SERVING))
 def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
-    done = run(
-        "gpt-2", "--phase", phase, "--batch", 4, "--prompt", 64, "--dry-run", "--json", tmp_path / "g.json"
-    )
+    tokens = [word for name in sorted(_SERVING[phase]) for word in (f"--{name}", 8)]
+    done = run("gpt-2", "--phase", phase, "--batch", 4, *tokens, "--dry-run", "--json", tmp_path / "g.json")
     assert done.exit_code == 0, done.output
     told = document(tmp_path / "g.json")
     assert told["ranks"] == (2 if phase == "disaggregated" else 1)
@@ -126,6 +135,166 @@ def test_what_makes_no_sense_is_refused(words: tuple[object, ...], said: str) ->
     assert done.exit_code == 2, done.output
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --- options that nothing reads
+
+_VALUES: dict[str, tuple[object, ...]] = {
+    "--dp": (2,), "--tp": (2,), "--pp": (2,), "--vp": (2,), "--cp": (2,), "--ep": (2,), "--etp": (2,),
+    "--zero": (3,), "--fsdp": (), "--data-shard": (1,), "--no-sequence-parallel": (), "--ring-attention": (),
+    "--seq": (64,), "--global-batch": (8,), "--micro-batch": (2,), "--precision": ("fp8",),
+    "--recompute": ("full",), "--schedule": ("gpipe",), "--lora-rank": (4,), "--style": ("maxtext",),
+    "--overlap": ("none",), "--capacity": (1,), "--imbalance": (2,), "--phase": ("decode",), "--batch": (2,),
+    "--expert-node": (2,), "--context-all-to-all": (), "--offload": ("optimizer",),
+    "--context": (8,), "--prompt": (8,), "--drafts": (2,), "--cache": ("f16",), "--page": (32,),
+}  # fmt: skip
+"""A value of every option that says what is made."""
+_TRAINING = {
+    "--zero", "--fsdp", "--data-shard", "--no-sequence-parallel", "--ring-attention", "--seq",
+    "--global-batch", "--micro-batch", "--recompute", "--schedule", "--lora-rank", "--style", "--overlap",
+    "--capacity", "--imbalance", "--context-all-to-all", "--offload",
+}  # fmt: skip
+
+
+def test_every_option_of_a_step_has_a_value_here() -> None:
+    command: Any = get_command(app)
+    params = command.commands["generate"].commands["llm"].params
+    own = {name for each in params if each.rich_help_panel != "Output" for name in each.opts}
+    spelt = {name.replace("--no-", "--") for name in _VALUES}
+    assert own - spelt == {"model", "--row", "--list", "--out", "--to", "--dry-run"}
+
+
+@pytest.mark.parametrize("option", list(_VALUES))
+def test_rows_and_lists_take_no_option(option: str, tmp_path: Path) -> None:
+    words = (option, *_VALUES[option])
+    done = run("--row", tmp_path / "none.csv:0", *words, "--dry-run")
+    assert (done.exit_code, f"row-says-all: {option}: " in done.stderr) == (2, True), done.output
+    done = run("--list", *words)
+    assert (done.exit_code, f"list-only: {option}: " in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize("phase", list(_SERVING))
+def test_serving_refuses_what_it_does_not_read(phase: str) -> None:
+    tokens = {"--prompt", "--context", "--drafts"} - {f"--{name}" for name in _SERVING[phase]}
+    for option in sorted(_TRAINING | tokens):
+        done = run("gpt-2", "--phase", phase, option, *_VALUES[option], "--dry-run")
+        assert (done.exit_code, f"phase-reads: {option}: " in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize("option", ["--batch", "--context", "--prompt", "--drafts", "--cache", "--page"])
+def test_training_refuses_options_of_serving(option: str) -> None:
+    done = run("gpt-2", option, *_VALUES[option], "--dry-run")
+    assert (done.exit_code, f"serving-only: {option}: " in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("gpt-2", "--capacity", 1.5), "capacity-needs-experts"),
+        (("gpt-2", "--imbalance", 1.5), "imbalance-needs-experts"),
+        (("gpt-2", "--recompute", "moe_act"), "recompute-needs-module"),
+        (("gpt-2", "--recompute", "layernorm,mla_up_proj"), "recompute-needs-module"),
+        (("gpt-2", "--overlap", "experts"), "overlap-needs-shared-expert"),
+        (("qwen3-30b-a3b", "--overlap", "experts"), "overlap-needs-shared-expert"),
+        (("gpt-2", "--tp", 2, "--no-sequence-parallel", "--overlap", "tensor"), "overlap-needs-sequence"),
+        (("gpt-2", "--tp", 2, "--lora-rank", 4, "--overlap", "tensor"), "overlap-needs-sequence"),
+        (("gpt-2", "--dp", 4, "--zero", 0, "--data-shard", 2), "shard-needs-zero"),
+        (("gpt-2", "--dp", 4, "--zero", 1, "--fsdp"), "fsdp-is-zero-3"),
+        (("gpt-2", "--shard", "1/2"), "dry-run-writes-nothing: --shard"),
+        (("gpt-2", "--only-classes", "--resume"), "dry-run-writes-nothing: --only-classes, --resume"),
+        (("gpt-2", "--to", "chakra", "--cluster", "tcp://x"), "dry-run-writes-nothing: --to, --cluster"),
+    ],
+)
+def test_what_a_model_or_a_mode_has_no_part_for_is_refused(words: tuple[object, ...], rule: str) -> None:
+    done = run(*words, "--seq", 64, "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert rule in done.stderr
+    assert "try: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--no-sequence-parallel",), "--no-sequence-parallel"),
+        (("--sequence-parallel",), "--sequence-parallel"),
+        (("--ring-attention",), "--ring-attention"),
+        (("--schedule", "gpipe"), "--schedule"),
+        (("--overlap", "tensor,gradients,parameters,pipeline"), "--overlap"),
+        (("--zero", 0), "--zero"),
+    ],
+)
+def test_what_changes_nothing_at_these_degrees_is_told(
+    words: tuple[object, ...], flag: str, tmp_path: Path
+) -> None:
+    plain = run("gpt-2", "--seq", 64, "--out", tmp_path / "plain.json")
+    done = run("gpt-2", "--seq", 64, *words, "--out", tmp_path / "same.json")
+    assert (plain.exit_code, done.exit_code) == (0, 0), done.output
+    assert f"{flag}: has no effect" in done.stderr
+    assert "no effect" not in plain.stderr
+    assert (tmp_path / "plain.json").read_bytes() == (tmp_path / "same.json").read_bytes()
+
+
+def test_all_that_overlaps_is_what_there_is() -> None:
+    for words in (("gpt-2",), ("gpt-2", "--tp", 2, "--no-sequence-parallel"), ("qwen3-30b-a3b",)):
+        done = run(*words, "--seq", 64, "--overlap", "all", "--dry-run")
+        assert (done.exit_code, "no effect" in done.stderr) == (0, False), done.output
+
+
+def test_other_generators_tell_what_has_no_effect() -> None:
+    for words in (("dlrm", "--ranks", "1", "--sharding", "row"), ("vit", "--fsdp"), ("dit", "--fsdp")):
+        done = CliRunner().invoke(app, ["generate", *words, "--dry-run"])
+        assert (done.exit_code, "has no effect" in done.stderr) == (0, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gpt-2", "--dp", 10**9), "ranks-bounded: ranks: 1,000,000,000 is beyond 16,777,216"),
+        (("gpt-2", "--dp", 10**20), "ranks-bounded"),
+        (("gpt-2", "--global-batch", 10**12), "micro-batches-bounded"),
+        (("gpt-2", "--pp", 2, "--global-batch", 10**6), "passes-bounded"),
+        (("gpt-2", "--seq", 10**400), "tokens-bounded: tokens of a micro-batch: far is beyond"),
+        (("gpt-2", "--micro-batch", 10**18), "tokens-bounded"),
+        (("gpt-2", "--lora-rank", 10**18), "lora-bounded"),
+        (("deepseek-v2-lite", "--capacity", "inf"), "capacity-bounded"),
+        (("deepseek-v2-lite", "--imbalance", "1e300"), "imbalance-bounded"),
+        (("gpt-2", "--recompute", "full:" + 5000 * "9"), "recompute 'full:999"),
+        (("gpt-2", "--phase", "decode", "--cache", "bf99"), "no such element type: 'bf99'"),
+        (("gpt-2", "--phase", "decode", "--batch", 10**18), "tokens-bounded"),
+        (("gpt-2", "--phase", "prefill", "--dp", 10**9), "ranks-bounded"),
+    ],
+)
+def test_what_is_beyond_any_machine_is_refused_at_once(words: tuple[object, ...], said: str) -> None:
+    done = run(*words, "--dry-run")
+    assert (done.exit_code, said in done.stderr) == (2, True), done.output
+    assert "try: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("vit", "--dp", 10**9),
+        ("vit", "--batch", 10**19),
+        ("vit", "--layers", 10**7),
+        ("dit", "--image", 10**12),
+        ("dlrm", "--ranks", 2**40, "--tables", 2**40),
+        ("dlrm", "--rows", 2**70),
+        ("collectives", "--ranks", 10**7),
+        ("collectives", "--ranks", 2, "--repeat", 10**9),
+        ("random", "--ranks", 4, "--nodes", 10**9),
+    ],
+)
+def test_other_generators_refuse_what_is_beyond_any_machine(words: tuple[object, ...]) -> None:
+    done = CliRunner().invoke(app, ["generate", *map(str, words), "--dry-run"])
+    assert done.exit_code == 2, done.output
+    assert "error: " in done.stderr
+    assert "try: " in done.stderr
+
+
+def test_a_cluster_has_an_address(tmp_path: Path) -> None:
+    done = run("gpt-2", "--seq", 64, "--dp", 2, "--out", tmp_path / "out", "--cluster", "ftp:::x")
+    assert (done.exit_code, "is no address of a scheduler" in done.stderr) == (2, True), done.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_models_are_listed() -> None:

@@ -380,3 +380,32 @@ def test_an_operation_without_inputs_is_never_free(name: str) -> None:
     found = aten_cost(name, "", "")
     assert isnan(found.cost.bytes_read)
     assert isnan(found.cost.bytes_written)
+
+
+def test_what_is_not_in_place_copies_its_target_besides() -> None:
+    # 6 rows of 4 floats are added into one of 10 rows: 96 B of values, 48 B of indices, 160 B of target.
+    added: object = [[10, 4], [], [6], [6, 4], []]
+    types: object = [F32, "Scalar", I64, F32, "Scalar"]
+    values = ["", "0", "", "", "1"]
+    in_place, copied = (
+        figures(price(name, added, types, values=values)) for name in ("aten::index_add_", "aten::index_add")
+    )
+    assert in_place == (24.0, 48.0 + 96.0 + 96.0, 96.0)
+    assert copied == (24.0, in_place[1] + 160.0, in_place[2] + 160.0)
+    put: object = [[10, 4], [[6]], [6, 4], []]
+    types = [F32, [I64], F32, "Scalar"]
+    values = ["", "", "", "True"]
+    in_place, copied = (
+        figures(price(name, put, types, values=values)) for name in ("aten::index_put_", "aten::index_put")
+    )
+    assert in_place == (24.0, 48.0 + 96.0 + 96.0, 96.0)
+    assert copied == (24.0, in_place[1] + 160.0, in_place[2] + 160.0)
+
+
+def test_the_gradient_of_a_maximum_is_added_where_the_maximum_was() -> None:
+    shapes = [[1, 2, 3, 3], [1, 2, 6, 6], [], [], [], [], [], [1, 2, 3, 3]]
+    types = [F32, F32, *["ScalarList"] * 4, "Scalar", I64]
+    found = price("aten::max_pool2d_with_indices_backward", shapes, types)
+    assert figures(found) == (18.0, 18 * 4.0 + 18 * 8.0, 72 * 4.0)
+    without = price("aten::avg_pool2d_backward", shapes[:2], types[:2])
+    assert isnan(without.cost.flops)

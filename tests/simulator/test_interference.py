@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, StridedGroups, Workload
 from hespas.graph.columns import constant
 from hespas.graph.passes import all_deps
-from hespas.hardware import load_device
+from hespas.hardware import Device, load_device
 from hespas.hardware.interference import FACTORS, factor_of, held_of
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
 from hespas.simulator.interference import pressures_of
@@ -222,12 +222,42 @@ def test_engines_beside_the_cores_take_nothing_from_them(name: str) -> None:
     assert pressures_of(job, [estimated(job.classes[0])], device, Diagnostics()) is None
 
 
-def test_other_devices_have_the_mean_and_say_how_wide_it_is() -> None:
-    job, device, found = beside([50_000.0], 20_000.0, 2), load_device("H100-SXM"), Diagnostics()
+def told_of(device: Device) -> str:
+    """What is said of interference on a device."""
+    job, found = beside([50_000.0], 20_000.0, 2), Diagnostics()
     pressures_of(job, [estimated(job.classes[0])], device, found)
-    told = [each.message for each in found if each.code == "simulate.interference"]
-    assert len(told) == 1
-    assert "24 of 132 SMs" in told[0]
+    (told,) = [each.message for each in found if each.code == "simulate.interference"]
+    return told
+
+
+_MEAN = "error of one more device: another device)"
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "fitted"),
+    [
+        ("A100-SXM-40GB", "A100-SXM-40GB, as recorded)", "trace_diff/control))"),
+        ("A100-SXM-80GB", "A100-SXM-40GB, as recorded: another device)", _MEAN),
+        ("H100-SXM", "A100-SXM-40GB, as recorded: another family)", _MEAN),
+        ("V100-SXM2-32GB", "V100-SXM2-32GB, as recorded)", "dlrm_kineto))"),
+        (
+            "V100-SXM2-16GB",
+            "V100-SXM2-32GB, as recorded: another device)",
+            "one more device: another device)",
+        ),
+        ("MI350X", "on MI350X, as recorded)", "rocprof/908_results))"),
+        ("MI300X", "on MI350X, as recorded: another family)", _MEAN),
+    ],
+)
+def test_figures_say_whose_they_are(name: str, held: str, fitted: str) -> None:
+    told = told_of(load_device(name))
+    assert held in told
+    assert told.endswith(fitted)
+
+
+def test_other_devices_have_the_mean_and_say_how_wide_it_is() -> None:
+    device = load_device("H100-SXM")
+    assert "24 of 132 SMs" in told_of(device)
     assert factor_of(device, "memory").std_error > 0.5
     assert {each.device for each in FACTORS} == {"A100-SXM-40GB", "V100-SXM2-32GB", "MI350X", "*"}
     assert held_of(replace(device, kind="cpu")) is None

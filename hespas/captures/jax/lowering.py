@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
+import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from logging import CRITICAL, getLogger
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
-from hespas.captures.jax.arguments import Argument, parse_arguments
+from hespas.captures.aot.child import environment
+from hespas.captures.jax.calls import Call, Described, call_of, jitted, name_of
 from hespas.captures.mesh import Mesh
 from hespas.captures.target import users_code
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
 
-__all__ = ["Lowered", "Platform", "lower"]
+__all__ = ["Lowered", "Platform", "lower", "without_devices"]
 
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 """Whose variant of a program JAX lowers; most programs are the same on all."""
@@ -41,7 +43,7 @@ class Lowered:
 
 def lower(
     function: Callable[..., object],
-    arguments: Sequence[object] | str | Callable[..., object] | None,
+    arguments: Described,
     keywords: Mapping[str, object] | None,
     mesh: Mesh,
     *,
@@ -53,10 +55,8 @@ def lower(
     """Trace and lower ``function`` on ``mesh``, whose axes in ``explicit`` are typed (``AxisType.Explicit``).
     Shardings are annotated for Shardy, or for GSPMD.
 
-    ``arguments`` are values or abstract values, a text (:mod:`.arguments`), or a function that makes them,
-    given the mesh if it takes one. None: ``function`` takes the mesh alone and returns the step with its
-    arguments, or takes nothing. Raises ``UsageError`` where it does not trace and ``MissingExtraError``
-    without JAX.
+    ``arguments`` are said as :data:`~hespas.captures.jax.calls.Described` has it. Raises ``UsageError`` where
+    it does not trace and ``MissingExtraError`` without JAX.
     """
     jax = _jax()
     unknown = set(explicit) - set(mesh.names)
@@ -64,22 +64,32 @@ def lower(
         raise UsageError(f"`explicit`: the mesh {mesh} has no axis {', '.join(sorted(unknown))}")
     kinds = [_kind(jax, explicit=name in explicit) for name in mesh.names]
     abstract = jax.sharding.AbstractMesh(mesh.sizes, mesh.names, axis_types=tuple(kinds))
-    name = _name(function)
+    name = name_of(function)
     with _annotated(jax, shardy=shardy), jax.sharding.use_abstract_mesh(abstract), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         with users_code(f"making the arguments of {name}"):
-            call = _call(jax, function, arguments, dict(keywords or {}), abstract)
+            call = call_of(jax, function, arguments, dict(keywords or {}), abstract)
         positional, named, placed = _abstract(jax, (call.positional, call.named), abstract)
         with users_code(f"tracing {name}"):
-            lowered = _traced(jax, call.step, positional, named).lower(lowering_platforms=(platform,))
+            step, positional, named = jitted(jax, Call(call.step, positional, named))
+            lowered = step.trace(*positional, **named).lower(lowering_platforms=(platform,))
     _tell(name, placed, mesh, diagnostics)
     return Lowered(name, _bytecode(lowered), mesh, sum(placed), placed[1])
 
 
+def without_devices() -> None:
+    """Let a JAX that nobody has loaded yet look for no devices: lowering needs none. One that is there is
+    left to those who use it, and compilers that are installed without one do not say what they miss.
+    """
+    if "jax" in sys.modules:
+        return
+    for name, value in environment().items():
+        os.environ.setdefault(name, value)
+    getLogger("jax._src.xla_bridge").setLevel(CRITICAL)
+
+
 @cache
 def _jax() -> ModuleType:
-    # Lowering needs no device: one that is there is left to those who use it.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         return import_module("jax")
     except ImportError as error:
@@ -105,101 +115,6 @@ def _annotated(jax: ModuleType, *, shardy: bool) -> Generator[None]:
 _WHOSE = "jax_use_shardy_partitioner"
 
 
-# --- the step and its arguments
-
-
-class _Call(NamedTuple):
-    """What is traced, with positional and named arguments."""
-
-    step: Callable[..., object]
-    positional: tuple[Any, ...]
-    named: dict[str, Any]
-
-
-def _call(
-    jax: ModuleType,
-    function: Callable[..., object],
-    arguments: Sequence[object] | str | Callable[..., object] | None,
-    keywords: dict[str, Any],
-    mesh: object,
-) -> _Call:
-    if isinstance(arguments, str):
-        return _Call(
-            function, tuple(_shaped(jax, each, mesh) for each in parse_arguments(arguments)), keywords
-        )
-    if callable(arguments):
-        made = arguments(mesh) if _required(arguments) else arguments()
-        return _Call(function, _listed(made) if _is(made, tuple) else (made,), keywords)
-    if arguments is not None:
-        return _Call(function, _listed(arguments), keywords)
-    required = _required(function)
-    if not required:
-        return _Call(function, (), keywords)
-    if required != ["mesh"]:
-        raise UsageError(
-            f"{_name(function)} takes {', '.join(required)}, and nothing says of which types",
-            hint="name the function that makes the arguments, or state their types (`args`), or let the "
-            "function take the mesh alone and return the step with them: def build(mesh): return step, (...)",
-        )
-    return _built(function(mesh), keywords)
-
-
-def _built(made: object, keywords: dict[str, Any]) -> _Call:
-    """What a function of the mesh returns: the step, its arguments, and those with names if there are any."""
-    parts = list(_listed(made)) if _is(made, tuple) else []
-    if len(parts) in {2, 3}:
-        step, positional = parts[0], parts[1]
-        named: Any = parts[2] if len(parts) == 3 else {}
-        if callable(step) and _is(positional, tuple, list) and _is(named, dict):
-            return _Call(step, _listed(positional), {**keywords, **named})
-    raise UsageError(
-        f"a function of the mesh returns the step and its arguments, and this one a {_name(type(made))}",
-        hint="def build(mesh): return step, (parameters, batch)",
-    )
-
-
-def _is(value: object, *kinds: type) -> bool:
-    return issubclass(type(value), kinds)
-
-
-def _listed(values: object) -> tuple[Any, ...]:
-    return tuple(cast("Sequence[Any]", values))
-
-
-def _name(function: object) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _required(function: Callable[..., object]) -> list[str]:
-    """Names of the parameters without a default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ["arguments"]
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
-
-
-def _shaped(jax: ModuleType, argument: Argument, mesh: Any) -> object:
-    known = set(mesh.axis_names)
-    for name in (name for axes in argument.axes or () for name in axes):
-        if name not in known:
-            raise UsageError(
-                f"an argument is split over {name!r}, and the axes of the mesh are {sorted(known)}"
-            )
-    try:
-        dtype = jax.numpy.dtype(argument.dtype)
-    except TypeError as error:
-        raise UsageError(
-            f"JAX knows no number format {argument.dtype!r}", hint="bf16, f32, i32, ..."
-        ) from error
-    sharding = None
-    if argument.axes is not None:
-        spec = jax.sharding.PartitionSpec(*((axes or None) for axes in argument.axes))
-        sharding = jax.sharding.NamedSharding(mesh, spec)
-    return jax.ShapeDtypeStruct(argument.shape, dtype, sharding=sharding)
-
-
 def _abstract(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple[int, int]]:
     """Positional and named arguments with arrays of devices as their types, and how many arrays have a
     sharding and have none.
@@ -220,37 +135,6 @@ def _abstract(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple
 
     positional, named = jax.tree.map(one, tree)
     return positional, named, (counts[0], counts[1])
-
-
-def _traced(jax: ModuleType, step: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """The traced step: a jitted function as its user jitted it, another one jitted here. What is no array in
-    the arguments (functions, names, objects without arrays) is part of the program.
-    """
-    if hasattr(step, "trace"):
-        return step.trace(*positional, **named)
-    leaves, tree = jax.tree.flatten((positional, named))
-    moving = [index for index, leaf in enumerate(leaves) if _is_data(leaf)]
-
-    def of_arrays(*arrays: object) -> object:
-        filled = list(leaves)
-        for index, array in zip(moving, arrays, strict=True):
-            filled[index] = array
-        args, kwargs = jax.tree.unflatten(tree, filled)
-        return _arrays_of(jax, step(*args, **kwargs))
-
-    of_arrays.__name__ = _name(step)
-    return jax.jit(of_arrays).trace(*(leaves[index] for index in moving))
-
-
-def _is_data(leaf: object) -> bool:
-    return isinstance(leaf, bool | int | float | complex) or (
-        hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    )
-
-
-def _arrays_of(jax: ModuleType, result: object) -> list[object]:
-    """What a program can return of what a function does."""
-    return [leaf for leaf in jax.tree.leaves(result) if _is_data(leaf)]
 
 
 def _bytecode(lowered: Any) -> bytes:

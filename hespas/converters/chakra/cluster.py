@@ -7,6 +7,7 @@ machine that wrote it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class _Work:
     folder: RankFolder
 
 
+_ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^/:]+|inproc://.")
+
+
 def write_on_cluster(
     job: JobTraces,
     ranks: Longs,
@@ -55,6 +59,8 @@ def write_on_cluster(
     Raises :class:`MissingExtraError` without dask.distributed, :class:`UsageError` where no scheduler
     answers, :class:`OutputError` where a part cannot be written by any worker.
     """
+    if not _ADDRESS.match(address):  # the library would ask for ever
+        raise UsageError("is no address of a scheduler", path=address, hint="tcp://HOST:PORT")
     distributed = _distributed()
     for number in np.unique(job.workload.rank_class[ranks]).tolist():
         job.graph(number)  # what it reports is told here, once

@@ -33,6 +33,7 @@ __all__ = [
     "classes_by_name",
     "classes_unless_stated",
     "is_as_stated",
+    "list_bytes",
     "list_faults",
     "stand_ins",
     "states_lists",
@@ -101,15 +102,18 @@ def tensor_lists(ids: Words, data_deps: Csr, size: Longs) -> TensorLists:
     return TensorLists(ByteRows(data, read[data_deps.offsets]), outputs)
 
 
+def list_bytes(ids: Words, size: Longs) -> Longs:
+    """Bytes of the list of each node's tensor: tag, length and digits of both texts."""
+    return np.where(size > 0, 4 + _digits(ids) + _digits(size.view(np.uint64)), 0)
+
+
 def _named_sizes(ids: Words, size: Longs) -> ByteRows:
     """A list of two texts, id and size, per node; an empty one where the size is 0."""
     there = np.flatnonzero(size)
     amount = size[there].view(np.uint64)
     name = ids[there]
     widths = (_digits(name), _digits(amount))
-    lengths = np.zeros(len(size), np.int64)
-    lengths[there] = 4 + widths[0] + widths[1]
-    offsets = offsets_of(lengths)
+    offsets = offsets_of(list_bytes(ids, size))
     data = np.empty(int(offsets[-1]), np.uint8)
     at = offsets[there]
     for value, width in zip((name, amount), widths, strict=True):

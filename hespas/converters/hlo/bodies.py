@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import isnan, nan
 
 from hespas.converters.hlo.attributes import backend_config, integer, names
+from hespas.converters.hlo.carried import carried_results, hands_on
 from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.costs.operation import Body, Contraction, Cost, branch_ns
@@ -66,8 +67,10 @@ InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
 """What the body of a nested fusion needs of its parameters."""
 
 
-def _body_needs(program: Program, computation: Computation, inner: InnerNeeds) -> tuple[float, ...]:
-    """The fraction (0 .. 1) of each parameter that the root needs. O(instructions).
+def _body_needs(
+    program: Program, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
+) -> tuple[float, ...]:
+    """The fraction (0 .. 1) of each parameter that the root needs, but for ``carried`` results. O(nodes).
 
     Raises ``FormatError`` where parameters are not numbered 0, 1, 2, ....
     """
@@ -79,6 +82,8 @@ def _body_needs(program: Program, computation: Computation, inner: InnerNeeds) -
             continue
         inner_needs = inner(computation, index) if computation.opcodes[index] in {"fusion", "call"} else ()
         for place, operand in enumerate(computation.operands[index]):
+            if index == computation.root and place in carried:
+                continue
             factor = _need(program, computation, index, place, inner_needs)
             needed[operand] += 1.0 if isnan(factor) else part * factor
     parameters = [index for index, opcode in enumerate(computation.opcodes) if opcode == "parameter"]
@@ -98,6 +103,8 @@ def _need(
 ) -> float:
     """The fraction of one operand that a result needs in full; NaN: all of it for any part of the result."""
     opcode = computation.opcodes[index]
+    if hands_on(computation, index):
+        return 0.0
     if opcode in _WHOLE:
         return nan
     if opcode in {"fusion", "call"}:
@@ -172,27 +179,52 @@ def fusion_bytes(
     program: Program,
     computation: Computation,
     index: int,
-    needs: tuple[float, ...],
-    aliases: tuple[Alias, ...],
+    body: BodyCost,
 ) -> tuple[float, float]:
-    """Bytes that the fusion at ``index`` reads and writes; an operand passed twice is read once."""
+    """Bytes that the fusion at ``index`` moves to and from main memory; an operand passed twice is read once.
+
+    What lies in memory on the chip moves nothing there, unless that is all the fusion does.
+    """
+    away = _fusion_bytes(program, computation, index, body, program.main_bytes)
+    return (
+        away
+        if body.flops or body.transcendentals or any(away)
+        else _fusion_bytes(program, computation, index, body, program.all_bytes)
+    )
+
+
+def _fusion_bytes(
+    program: Program,
+    computation: Computation,
+    index: int,
+    body: BodyCost,
+    bytes_of: Callable[[int], tuple[float, ...]],
+) -> tuple[float, float]:
+    """Bytes read and written, as ``bytes_of`` counts the arrays of a shape."""
     operands = computation.operands[index]
     in_place = {
         alias.leaf: alias
-        for alias in aliases
+        for alias in body.aliases
         if alias.parameter < len(operands) and program.dies(computation, index, operands[alias.parameter])
     }
     overwritten = {alias.parameter: alias for alias in in_place.values()}
     reads: dict[int, float] = {}
     for place, operand in enumerate(operands):
-        stored = _bytes(program, computation, (operand,))
-        need = needs[place] if place < len(needs) else 1.0
-        part = overwritten[place].read_bytes if place in overwritten else stored * need if need else 0.0
+        stored = sum(bytes_of(computation.shapes[operand]))
+        need = body.needs[place] if place < len(body.needs) else 1.0
+        part = (
+            min(overwritten[place].read_bytes, stored)
+            if place in overwritten
+            else stored * need
+            if need
+            else 0.0
+        )
         reads[operand] = max(reads.get(operand, 0.0), part)
-    results = program.tensors(program.result_row(computation, index))
+    results = bytes_of(program.result_row(computation, index))
     written = sum(
-        min(in_place[leaf].written_bytes, tensor.bytes) if leaf in in_place else tensor.bytes
-        for leaf, tensor in enumerate(results)
+        min(in_place[leaf].written_bytes, size) if leaf in in_place else size
+        for leaf, size in enumerate(results)
+        if leaf not in body.carried
     )
     return sum(reads.values()), written
 
@@ -418,7 +450,8 @@ class BodyCost:
     ``needs`` is the fraction of each parameter that is read; ``moved_bytes`` the traffic of its operations if
     each were a kernel, ``about_ns`` their time, to rank branches only; ``unknown`` and ``collectives`` list
     (computation, instruction) of operations whose arithmetic nobody knows, each once, and of those that
-    communicate; ``rate_dtype`` is the type of most of the arithmetic.
+    communicate; ``rate_dtype`` is the type of most of the arithmetic. ``carried`` are the places of results
+    that a body around a collective only hands on.
     """
 
     flops: float = 0.0
@@ -433,6 +466,7 @@ class BodyCost:
     aliases: tuple[Alias, ...] = ()
     unknown: tuple[tuple[Computation, int], ...] = ()
     collectives: tuple[tuple[Computation, int], ...] = ()
+    carried: frozenset[int] = frozenset()
 
 
 _EMPTY = BodyCost()
@@ -525,7 +559,8 @@ class Bodies:
         for index, opcode in enumerate(computation.opcodes):
             if opcode not in STRUCTURE:
                 self._add_instruction(total, computation, index)
-        needs = _body_needs(self.program, computation, self._inner_needs)
+        carried = carried_results(self.program, computation) if total.collectives else frozenset[int]()
+        needs = _body_needs(self.program, computation, self._inner_needs, carried)
         body = BodyCost(
             total.flops,
             total.useful_flops,
@@ -539,6 +574,7 @@ class Bodies:
             _body_aliases(self.program, computation),
             tuple(total.unknown),
             tuple(total.collectives),
+            carried,
         )
         self.costs[computation.name] = body
         work = [opcode for opcode in computation.opcodes if opcode not in STRUCTURE]

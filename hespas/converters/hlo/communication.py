@@ -20,12 +20,13 @@ from hespas.converters.hlo.attributes import (
     names,
     parse_groups,
 )
+from hespas.converters.hlo.carried import keeps_a_slice
 from hespas.converters.hlo.module import ArrayShape, Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.replica_groups import IdMode, group_mode, normalise_groups, normalise_pairs
 from hespas.costs.operation import Contraction, Cost
 from hespas.costs.table import COLLECTIVE_KINDS, canonical_name, payload
-from hespas.graph import DYNAMIC, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
+from hespas.graph import DYNAMIC, CollectiveKind, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
 
 __all__ = ["Communication", "Emitter", "Findings", "communication_kind"]
@@ -281,16 +282,23 @@ class Communication:
         return self.num_replicas * self.num_partitions
 
     def annotate(
-        self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...], result_row: int
+        self,
+        node: int,
+        place: tuple[Computation, int],
+        operand_rows: tuple[int, ...],
+        result_row: int,
+        fusion_row: int = -1,
     ) -> None:
-        """Add the side-table row of a communicating node made from the instruction at ``place``."""
+        """Add the side-table row of a communicating node made from the instruction at ``place``, in a fusion
+        whose result has shape ``fusion_row`` where it stands in one.
+        """
         base, _ = base_opcode(place[0].opcodes[place[1]])
         if base in {"send", "recv"}:
             self._message(node, place, operand_rows, result_row)
         elif base == "collective-permute":
             self._permute(node, place, operand_rows)
         else:
-            self._collective(node, place, operand_rows, result_row)
+            self._collective(node, place, operand_rows, result_row, fusion_row)
         if backend_config(place[0].attributes[place[1]]).synchronous:
             self.emitter.findings.add(
                 "hlo.synchronous-collective",
@@ -301,7 +309,12 @@ class Communication:
             )
 
     def _collective(
-        self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...], result_row: int
+        self,
+        node: int,
+        place: tuple[Computation, int],
+        operand_rows: tuple[int, ...],
+        result_row: int,
+        fusion_row: int,
     ) -> None:
         computation, index = place
         attributes = computation.attributes[index]
@@ -314,6 +327,10 @@ class Communication:
         group = self._group(place, attributes.get("replica_groups"), mode)
         program = self.emitter.program
         operand_bytes, result_bytes = _total(program, operand_rows), _total(program, (result_row,))
+        if kind is CollectiveKind.ALL_REDUCE and fusion_row >= 0 and keeps_a_slice(*place):
+            kept_bytes = _total(program, (fusion_row,))
+            if kept_bytes * group.size == operand_bytes:  # XLA for TPUs spells a reduce-scatter so
+                kind, result_bytes = CollectiveKind.REDUCE_SCATTER, kept_bytes
         sizes = payload(kind, operand_bytes, result_bytes, group.size)
         self.emitter.builder.add_collective(
             node,

@@ -45,6 +45,11 @@ _MAX_CALL_DEPTH = 100
 """Calls, loops and branches nested deeper are refused; compiled programs stay below ten."""
 
 _MESSAGES = frozenset({"send", "recv"})
+_CALLS = frozenset({"call", "conditional"})
+"""What they run is in order itself."""
+_ANYWHERE, _BESIDE, _IN_LINE = range(3)
+_START_NAME, _DONE_NAME = "async-collective-start", "async-collective-done"
+"""Of fusions of TPUs that begin and complete a collective."""
 _MOST_AWAITED = 64
 """What waits for the issue of a start waits for so many nodes at most, else for what the start began."""
 _FREE = frozenset(
@@ -69,8 +74,10 @@ _FREE = frozenset(
 class Lowering:
     """Writes a module's entry computation into a graph. Use :meth:`run` once."""
 
-    def __init__(self, emitter: Emitter, bodies: Bodies, communication: Communication) -> None:
-        """Bring the parts together."""
+    def __init__(
+        self, emitter: Emitter, bodies: Bodies, communication: Communication, *, in_order: bool = False
+    ) -> None:
+        """Bring the parts together. ``in_order``: what the device runs waits for what stands before it."""
         self.emitter = emitter
         self.program = emitter.program
         self.findings = emitter.findings
@@ -79,7 +86,11 @@ class Lowering:
         self.overwritten = OverwrittenOperands(emitter.program)
         self.gate: Gate | None = None
         self._control = _Control(self)
-        self._open_channels: set[str] = set()
+        self._open_channels: dict[str, int] = {}
+        self._handles: set[int] = set()
+        self.last = -1
+        """What the device ran last, where it runs in order."""
+        self._in_order = in_order
         self._handlers: dict[str, Callable[[Frame, int], None]] = {
             "parameter": self._parameter,
             "get-tuple-element": self._element,
@@ -157,6 +168,9 @@ class Lowering:
         computation = frame.computation
         needed = self.operand_nodes(frame, index) if deps is None else deps
         control = self.control_nodes(frame, index)
+        place_in_order = self._place_in_order(computation, index) if self._in_order else _ANYWHERE
+        if place_in_order != _ANYWHERE and self.last >= 0 and self.last not in needed:
+            control = list(dict.fromkeys([*control, self.last]))
         if self.gate is not None:
             control = self.gate.control(len(self.emitter.builder), needed, control)
         node = self.emitter.node(
@@ -171,6 +185,8 @@ class Lowering:
             kind=kind,
         )
         frame.nodes.append(node)
+        if place_in_order == _IN_LINE:
+            self.last = node
         opcode = computation.opcodes[index]
         if (opcode.endswith("-start") or opcode in _MESSAGES) and len(needed) + len(control) <= _MOST_AWAITED:
             frame.issues[index] = [*needed, *control]
@@ -178,6 +194,21 @@ class Lowering:
         if frame.state:
             self._note_reader(frame, index, node)
         return node
+
+    def _place_in_order(self, computation: Computation, index: int) -> int:
+        """How an instruction stands to those before and after it on a device that runs in order.
+
+        A start is issued after what stands above it and holds up nothing; what completes it does.
+        """
+        opcode = computation.opcodes[index]
+        if opcode.endswith("-start") or self._is_start(computation, index):
+            return _BESIDE
+        if opcode.endswith("-done") or opcode == "while":
+            return _IN_LINE
+        return _ANYWHERE if opcode in _FREE or opcode.endswith("-update") or opcode in _CALLS else _IN_LINE
+
+    def _is_start(self, computation: Computation, index: int) -> bool:
+        return _START_NAME in computation.names[index] and computation.opcodes[index] == "fusion"
 
     def _note_widened(self, node: int, place: tuple[Computation, int], cost: Cost) -> None:
         """Keep the types of narrow values that are multiplied as f32, and which conversions are for that."""
@@ -249,7 +280,9 @@ class Lowering:
             )
         value = frame.value(operands[0]).part(number)
         row = frame.computation.shapes[index]
-        self.add(frame, index, FREE, deps=[value.node], operand_rows=(row,))
+        node = self.add(frame, index, FREE, deps=[value.node], operand_rows=(row,))
+        if value.node in self._handles:
+            self._handles.add(node)
         if value.parts is not None:
             frame.parts[index] = value.parts
 
@@ -281,7 +314,9 @@ class Lowering:
         kind = communication_kind(opcode) or NodeKind.COMPUTE
         self.add_operation(frame, index, cost, kind)
 
-    def add_operation(self, frame: Frame, index: int, cost: Cost, kind: NodeKind) -> int:
+    def add_operation(
+        self, frame: Frame, index: int, cost: Cost, kind: NodeKind, *, deps: list[int] | None = None
+    ) -> int:
         """Add a node with its operand types, and its communication row where it has one."""
         computation = frame.computation
         rows = self.program.operand_rows(computation, index)
@@ -292,7 +327,7 @@ class Lowering:
             cost = replace(cost, bytes_written=0.0)
         elif kind is NodeKind.RECV:
             cost = replace(cost, bytes_read=0.0)
-        node = self.add(frame, index, cost, operand_rows=rows, result_row=result, kind=kind)
+        node = self.add(frame, index, cost, deps=deps, operand_rows=rows, result_row=result, kind=kind)
         if kind in {NodeKind.COLLECTIVE, NodeKind.PERMUTE, NodeKind.SEND, NodeKind.RECV}:
             self.communication.annotate(node, (computation, index), rows, result)
         return node
@@ -339,7 +374,7 @@ class Lowering:
         """One node; collectives in the body make it a communicating one."""
         computation = frame.computation
         body = self.bodies.callee(computation, index)
-        read, written = fusion_bytes(self.program, computation, index, body.needs, body.aliases)
+        read, written = fusion_bytes(self.program, computation, index, body)
         for inner, place in body.unknown:
             self._report_unknown(inner, place, base_opcode(inner.opcodes[place])[0])
         cost = Cost(
@@ -376,27 +411,37 @@ class Lowering:
         computation = frame.computation
         inner, place = body.collectives[0]
         channel = inner.attributes[place].get("channel_id", "")
-        started = channel in self._open_channels
         name = computation.names[index]
-        if "async-collective-done" in name:
-            self._open_channels.discard(channel)
-            self.add(frame, index, FREE)
+        # What began a collective hands out its buffers: to carry one on is not to wait for its end.
+        deps = [node for node in self.operand_nodes(frame, index) if node not in self._handles]
+        if _DONE_NAME in name:
+            start = self._open_channels.pop(channel, -1)
+            deps = self.operand_nodes(frame, index) if start < 0 else list(dict.fromkeys([*deps, start]))
+            node = self.add(frame, index, FREE, deps=deps)
+            self.last = node if self._in_order else self.last
             return
-        if started:
-            self.add_operation(frame, index, cost, NodeKind.COMPUTE)
+        if channel in self._open_channels:
+            self.add_operation(frame, index, cost, NodeKind.COMPUTE, deps=deps)
             return
-        if "async-collective-start" in name and channel:
-            self._open_channels.add(channel)
         if len(body.collectives) > 1:
             message = "several collectives in one fusion; the node states the first"
             self.findings.add("hlo.fused-collectives", "", (computation, index), message)
         kind = communication_kind(inner.opcodes[place]) or NodeKind.COLLECTIVE
-        if body.contraction_class is None:
-            cost = replace(cost, op_class=OpClass.COLLECTIVE)
+        moved = self.program.cost(inner, place)
+        cost = replace(
+            cost,
+            op_class=OpClass.COLLECTIVE if body.contraction_class is None else cost.op_class,
+            bytes_read=cost.bytes_read + moved.bytes_read,
+            bytes_written=cost.bytes_written + (moved.bytes_written if body.carried else 0.0),
+        )
         rows = self.program.operand_rows(computation, index)
-        node = self.add(frame, index, cost, operand_rows=rows, kind=kind)
-        inner_rows = self.program.operand_rows(inner, place)
-        self.communication.annotate(node, (inner, place), inner_rows, self.program.result_row(inner, place))
+        node = self.add(frame, index, cost, deps=deps, operand_rows=rows, kind=kind)
+        if _START_NAME in name and channel:
+            self._open_channels[channel] = node
+            self._handles.add(node)
+        inner_rows, result = self.program.operand_rows(inner, place), self.program.result_row(inner, place)
+        fused = self.program.result_row(computation, index)
+        self.communication.annotate(node, (inner, place), inner_rows, result, fused)
 
     def bind(self, frame: Frame, index: int, value: Value) -> None:
         """Let users of a tuple follow its elements past the node of the call that made it."""
@@ -529,15 +574,17 @@ class _Control:
         bodies = [self.lowering.bodies.costs.get(branch.name, _NO_BODY) for branch in branches]
         kept = max(range(len(branches)), key=lambda place: bodies[place].about_ns)
         self._report_branches((computation, index), branches[kept], bodies)
-        outer = self.lowering.gate
+        outer, before, after = self.lowering.gate, self.lowering.last, -1
         deps = [frame.nodes[operands[0]]]
         for place, branch in enumerate(branches):
             region = self._open(frame, RegionKind.BRANCH, float(place == kept), branch.name)
             self.lowering.gate = self._gate(frame, operands[0], deps[0], outer)
+            self.lowering.last = before
             inner = self._enclosed(frame, branch, region, operands[place + 1 : place + 2])
             if place == kept:
                 deps.append(inner.nodes[branch.root])
-        self.lowering.gate = outer
+                after = self.lowering.last
+        self.lowering.gate, self.lowering.last = outer, after
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
 
     def _report_branches(
@@ -558,9 +605,10 @@ class _Control:
         callee = self.program.callee(computation, index, key)
         node = self.lowering.add(frame, index, _CONTROL)
         region = self._open(frame, RegionKind.ASYNC, 1.0, callee.name)
-        first = len(self.builder)
+        first, before = len(self.builder), self.lowering.last
         arguments = tuple([Value(node)] * len(computation.operands[index]))
         inner = self.lowering.write(Frame(callee, region, frame.depth + 1, arguments))
+        self.lowering.last = before  # it runs beside what follows
         if callee.thread == _HOST_THREAD:
             for made in range(first, len(self.builder)):
                 self.builder.set(made, resource=int(Resource.HOST))

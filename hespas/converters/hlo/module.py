@@ -42,6 +42,9 @@ _SHOWN_CHARACTERS = 120
 _LEAF = re.compile(r"([a-z][a-z0-9]*)\s*\[([^\]]*)\](?:\s*\{([^{}]*)\})?")
 
 
+_SPACE = re.compile(r"S\((\d{1,3})\)")
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
     """One array: element type (None where unknown), its spelling, extents, layout text without braces."""
@@ -51,6 +54,14 @@ class ArrayShape:
     dims: tuple[int, ...]
     bounded: bool = False
     layout: str = ""
+
+    @property
+    def is_on_chip(self) -> bool:
+        """Whether a layout in tiles puts it into a memory of the chip itself: any space but main memory (0)
+        and the host's (5).
+        """
+        space = _SPACE.search(self.layout)
+        return space is not None and space[1] not in {"0", "5"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -45,7 +45,7 @@ from hespas.costs.operation import (
     WindowAttributes,
 )
 from hespas.costs.table import cost_of, find_rule
-from hespas.graph import DType, DTypeKind
+from hespas.graph import DType, DTypeKind, OpClass
 from hespas.graph.errors import FormatError
 
 __all__ = ["Program", "base_opcode", "source_dtypes", "widens"]
@@ -82,6 +82,9 @@ class Program:
         self._written_over = written_over(module.attributes)
         self._tensors: dict[int, tuple[Tensor, ...]] = {}
         self._by_array: dict[ArrayShape, Tensor] = {}
+        self._main_bytes: dict[int, tuple[float, ...]] = {}
+        # Layouts in tiles are those of TPUs; for GPUs space 1 is main memory that collectives may use.
+        self._is_tiled = any("T(" in leaf.layout for shape in module.shapes for leaf in shape.leaves)
         self._elements: dict[tuple[int, int], int] = {}
         self._costs: dict[tuple[object, ...], Cost] = {}
         self._last_uses: dict[str, list[int]] = {}
@@ -123,6 +126,22 @@ class Program:
         if tensor is None:
             tensor = self._by_array[leaf] = Tensor(leaf.dtype, leaf.dims)
         return tensor
+
+    def all_bytes(self, row: int) -> tuple[float, ...]:
+        """Bytes of the arrays of one shape."""
+        return tuple(tensor.bytes for tensor in self.tensors(row))
+
+    def main_bytes(self, row: int) -> tuple[float, ...]:
+        """The same, where what lies in memory on the chip counts 0."""
+        found = self._main_bytes.get(row)
+        if found is None:
+            leaves, sizes = self.shapes[row].leaves, self.all_bytes(row)
+            found = tuple(
+                0.0 if self._is_tiled and leaf.is_on_chip else size
+                for leaf, size in zip(leaves, sizes, strict=True)
+            )
+            self._main_bytes[row] = found
+        return found
 
     def element_row(self, row: int, index: int) -> int:
         """The shape row of one element of a tuple. Raises ``IndexError``."""
@@ -180,9 +199,23 @@ class Program:
             raise self.error(
                 computation, index, what or "expected operands and attributes that fit the operation"
             ) from error
+        cost = self._beside_chip(cost, rows, result)
         if ask is None:
             self._costs[key] = cost
         return cost
+
+    def _beside_chip(self, cost: Cost, rows: tuple[int, ...], result: int) -> Cost:
+        """A cost without the bytes that stay on the chip, unless those are all that it has."""
+        if not self._is_tiled or cost.op_class is OpClass.COLLECTIVE:
+            return cost
+        on_chip = sum(sum(self.all_bytes(row)) - sum(self.main_bytes(row)) for row in rows)
+        written = sum(self.main_bytes(result))
+        away = replace(
+            cost,
+            bytes_read=max(cost.bytes_read - on_chip, 0.0),
+            bytes_written=min(cost.bytes_written, written),
+        )
+        return away if away.flops or away.transcendentals or away.bytes_read or away.bytes_written else cost
 
     def is_known(self, computation: Computation, index: int) -> bool:
         """Whether the cost table has the operation."""

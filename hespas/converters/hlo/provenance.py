@@ -167,7 +167,9 @@ def _metadata(module: HloModule, computation: Computation, index: int) -> Iterat
 
 
 def _parts(name: str) -> list[str]:
-    """The names of operations that the compiler combined into one: ``jit(f)/(a/add:b/mul)``."""
+    """The names of operations that the compiler combined into one: ``jit(f)/(a/add:b/mul)``, or ``a;b``."""
+    if ";" in name:
+        return [part for part in name.split(";") if part]
     at = name.find("/(") + 1
     if not at or not name.endswith(")"):
         return [name]

@@ -37,7 +37,7 @@ from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["callees_first", "read_hlo", "read_module", "source_of", "workload_of"]
+__all__ = ["callees_first", "device_count", "read_hlo", "read_module", "source_of", "workload_of"]
 
 _LIMIT_HINT = "convert a smaller program, or let XLA inline its calls first (--xla_dump_to after passes)"
 _FAULT_HINT = "dump the module again; XLA itself does not print such an instruction"
@@ -51,11 +51,15 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
     return read_module(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
 
-def read_module(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a module from memory; ``path`` stands in messages. Raises what :func:`read_hlo` does."""
+def read_module(
+    data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
+) -> Workload:
+    """Read a module from memory; ``path`` stands in messages, ``in_order`` is as in :func:`workload_of`.
+    Raises what :func:`read_hlo` does.
+    """
     module = parse_module(source_of(data, path))
     try:
-        return workload_of(module, options, diagnostics)
+        return workload_of(module, options, diagnostics, in_order=in_order)
     except FormatError as error:  # of an attribute: what was expected is known, what was meant is not
         error.hint = error.hint or _FAULT_HINT
         raise
@@ -85,8 +89,15 @@ def source_of(data: bytes, path: str) -> Source:
     )
 
 
-def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """The workload of a parsed module: one graph that all devices run. O(instructions written out)."""
+def workload_of(
+    module: HloModule, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
+) -> Workload:
+    """The workload of a parsed module: one graph that all devices run. O(instructions written out).
+
+    ``in_order``: the device runs what computes one by one as it stands in the text, which is the schedule of
+    compilers for GPUs and TPUs; each waits for the one before by a control dependency. (XLA for CPUs runs
+    whatever is ready.)
+    """
     ordered = callees_first(module)
     if not module.marked and len(module.computations) > 1:
         diagnostics.warning(
@@ -107,7 +118,7 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     findings = Findings(program)
     emitter = Emitter(program, findings, locations=options.locations)
     communication = Communication(emitter, replicas, partitions)
-    Lowering(emitter, bodies, communication).run()
+    Lowering(emitter, bodies, communication, in_order=in_order).run()
     findings.report(diagnostics)
     for key, value in module.attributes.items():
         emitter.builder.add_extra(-1, key, 0, value.encode("utf-8", "surrogatepass"))
@@ -220,6 +231,14 @@ class _Named:
     peers: int = 1
     channels: bool = False
     everybody: bool = False
+
+
+def device_count(module: HloModule) -> int:
+    """The devices of the job that a module is for, as it states them or as its collectives name them. Raises
+    ``UnsupportedError`` past the limit.
+    """
+    replicas, partitions = _device_counts(module, ReadOptions(), Diagnostics())
+    return replicas * partitions
 
 
 def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:

@@ -384,8 +384,11 @@ def index(call: Call, source: Strided) -> AtenCost | None:
 
 
 @needs(OpClass.SCATTER, 0, 2)
-def index_put(call: Call, target: Strided, values: Strided) -> AtenCost | None:
-    """``index_put_``: values read and written, read first where they add up; indices as in ``index``."""
+def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = False) -> AtenCost | None:
+    """``index_put_``: values read and written, read first where they add up; indices as in ``index``.
+
+    ``copies``: not in place, so the whole target is copied besides.
+    """
     lists = call.listed(1)
     if not lists or len(lists) > len(target.shape):
         return None
@@ -393,12 +396,13 @@ def index_put(call: Call, target: Strided, values: Strided) -> AtenCost | None:
     touched = dense(target.dtype, (*longest.shape, *target.shape[len(lists) :]))
     adds = call.flag(3) is True
     read = 8.0 * sum(each.stored for each in lists) + values.bytes + (touched.bytes if adds else 0.0)
+    copied = target.bytes if copies else 0.0
     return simple(
         [target, values],
         [target.dense],
         flops=float(touched.elements) if adds else 0.0,
-        read=read,
-        written=touched.bytes,
+        read=read + copied,
+        written=touched.bytes + copied,
     )
 
 
@@ -424,15 +428,21 @@ def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies
 
 
 @needs(OpClass.SCATTER, 0, 2, 3)
-def place_along(call: Call, target: Strided, indices: Strided, source: Strided, *, adds: bool) -> AtenCost:
-    """``index_add_``, ``index_copy_``: (target, dim, indices, source): slices of the target."""
+def place_along(
+    call: Call, target: Strided, indices: Strided, source: Strided, *, adds: bool, copies: bool = False
+) -> AtenCost:
+    """``index_add_``, ``index_copy_``: (target, dim, indices, source): slices of the target.
+
+    ``copies``: not in place, so the whole target is copied besides.
+    """
     touched = float(source.elements) * target.width
+    copied = target.bytes if copies else 0.0
     return simple(
         [target, indices, source],
         [target.dense],
         flops=float(source.elements) if adds else 0.0,
-        read=indices.bytes + source.bytes + (touched if adds else 0.0),
-        written=touched,
+        read=indices.bytes + source.bytes + (touched if adds else 0.0) + copied,
+        written=touched + copied,
     )
 
 

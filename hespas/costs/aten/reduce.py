@@ -326,10 +326,12 @@ def pool(
 
 @needs(OpClass.WINDOW, 0, 1)
 def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
-    """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written."""
+    """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written. Each
+    gradient is added at its maximum; without those, how often is not known.
+    """
     places = call.last_output(2)
     inputs = [grad] if places is None else [grad, places]
-    return simple(inputs, [source.dense], flops=nan)
+    return simple(inputs, [source.dense], flops=nan if places is None else float(grad.elements))
 
 
 @needs(OpClass.WINDOW, 0)

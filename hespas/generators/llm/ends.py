@@ -199,21 +199,18 @@ class Ends:
         shards = layout.sharded if layout.zero else 1
         expert_shards = layout.expert_sharded if layout.zero else 1
         elements = -(-weights.dense // shards) + -(-weights.experts // expert_shards)
-        if not elements:
-            return
         k.module = "optimizer"
+        if not elements:
+            self._norm_of_all(k, reduced)
+            return
         pure = r.training.pure_16bit
         flat = (-(-elements // _ROW), min(elements, _ROW))  # kernels go over all tensors at once
         gradient = Tensor(flat, r.gradient)
         after: list[Value] = list(reduced)
         if r.training.grad_norm:
             one = Tensor((1,), "f32")
-            norm: Value = k.vector("grad_norm", "norm", [gradient], [one], after=after)
-            if layout.ranks > 1:
-                norm = k.collective(
-                    "grad_norm.all_reduce", CollectiveKind.ALL_REDUCE, r.groups.everyone, one, after=[norm]
-                )
-            after = [norm]
+            norm: list[Value] = [k.vector("grad_norm", "norm", [gradient], [one], after=after)]
+            after = self._norm_of_all(k, norm)
         state = Tensor(flat, r.precision.compute if pure else "f32")
         copy = Tensor(flat, r.precision.compute)
         reads = [gradient, state, state] + ([] if pure else [state])
@@ -228,3 +225,11 @@ class Ends:
         k.builder.set(node, resource=int(Resource.HOST))
         new = copy if r.training.style == "megatron" else state
         regather(k, k.transfer("weights.reload", new, stores=False, after=[node], in_place=True))
+
+    def _norm_of_all(self, k: Kernels, after: Sequence[Value]) -> list[Value]:
+        """The sum of the parts of a norm, which a stage without trained weights waits for too."""
+        r = self.rank
+        if not r.training.grad_norm or r.layout.ranks == 1:
+            return list(after)
+        one, everyone = Tensor((1,), "f32"), r.groups.everyone
+        return [k.collective("grad_norm.all_reduce", CollectiveKind.ALL_REDUCE, everyone, one, after=after)]

@@ -46,6 +46,14 @@ def activation(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
 
 
+def _activation_backward(
+    k: Kernels, block: Mlp | Experts, wide: Tensor, narrow: Tensor, after: list[Value]
+) -> Value:
+    """The gradient of the nonlinearity's input, from that of its result and from its input."""
+    reads, how = [wide, narrow], block.activation
+    return k.vector("activation.backward", how, reads, [wide], after=after, scale=2.0)
+
+
 def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
     """A block, from the residual stream to the residual stream."""
     fc1, fc2 = mlp_layers(r, block)
@@ -60,14 +68,7 @@ def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Valu
     inner = r.added_backward(k, key, grad)
     inner = r.row_backward(k, fc2, inner, f"{key}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
-    inner = k.vector(
-        "activation.backward",
-        block.activation,
-        [wide, narrow],
-        [wide],
-        after=[inner, f"{key}.fc1"],
-        scale=2.0,
-    )
+    inner = _activation_backward(k, block, wide, narrow, [inner, f"{key}.fc1"])
     back = r.column_backward(k, fc1, inner, f"{key}.fc1_input")
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
@@ -213,14 +214,7 @@ def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
         shared = _shared_backward(r, k, block, key, inner)
     routed = r.linear_backward(k, fc2, routed, f"{key}.act")
     wide, narrow = r.value(mixture.received, fc1.outputs), r.value(mixture.received, fc2.inputs)
-    routed = k.vector(
-        "activation.backward",
-        block.activation,
-        [wide, narrow],
-        [wide],
-        after=[routed, f"{key}.fc1"],
-        scale=2.0,
-    )
+    routed = _activation_backward(k, block, wide, narrow, [routed, f"{key}.fc1"])
     routed = r.linear_backward(k, fc1, routed, f"{key}.arrived")
     routed = _travel(r, k, "dispatch.backward", mixture, routed, back=True)
     routed = k.vector("permute.backward", "unpermute", [sent], [whole], after=[routed])
@@ -242,14 +236,7 @@ def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
     fc1, fc2 = mlp_layers(r, inside)
     inner = r.row_backward(k, fc2, grad, f"{own}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
-    inner = k.vector(
-        "activation.backward",
-        block.activation,
-        [wide, narrow],
-        [wide],
-        after=[inner, f"{own}.fc1"],
-        scale=2.0,
-    )
+    inner = _activation_backward(k, block, wide, narrow, [inner, f"{own}.fc1"])
     back = r.column_backward(k, fc1, inner, f"{own}.fc1_input")
     k.module = module
     return back

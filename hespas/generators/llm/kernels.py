@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hespas.generators.llm.assemble import Need, Part
+from hespas.generators.spec import REDUCES, cuts_of
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Permutation
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import DType, dtype
@@ -384,8 +385,7 @@ class Kernels:
         if size == 1:
             raise InvariantError(f"{name}: a collective of one rank")
         whole = self.bytes_of(tensor)
-        operand = whole / size if kind is CollectiveKind.ALL_GATHER else whole
-        result = whole / size if kind is CollectiveKind.REDUCE_SCATTER else whole
+        operand, result = (whole / cuts for cuts in cuts_of(kind, size))
         reads, writes = (_part(tensor, each / whole) for each in (operand, result))
         node = self.node(
             name,
@@ -406,7 +406,7 @@ class Kernels:
             comm_bytes=operand,
             operand_bytes=operand,
             result_bytes=result,
-            reduction="add" if kind in _REDUCE else "",
+            reduction="add" if kind in REDUCES else "",
         )
         return node
 
@@ -477,7 +477,6 @@ _CALLED: Mapping[CollectiveKind, str] = {
     CollectiveKind.REDUCE_SCATTER: "_reduce_scatter_base_",
     CollectiveKind.ALL_TO_ALL: "alltoall_base_",
 }
-_REDUCE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER})
 
 
 def _elements(tensor: Tensor) -> float:

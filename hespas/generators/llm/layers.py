@@ -28,7 +28,7 @@ from hespas.generators.llm.feedforward import (
 )
 from hespas.generators.llm.kernels import Kernels, Value
 from hespas.generators.llm.mamba import backward_mamba, forward_mamba
-from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp
+from hespas.generators.llm.model import BLOCK_NAMES, Attention, Block, Experts, LatentAttention, Mamba, Mlp
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import MODULES
 
@@ -67,21 +67,11 @@ def _backward(r: Rank, k: Kernels, block: Block, key: str, grad: Value) -> Value
             return backward_mamba(r, k, block, key, grad)
 
 
-_MODULES = {
-    Attention: "attention",
-    LatentAttention: "attention",
-    Mlp: "mlp",
-    Experts: "moe",
-    Mamba: "mamba",
-}
-"""What a block is called in the path of its operations."""
-
-
 def forward_layer(r: Rank, k: Kernels, layer: tuple[Block, ...], number: int, x: Value) -> Value:
     """A layer's blocks; ``x`` is the residual stream that enters."""
     for place, block in enumerate(layer):
         key = f"{number}.{place}"
-        k.module = f"layers.{number}.{_MODULES[type(block)]}"
+        k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
         k.name_port(f"{key}.input", x)
         x = _forward(r, k, block, key, x)
     return x
@@ -98,7 +88,7 @@ def backward_layer(
             forward_layer(r, k, layer, number, f"{number}.0.input")
     for position, block in reversed(list(enumerate(layer))):
         key = f"{number}.{position}"
-        k.module = f"layers.{number}.{_MODULES[type(block)]}"
+        k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
         if not whole:
             with _again(k):
                 _recompute(r, k, block, key, {each for each in MODULES if covers(each, place)})

@@ -6,13 +6,13 @@ Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp, Model
-from hespas.generators.llm.settings import Training
+from hespas.generators.llm.settings import Overlap, Training
 from hespas.graph import Permutation, StridedGroups
 from hespas.graph.errors import UsageError
 
@@ -24,6 +24,7 @@ __all__ = [
     "check_layout",
     "layers_of_stages",
     "micro_batches",
+    "possible_overlap",
 ]
 
 
@@ -182,27 +183,12 @@ class Groups:
         return self._of_experts("replicate")
 
     @cached_property
-    def model(self) -> StridedGroups:
-        """Ranks that share one copy of the model: tensor and pipeline ranks."""
-        return self._along("pp", "tp")
-
-    @cached_property
     def everyone(self) -> StridedGroups:
         """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of
         its world before which ranks have issued unlike numbers of others.
         """
         everyone = StridedGroups.all_ranks(self.layout.ranks)
         return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
-
-    @cached_property
-    def stage(self) -> StridedGroups:
-        """The ranks of each stage."""
-        return self._along("replicate", "dp", "cp", "tp")
-
-    @cached_property
-    def ends(self) -> Permutation:
-        """From the first stage to the last."""
-        return self.to_stage(self.layout.pp - 1)
 
     def to_stage(self, shift: int, *, wraps: bool = False) -> Permutation:
         """From each stage to the one ``shift`` further on."""
@@ -292,11 +278,16 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
     yield from _counts(layout, training)
     if any(getattr(layout, name) < 1 for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")):
         return
+    too_large = list(_bounds(model, layout, training))
+    yield from too_large
+    if too_large:
+        return
     yield from _divisions_of_model(model, layout, training)
     yield from _batches(layout, training)
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout)
     yield from _dispatch_rules(layout, training)
+    yield from _unmet(model, layout, training)
     if layout.zero not in range(4):
         yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
@@ -304,6 +295,12 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
             "shard-divides-dp",
             f"{layout.dp} data-parallel ranks do not part into shard groups of {layout.shard}",
             "a shard size that divides dp",
+        )
+    if layout.shard and not layout.zero:
+        yield BrokenRule(
+            "shard-needs-zero",
+            f"shard groups of {layout.shard} have nothing to share where all ranks hold the whole state",
+            "`zero=1` or more, or one group of all data ranks",
         )
 
 
@@ -320,6 +317,31 @@ def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
                 f"{name}-positive",
                 f"{name} is {value}, and must be 1 or more",
                 f"`{name.replace('-', '_')}=1`",
+            )
+
+
+_MOST_RANKS, _MOST_TOKENS, _MOST_MICRO_BATCHES = 1 << 24, 1 << 40, 1 << 20
+_MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
+
+
+def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """What is beyond any machine, and would take all of this one: a pipeline is written pass by pass."""
+    passes = micro_batches(layout, training)
+    run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
+    tokens = training.micro_batch * training.seq
+    for name, what, value, most, setting in (
+        ("ranks", "ranks", layout.ranks, _MOST_RANKS, "dp"),
+        ("tokens", "tokens of a micro-batch", tokens, _MOST_TOKENS, "seq"),
+        ("micro-batches", "micro-batches of a rank", passes, _MOST_MICRO_BATCHES, "global_batch"),
+        ("passes", "passes of a stage, layers times micro-batches,", run, _MOST_PASSES, "global_batch"),
+        ("lora", "the rank of adapters", training.lora_rank, _MOST_RANK, "lora_rank"),
+        ("capacity", "the capacity factor", training.capacity, _MOST_FACTOR, "capacity"),
+        ("imbalance", "the imbalance", training.imbalance, _MOST_FACTOR, "imbalance"),
+    ):  # fmt: skip
+        if not value <= most:
+            shown = f"{value:,}" if value < 1e15 else f"{value:.0e}" if value < 1e300 else "far"
+            yield BrokenRule(
+                f"{name}-bounded", f"{what}: {shown} is beyond {most:,.0f}", f"a smaller `{setting}`"
             )
 
 
@@ -485,4 +507,78 @@ def _dispatch_rules(layout: Layout, training: Training) -> Iterator[BrokenRule]:
             "expert-node-dropless",
             "tokens that go once to each node go to whole experts, which have room for all of them",
             "`etp=1` `capacity=0`, or `expert_node=0`",
+        )
+
+
+_PARTS: Mapping[str, tuple[type[Block], ...]] = {
+    "core_attn": (Attention, LatentAttention),
+    "qkv": (Attention, LatentAttention),
+    "mla_up_proj": (LatentAttention,),
+    "mlp": (Mlp,),
+    "mlp_act": (Mlp,),
+    "moe": (Experts,),
+    "moe_act": (Experts,),
+}
+"""Blocks that hold what may be computed again; every block has the others."""
+
+
+def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: int) -> Overlap:
+    """What of an overlap there can be: tokens travel beside a shared expert, and collectives of tensor ranks
+    are pipelined with products where sequences are parallel and the matrices themselves are trained.
+    """
+    pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
+    shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())
+    return replace(overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares)
+
+
+def _can_adapt(block: Block, training: Training) -> bool:
+    """Whether adapters stand beside linear layers of a block."""
+    if isinstance(block, Attention | LatentAttention):
+        return True
+    dense = isinstance(block, Mlp) or (isinstance(block, Experts) and block.shared_ffn > 0)
+    return dense and not training.lora_attention_only
+
+
+def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Settings for which a model or a layout has no part: they would be ignored."""
+    blocks = list(dict.fromkeys(model.blocks()))
+    mixtures = [block for block in blocks if isinstance(block, Experts)]
+    for name, value, without in (
+        ("capacity", training.capacity, 0.0),
+        ("imbalance", training.imbalance, 1.0),
+        ("expert_node", layout.expert_node, 0),
+    ):
+        if not mixtures and value != without:
+            yield BrokenRule(
+                f"{name.replace('_', '-')}-needs-experts",
+                f"{model.name} has no experts, and {name} {value:g} is of experts",
+                f"`{name}={without:g}`",
+            )
+    for module in sorted(training.recompute.modules & _PARTS.keys()):
+        if not any(isinstance(block, _PARTS[module]) for block in blocks):
+            yield BrokenRule(
+                "recompute-needs-module",
+                f"{model.name} has no {module} to compute again",
+                "leave it out of `recompute`",
+            )
+    if training.lora_rank and not any(_can_adapt(block, training) for block in blocks):
+        beside = "attention" if training.lora_attention_only else "attention or feed-forward blocks"
+        yield BrokenRule(
+            "lora-needs-linear-layers",
+            f"{model.name} has no {beside}, beside whose linear layers adapters stand: nothing would train",
+            "`lora_rank=0`",
+        )
+    possible = possible_overlap(training.overlap, model, layout, training.lora_rank)
+    if possible.experts != training.overlap.experts:
+        yield BrokenRule(
+            "overlap-needs-shared-expert",
+            f"{model.name} has no shared expert, beside which tokens could travel",
+            "leave experts out of `overlap`",
+        )
+    if possible.tensor != training.overlap.tensor:
+        yield BrokenRule(
+            "overlap-needs-sequence-parallel",
+            "collectives of tensor ranks are pipelined with products where sequences are parallel and the "
+            "matrices themselves are trained",
+            "`sequence_parallel` `lora_rank=0`, or leave tensor out of `overlap`",
         )

@@ -11,11 +11,12 @@ that heads share), 2405.04434 section 2.1 (multi-head latent attention), 2401.06
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "BLOCK_NAMES",
     "Activation",
     "Attention",
     "Block",
@@ -126,6 +127,15 @@ class Mamba:
 
 Block = Attention | LatentAttention | Mlp | Experts | Mamba
 Layer = tuple[Block, ...]
+
+BLOCK_NAMES: Mapping[type[Block], str] = {
+    Attention: "attention",
+    LatentAttention: "attention",
+    Mlp: "mlp",
+    Experts: "moe",
+    Mamba: "mamba",
+}
+"""What a block is called in the path of its operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
-from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.model_table import model_in_table
@@ -94,7 +94,8 @@ def run_of(
     cells = _Cells(row, place, diagnostics)
     model = _model(cells, models)
     layout = _layout(cells, model)
-    return PublishedRun(model=model, layout=layout, training=_training(cells, layout), row=row, place=place)
+    training = _with_possible_overlap(cells, model, layout, _training(cells, layout))
+    return PublishedRun(model=model, layout=layout, training=training, row=row, place=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +364,15 @@ _POLICIES: Mapping[str, tuple[str, ...]] = {
     "full": ("block",),
 }
 """What policies compute again; the first whose words occur counts."""
+
+
+def _with_possible_overlap(cells: _Cells, model: Model, layout: Layout, training: Training) -> Training:
+    """Without overlap that a source switches on and that its model has no part for."""
+    overlap = possible_overlap(training.overlap, model, layout, training.lora_rank)
+    if overlap == training.overlap:
+        return training
+    cells.assumed("overlap", "what is said to overlap is no part of the model: nothing does in its place")
+    return replace(training, overlap=overlap)
 
 
 def _recompute(cells: _Cells) -> Recompute:

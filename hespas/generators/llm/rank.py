@@ -44,7 +44,7 @@ class Linear:
 class Rank:
     """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
     their own (zero bubble); None: they are made where they can be. ``batch_tokens``: tokens of a pass where
-    it is no micro-batch of training.
+    it is no micro-batch of training. ``serves``: there is no backward pass.
     """
 
     model: Model
@@ -52,6 +52,7 @@ class Rank:
     training: Training
     deferred: list[_Deferred] | None = None
     batch_tokens: int = 0
+    serves: bool = False
 
     @cached_property
     def groups(self) -> Groups:
@@ -226,11 +227,12 @@ class Rank:
     # --- linear layers
 
     def quantized(self, k: Kernels, name: str, tensor: Tensor, x: Value, element: str) -> Value:
-        """The operand of a product in its format, once more transposed for the backward pass."""
+        """The operand of a product in its format, once more transposed for the gradient of weights."""
         if element == self.precision.compute:
             return x
-        narrow = Tensor(tensor.shape, element)
-        return k.vector(f"{name}.quantize", "quantize", [tensor], [narrow, narrow], after=[x])
+        copies = 2 if self.trains_weights and not self.serves else 1
+        narrow = [Tensor(tensor.shape, element)] * copies
+        return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=[x])
 
     def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
         """``x`` times the matrix, and through adapters where it has some."""
@@ -260,7 +262,7 @@ class Rank:
 
     def _small(
         self, k: Kernels, layer: Linear, name: str, sizes: tuple[int, int, int], after: Sequence[Value]
-    ) -> Value:
+    ) -> int:
         compute = self.precision.compute
         return k.product(name, sizes, left=compute, result=compute, batch=layer.count, after=after)
 
@@ -321,11 +323,25 @@ class Rank:
         self.deferred.append(there)
 
     def _adapters_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value, back: Value) -> Value:
-        """Gradients of both adapters, and of the input through them."""
+        """Gradients of the input through both adapters; those of the adapters are made beside or later."""
         rank, rows, name = layer.adapter, layer.rows, f"{layer.name}.lora"
-        self._small(k, layer, f"{name}_b.wgrad", (rank, layer.outputs, rows), [grad, x])
         inner = self._small(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
-        self._small(k, layer, f"{name}_a.wgrad", (layer.inputs, rank, rows), [inner, x])
+        outer_grad, inner_grad, source = (
+            k.named(value, f"{k.module}.{name}.{port}")
+            for value, port in ((grad, "grad"), (inner, "inner_grad"), (x, "input"))
+        )
+
+        def make(later: Kernels) -> object:
+            later.made += [
+                self._small(later, layer, f"{name}_{which}.wgrad", sizes, [read, source])
+                for which, sizes, read in (
+                    ("b", (rank, layer.outputs, rows), outer_grad),
+                    ("a", (layer.inputs, rank, rows), inner_grad),
+                )
+            ]
+            return later.made
+
+        self.later(k, make)
         through = self._small(k, layer, f"{name}_a.dgrad", (rows, layer.inputs, rank), [inner])
         out = self._of(layer, layer.inputs)
         return k.vector(f"{name}_add.backward", "add", [out, out], [out], after=[back, through])

@@ -24,6 +24,7 @@ from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
 from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages
 from hespas.generators.llm.mamba import Scanned, forward_mamba, served_states
 from hespas.generators.llm.model import (
+    BLOCK_NAMES,
     Attention,
     Block,
     Experts,
@@ -38,7 +39,7 @@ from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
 from hespas.generators.llm.settings import PRECISIONS, Precision, Training
 from hespas.generators.spec import Account
-from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload
+from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload, find_dtype
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import UsageError
 
@@ -101,7 +102,7 @@ class ServingStep:
         where prefill and decode have their own.
         """
         self._check()
-        pools: tuple[Phase, ...] = (self.phase,) if self.phase != "disaggregated" else ("prefill", "decode")
+        pools = _pools(self.phase)
         flops = self.layout.dp * sum(self._flops(pool) for pool in pools)
         fullest = max((self._memory(pool) for pool in pools), key=lambda each: each.peak_bytes)
         return Account(
@@ -170,6 +171,16 @@ class ServingStep:
                 code="serving-layout",
                 hint="`cp=1` `vp=1`",
             )
+        if find_dtype(self.cache) is None:
+            raise UsageError(f"no such element type: {self.cache!r}", hint="bf16, f16, f8E4M3FN, i8 ...")
+        for phase in _pools(self.phase):
+            tokens = sum(each.batch * (each.queries + each.context) for each in self.sequences(phase))
+            if tokens > _MOST_TOKENS:
+                raise UsageError(
+                    f"{float(tokens):.3g} tokens of a replica and its cache are beyond {_MOST_TOKENS:,}",
+                    code="tokens-bounded",
+                    hint="smaller `batch`, `context` and `prompt`",
+                )
         batch = Training(seq=self.layout.tp, global_batch=self.layout.dp)
         check_layout(self.model, replace(self.layout, zero=0), batch)
 
@@ -184,6 +195,14 @@ class ServingStep:
         return Workload(
             name=self.name, classes=graphs, rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks)
         )
+
+
+_MOST_TOKENS = 1 << 40
+
+
+def _pools(phase: Phase) -> tuple[Phase, ...]:
+    """The phases that have ranks of their own."""
+    return (phase,) if phase != "disaggregated" else ("prefill", "decode")
 
 
 @dataclass
@@ -206,7 +225,7 @@ class _Stage:
             tokens = -(-tokens // layout.tp) * layout.tp
         layout = replace(layout, sequence_parallel=self._routes())
         training = Training(seq=max(tokens, 1), global_batch=layout.dp, precision=step.precision)
-        self.rank = Rank(step.model, layout, training, batch_tokens=tokens)
+        self.rank = Rank(step.model, layout, training, batch_tokens=tokens, serves=True)
 
     def _routes(self) -> bool:
         """Whether tokens part over tensor ranks: experts of several ranks want each to route its own."""
@@ -233,7 +252,7 @@ class _Stage:
     def _layer(self, k: Kernels, number: int, x: Value) -> Value:
         for place, block in enumerate(self.step.model.layers[number]):
             key = f"{number}.{place}"
-            k.module = f"layers.{number}.{_MODULES[type(block)]}"
+            k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
             match block:
                 case Attention() | LatentAttention():
                     x = self._attention(k, block, key, x)
@@ -402,12 +421,3 @@ def _attended(block: Block, queries: int, context: int) -> float:
             return attention_flops(block, queries)
         case Mlp() | Experts():
             return 0.0
-
-
-_MODULES = {
-    Attention: "attention",
-    LatentAttention: "attention",
-    Mlp: "mlp",
-    Experts: "moe",
-    Mamba: "mamba",
-}

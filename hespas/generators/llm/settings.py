@@ -46,9 +46,8 @@ class Precision:
     inside attention, ``compute`` of activations between operations and of weights as they are used,
     ``gradient`` of accumulated gradients, ``head`` of the output projection.
 
-    ``quantizes``: operands of products are converted from ``compute`` first. ``transposed``: fp8 weights and
-    activations are kept a second time for the products of the backward pass. ``scale_block`` is the number
-    of elements that share one scale (0: a whole tensor).
+    ``quantizes``: operands of products are converted from ``compute`` first. Scales of 8-bit formats, one for
+    a tensor, a row or a block, are not counted; those of mxfp8 and nvfp4 are part of the format.
     """
 
     name: str
@@ -57,8 +56,6 @@ class Precision:
     attention: str = "bf16"
     gradient: str = "f32"
     head: str = "bf16"
-    master: str = "f32"
-    scale_block: int = 0
 
     @property
     def quantizes(self) -> bool:
@@ -74,13 +71,13 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision(name="f32", matmul="f32", compute="f32", attention="f32", head="f32"),
         Precision(name="fp8-delayed", matmul="f8E4M3FN"),
         Precision(name="fp8-current", matmul="f8E4M3FN"),
-        Precision(name="fp8-block", matmul="f8E4M3FN", scale_block=128),
-        Precision(name="fp8-rowwise", matmul="f8E4M3FN", scale_block=-1),
+        Precision(name="fp8-block", matmul="f8E4M3FN"),
+        Precision(name="fp8-rowwise", matmul="f8E4M3FN"),
         Precision(name="fp8-attention", matmul="f8E4M3FN", attention="f8E4M3FN"),
-        Precision(name="mxfp8", matmul="mxfp8", scale_block=32),
-        Precision(name="nvfp4", matmul="nvfp4", scale_block=16),
-        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN", scale_block=16),
-        Precision(name="int8", matmul="i8", scale_block=-1),
+        Precision(name="mxfp8", matmul="mxfp8"),
+        Precision(name="nvfp4", matmul="nvfp4"),
+        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN"),
+        Precision(name="int8", matmul="i8"),
     )
 }
 """By name, as ``--precision`` takes them. Those that end in ``-attention`` compute attention in fp8."""
@@ -122,6 +119,9 @@ class Recompute:
         return self.covers("block", place) and "block" in self.modules
 
 
+_MOST_DIGITS = 10
+
+
 def recompute_of(text: str) -> Recompute:
     """``none``, ``selective`` (the product of scores and values, arXiv 2205.05198), ``full``, ``full:21``
     (so many layers of each stage) or names of modules with commas. Raises ``UsageError``.
@@ -131,7 +131,7 @@ def recompute_of(text: str) -> Recompute:
         return Recompute()
     names = {"selective": ["core_attn"], "full": ["block"]}.get(name, name.split(","))
     unknown = [each for each in names if each not in MODULES]
-    if unknown or (count and not count.isdecimal()):
+    if unknown or (count and not (count.isdecimal() and len(count) < _MOST_DIGITS)):
         raise UsageError(
             f"recompute '{text}': {unknown[0] if unknown else count} is nothing that can be computed again",
             hint=f"none, selective, full, full:LAYERS, or some of {', '.join(MODULES)} with commas",
@@ -194,9 +194,8 @@ class Training:
 
     ``lora_rank``: only adapters of that rank beside linear layers are trained (0: all weights). ``capacity``
     is the capacity factor of experts (0: dropless), ``imbalance`` the load of the busiest rank's experts over
-    the mean, which says nothing where each expert works on all its capacity. ``bucket_bytes``: gradients are
-    reduced in buckets of so many bytes (0: those of a layer). ``causal``: attention is masked. ``grad_norm``:
-    gradients are clipped by their global norm.
+    the mean, which says nothing where each expert works on all its capacity. ``causal``: attention is
+    masked. ``grad_norm``: gradients are clipped by their global norm.
     """
 
     seq: int
@@ -210,7 +209,6 @@ class Training:
     lora_rank: int = 0
     capacity: float = 0.0
     imbalance: float = 1.0
-    bucket_bytes: int = 0
     causal: bool = True
     grad_norm: bool = True
     optimizer_offload: bool = False

@@ -347,9 +347,9 @@ class _Stage:
             self.ends.embed_backward(k, grad)
         else:
             self._send(k, grad, backward=True)
-        k.name_port("done", k.part.tail)
+        k.name_port("done", grad if k.part.tail < 0 else k.part.tail)
         if not self.splits:
-            self._reduce_rest_here(k, made_of_head)
+            self._reduce_rest_here(k, [*made_of_head, k.part.tail])
 
     def _place(self, chunk: int, place: int) -> int:
         """Which of the stage's layers the ``place``-th of a chunk is."""
@@ -385,12 +385,12 @@ class _Stage:
             for place, node in enumerate(self._reduced(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{place}", node)
 
-    def _reduce_rest_here(self, k: Kernels, made: Sequence[int]) -> None:
+    def _reduce_rest_here(self, k: Kernels, after: Sequence[Value]) -> None:
         """Reduce gradients of what stands outside of layers each micro-batch, with FSDP."""
         if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
             return
         k.module = "ends"
-        for place, node in enumerate(self._reduced(k, self.rest, [*made, k.part.tail])):
+        for place, node in enumerate(self._reduced(k, self.rest, after)):
             k.name_port(f"reduced.rest.{place}", node)
 
     def _weights(self, k: Kernels, last: bool) -> None:
@@ -399,10 +399,11 @@ class _Stage:
             make(k)
         k.module = ""
         k.name_port("done", k.part.tail)
+        done: Value = "backward:done" if k.part.tail < 0 else k.part.tail
         for number in reversed(self.chunks[k.part.chunk]):
             k.module = f"layers.{number}"
-            self._reduce_here(k, number, k.part.tail, last)
-        self._reduce_rest_here(k, k.made)
+            self._reduce_here(k, number, done, last)
+        self._reduce_rest_here(k, [*k.made, done])
         if self.rank.deferred is not None:
             self.rank.deferred.clear()
 
@@ -411,24 +412,31 @@ class _Stage:
     def _end(self) -> int:
         k = self._begin("end", 0)
         kind = "weights" if self.splits else "backward"
-        reduced: list[Value] = []
+        reduced = list[Value]()
         early = self.layout.zero >= 2 or self.training.overlap.gradients
         for chunk, numbers in enumerate(self.chunks):
+            done = self._done(chunk)
+            reduced += done
             for number in numbers:
                 k.module = f"layers.{number}"
-                done = f"{kind}@{chunk}:done"
                 weights = self._weights_of(number)
                 if early:
                     places = range(len(self._reducible(weights)))
                     reduced += [f"{kind}@{chunk}:reduced.{number}.{place}" for place in places]
                 else:
-                    reduced += self._reduced(k, weights, [done])
-            reduced.append(f"{kind}@{chunk}:done")
+                    reduced += self._reduced(k, weights, done)
         k.module = ""
         total = sum((self._weights_of(number) for numbers in self.chunks for number in numbers), self.rest)
         self.ends.finish(k, total, self._reduce_rest(k, reduced, total), self._regather)
         k.part.end = len(self.builder)
         return len(self.parts) - 1
+
+    def _done(self, chunk: int) -> list[Value]:
+        """When a chunk's passes are done: that of weights, whose products wait for gradients only, may be
+        done before the backward pass has sent its last ones.
+        """
+        passes = {each.kind for each in self.parts if each.chunk == chunk and "done" in each.ports}
+        return [f"{kind}@{chunk}:done" for kind in ("backward", "weights") if kind in passes]
 
     def _reduce_rest(self, k: Kernels, reduced: list[Value], total: Weights) -> list[Value]:
         """Gradients of what stands outside of layers, and of ``total`` what tensor ranks hold whole."""

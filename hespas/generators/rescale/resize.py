@@ -57,6 +57,9 @@ __all__ = ["Rescale", "parse_sizes"]
 _MAX_RANKS = 1 << 24
 
 
+_MOST_DIGITS = 19
+
+
 def parse_sizes(text: str) -> dict[str, int]:
     """``dp=512,tp=8`` as sizes by axis. Raises ``UsageError``."""
     sizes: dict[str, int] = {}
@@ -65,7 +68,7 @@ def parse_sizes(text: str) -> dict[str, int]:
         if (
             not name
             or not equals
-            or not (size.isascii() and size.isdigit())
+            or not (size.isascii() and size.isdigit() and len(size) < _MOST_DIGITS)
             or not int(size)
             or name in sizes
         ):

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Accuracy",
     "Comparison",
+    "Joined",
     "Thresholds",
     "accuracy",
     "accuracy_json",
     "accuracy_of_tables",
     "compare_reports",
     "comparison_json",
+    "join_program",
 ]
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy.compare import Comparison, compare_reports, comparison_json
     from hespas.validators.accuracy.document import accuracy_json
+    from hespas.validators.accuracy.joining import Joined, join_program
     from hespas.validators.accuracy.result import Accuracy, Thresholds
     from hespas.validators.accuracy.run import accuracy
     from hespas.validators.accuracy.tables import accuracy_of_tables
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "compare": ("Comparison", "compare_reports", "comparison_json"),
     "document": ("accuracy_json",),
+    "joining": ("Joined", "join_program"),
     "result": ("Accuracy", "Thresholds"),
     "run": ("accuracy",),
     "tables": ("accuracy_of_tables",),

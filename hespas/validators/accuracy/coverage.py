@@ -27,9 +27,10 @@ __all__ = [
     "node_text",
 ]
 
-RULES: tuple[str, ...] = ("instruction", "op-name", "source-line", "signature", "order")
+RULES: tuple[str, ...] = ("instruction", "op-name", "source-line", "structure", "signature", "order")
 """How an event was matched, strongest first: by the name of the compiled instruction; by the framework's name
-of the operation; by source line; by operation and shapes, in order; by operation alone, in order."""
+of the operation; by source line; by what the compiled module and the program are made of; by operation and
+shapes, in order; by operation alone, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

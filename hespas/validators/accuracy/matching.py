@@ -7,7 +7,10 @@ Rules, strongest first; each is asked only about what the ones before left:
    profile brings the module along its results must have the same shapes, or nothing of it is matched;
 2. the event names an instruction of a compiled module that the profile brings along: its metadata, and those
    of all it fuses, say which operations of the source program it carries out (by name, then by source line);
-3. the event's operation and shapes, or its operation alone, are those of as many nodes, in order.
+   within a region of manual sharding, whose names lack what stands before, by the end of the name;
+3. the compiled module is made of what the program is made of: operations of equal kind and type that take and
+   give the same (:mod:`~hespas.validators.accuracy.structure`);
+4. the event's operation and shapes, or its operation alone, are those of as many nodes, in order.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from hespas.converters import ReadOptions
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.provenance import Provenance, module_provenance
 from hespas.converters.hlo.reader import source_of, workload_of
-from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, Workload
+from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.coverage import RULES, EventKey, Matching, group_keys
+from hespas.validators.accuracy.structure import OTHER_PROGRAM, Stated, join_by_structure, regions_around
 
 __all__ = [
     "NO_MODULE",
@@ -44,7 +48,7 @@ WITH_NAMES = "write it again as lowered.as_text(debug_info=True), or with jax.ex
 """What keeps the names that events are matched by."""
 _MOST_NAMED = 5
 
-_INSTRUCTION, _OP_NAME, _SOURCE_LINE = range(3)
+_INSTRUCTION, _OP_NAME, _SOURCE_LINE, _STRUCTURE = range(4)
 _ATTACHED = "hlo/"
 _COMMUNICATES = re.compile(
     r"(wrapped_)?(ragged-)?(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|"
@@ -67,10 +71,16 @@ _SHARED = (
 
 
 def match_program(
-    graph: OpGraph, profile: Profile, diagnostics: Diagnostics, *, is_own: bool = False
+    graph: OpGraph,
+    profile: Profile,
+    diagnostics: Diagnostics,
+    *,
+    is_own: bool = False,
+    stated: Stated | None = None,
 ) -> Matching:
     """Match every event of ``profile`` that can be to nodes of ``graph``; ``diagnostics`` tell what cannot.
     ``is_own`` says that the profile itself brought the program along: nobody asks whether it is the one.
+    ``stated`` is what the program says of itself, where it says anything.
 
     Raises nothing: a module that cannot be read counts as absent. O(nodes + events + links).
     """
@@ -81,6 +91,10 @@ def match_program(
     keys = _named_keys(
         graph, profile, names, _Modules(instructions, own.keys() - others, others), diagnostics
     )
+    if not is_own:
+        keys, strange = join_by_structure(graph, profile, keys, (stated, others), diagnostics)
+        others |= strange
+        _tell_unnamed(graph, profile, keys, others, diagnostics)
     # What is left to be matched in order. The last: names no operation.
     known = np.array([*(bool(key.nodes) or key.module in others for key in keys), True], np.bool_)
     ordered, more = _in_order(graph, profile, np.flatnonzero(~known[event_key]), len(keys))
@@ -98,6 +112,22 @@ def match_program(
         event_group=event_group,
         node_group=node_group,
         num_groups=int(key_group.max(initial=-1)) + 1,
+    )
+
+
+def _tell_unnamed(
+    graph: OpGraph, profile: Profile, keys: Sequence[EventKey], others: set[str], diagnostics: Diagnostics
+) -> None:
+    """Say so where a program without names leaves instructions of a module unmatched that is here."""
+    if bool((graph.framework_row > 0).any()):
+        return
+    here = {name.removeprefix(_ATTACHED) for name in profile.attachments} - others
+    diagnostics.warning(
+        NO_NAMES,
+        graph.name,
+        "the program has no names of its operations, by which instructions of the profile find theirs: "
+        f"a plain as_text() leaves them out; {WITH_NAMES}",
+        count=sum(not key.nodes and key.module in here for key in keys),
     )
 
 
@@ -156,9 +186,8 @@ def _named_keys(
 ) -> list[EventKey]:
     """Rules 1 and 2: what the names of events say."""
     modules = dict(_modules(profile, diagnostics))
-    frameworks, lines = _rows_by(graph, "framework"), _rows_by(graph, "source")
+    named = _Named(_rows_by(graph, "framework"), _rows_by(graph, "source"), _manual_names(graph))
     keys: list[EventKey] = []
-    unnamed = 0
     for module, op in names:
         talks = _COMMUNICATES.match(op) is not None
         nodes: Sequence[int] = told.instructions.get(op, ()) if module in told.own else ()
@@ -166,9 +195,8 @@ def _named_keys(
         is_known = bool(nodes) or module in told.others
         origin = None if is_known else _origin(modules, module, op)
         if origin is not None:
-            nodes, rule = _carried_out(graph, origin, frameworks, lines)
+            nodes, rule = _carried_out(graph, origin, named)
             inferred = origin.inferred
-            unnamed += not nodes and bool(origin.origins)
         keys.append(
             EventKey(
                 module=module,
@@ -178,14 +206,6 @@ def _named_keys(
                 inferred=inferred,
                 communicates=talks,
             )
-        )
-    if not frameworks:
-        diagnostics.warning(
-            NO_NAMES,
-            graph.name,
-            "the program has no names of its operations, by which instructions of the profile find theirs: "
-            f"a plain as_text() leaves them out; {WITH_NAMES}",
-            count=unnamed,
         )
     return keys
 
@@ -274,19 +294,47 @@ def _line(source: str) -> str:
     return file if last.isdigit() and before.isdigit() else source
 
 
-def _carried_out(
-    graph: OpGraph, origin: Provenance, frameworks: Mapping[str, list[int]], lines: Mapping[str, list[int]]
-) -> tuple[Sequence[int], int]:
+class _Named(NamedTuple):
+    """Nodes by the framework's name, by source line, and, of regions of manual sharding, by names that lack
+    what stands before the region.
+    """
+
+    frameworks: Mapping[str, list[int]]
+    lines: Mapping[str, list[int]]
+    manual: Mapping[str, list[int]]
+
+
+def _manual_names(graph: OpGraph) -> Mapping[str, list[int]]:
+    """Nodes within regions of manual sharding by the framework's name."""
+    found: dict[str, list[int]] = {}
+    around = regions_around(graph, RegionKind.MANUAL)
+    for node, row in enumerate(graph.framework_row.tolist()):
+        if row and around[node]:
+            found.setdefault(graph.strings[row], []).append(node)
+    return found
+
+
+def _manual(name: str, manual: Mapping[str, list[int]]) -> Sequence[int]:
+    """The nodes that bear the longest end of a name which any bears."""
+    rest = name
+    while manual and "/" in rest:
+        rest = rest.partition("/")[2]
+        if rest in manual:
+            return manual[rest]
+    return ()
+
+
+def _carried_out(graph: OpGraph, origin: Provenance, named: _Named) -> tuple[Sequence[int], int]:
     """Nodes that an instruction carries out, and the rule; the line is asked where no name is known."""
     by_name: list[int] = []
     for part in origin.origins:
-        nodes = frameworks.get(part.name, [])
+        nodes = named.frameworks.get(part.name) or _manual(part.name, named.manual)
         by_name.extend(nodes)
         if part.multiplies:
             by_name.extend(_matmuls_behind(graph, nodes))
     if by_name:
         return list(dict.fromkeys(by_name)), _OP_NAME
-    by_line = [node for part in origin.origins for node in lines.get(_line(part.source), ())]
+    by_line = [node for part in origin.origins for node in named.lines.get(_line(part.source), ())]
     return list(dict.fromkeys(by_line)), _SOURCE_LINE
 
 
@@ -413,7 +461,6 @@ def _shape_text(shapes: Sequence[Sequence[int]]) -> str:
     return "[" + ",".join("[" + ",".join(map(str, shape)) + "]" for shape in shapes) + "]" if shapes else ""
 
 
-OTHER_PROGRAM = "match.other-program"
 _LEAST_ALIKE = 0.9
 """A program whose instructions make other shapes than this share of those that ran is another program."""
 

@@ -13,6 +13,7 @@ from hespas.converters import ReadOptions, load_format
 from hespas.graph import Diagnostics, GraphBuilder, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError
+from hespas.graph.workload import PROGRAM_BYTES
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     Members,
@@ -23,8 +24,9 @@ from hespas.validators.accuracy.cases import (
 from hespas.validators.accuracy.coverage import Coverage, Join, Matching, coverage_of, joins_of, node_text
 from hespas.validators.accuracy.matching import check_program, match_program
 from hespas.validators.accuracy.sources import Source, cases_of, events_of
+from hespas.validators.accuracy.structure import Stated
 
-__all__ = ["sources_of_attached", "sources_of_program", "step_rows"]
+__all__ = ["sources_of_attached", "sources_of_program", "stated_of", "step_rows"]
 
 
 def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostics) -> list[Source]:
@@ -62,7 +64,8 @@ def sources_of_program(
         if not len(rows):
             continue
         part = events_of(profile, rows, f"{profile.name}, class {number}") if several else profile
-        matching = match_program(graph, part, diagnostics, is_own=is_own)
+        stated = stated_of(workload, number)
+        matching = match_program(graph, part, diagnostics, is_own=is_own, stated=stated)
         matched[rows] = matching.matched
         coverage = coverage_of(graph, part, matching)
         _tell(coverage, part, diagnostics)
@@ -76,6 +79,15 @@ def sources_of_program(
     yield from found
     if several:
         yield from _left_over(profile, of_class < 0, hardware, diagnostics)
+
+
+def stated_of(workload: Workload, number: int) -> Stated | None:
+    """What a program says of its rank class ``number``; None where it says nothing."""
+    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
+    parts = classes[number].split() if len(classes) == len(workload.classes) else []
+    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+        return None
+    return Stated(float(parts[0]), float(parts[1]), workload.num_ranks)
 
 
 def _class_of_events(profile: Profile, workload: Workload, diagnostics: Diagnostics) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from hespas.generators.llm.flops import hardware_flops, rank_flops
 from hespas.generators.llm.kept import kept_of_layer
 from hespas.generators.llm.layout import Groups, Layout
 from hespas.generators.llm.memory import memory_of
-from hespas.generators.llm.model import Model
+from hespas.generators.llm.model import Mamba, Model
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import recompute_of
 from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, OpGraph
+from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import (
     DENSE,
     HYBRID,
@@ -149,3 +151,38 @@ def test_frozen_experts_do_not_keep_inputs_of_products() -> None:
 def test_steps_with_adapters_are_valid(model: Model) -> None:
     layout = Layout(tp=2, dp=2, pp=2, ep=2 if model is MIXTURE else 1)
     assert hespas.check(step(model, layout, lora_rank=8), profile="astra-sim").valid
+
+
+def names_of(graph: OpGraph, suffix: str) -> set[str]:
+    """Framework names, which begin with the pass, of nodes whose names end so."""
+    rows = (node for node in range(len(graph)) if graph.node_name(node).endswith(suffix))
+    return {graph.strings[int(graph.framework_row[node])].partition("/")[0] for node in rows}
+
+
+@pytest.mark.parametrize("attention_only", [False, True])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_gradients_of_adapters_fill_a_zero_bubble(zero: int, attention_only: bool) -> None:
+    workload = step(
+        DENSE, Layout(pp=2, dp=2, zero=zero), schedule="zero-bubble", lora_rank=8,
+        lora_attention_only=attention_only,
+    )  # fmt: skip
+    for graph in workload.classes:
+        assert names_of(graph, ".lora_a.wgrad") == names_of(graph, ".lora_b.wgrad") == {"weights"}
+        assert names_of(graph, ".lora_a.dgrad") == {"backward"}
+    assert hespas.check(workload, profile="astra-sim").valid
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_stage_without_adapters_waits_for_the_norm_of_the_others(schedule: str) -> None:
+    workload = step(DENSE, Layout(pp=2, dp=2, layers_first=0), schedule=schedule, lora_rank=8)
+    everyone = Groups(Layout(pp=2, dp=2)).everyone
+    assert [calls(graph, CollectiveKind.ALL_REDUCE, everyone) for graph in workload.classes] == [[4.0]] * 2
+    assert hespas.check(workload, profile="astra-sim").valid
+    assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0
+
+
+def test_a_model_beside_whose_layers_no_adapters_stand_is_refused() -> None:
+    model = replace(HYBRID, layers=tuple((each[0],) for each in HYBRID.layers if isinstance(each[0], Mamba)))
+    with pytest.raises(UsageError, match="no attention or feed-forward blocks") as caught:
+        step(model, Layout(), lora_rank=8)
+    assert caught.value.code == "lora-needs-linear-layers"

@@ -117,21 +117,17 @@ def test_parts_are_named_and_independent_of_each_other() -> None:
 
 # --- against graphs
 
-RECOMPUTES = (
-    "none",
-    "selective",
-    "full",
-    "full:1",
-    "mlp",
-    "moe",
-    "qkv",
-    "core_attn,mlp",
-    "layernorm,mlp_act",
-)
+OF_ALL = ("none", "selective", "full", "full:1", "qkv", "layernorm")
+OF_MLP = ("mlp", "core_attn,mlp", "layernorm,mlp_act")
+OF_EXPERTS = ("moe", "core_attn,moe", "layernorm,moe_act")
+RECOMPUTES = [
+    pytest.param(model, each, id=f"{model.name}-{each}")
+    for model in MODELS
+    for each in (*OF_ALL, *(OF_EXPERTS if model is MIXTURE else OF_MLP))
+]
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
+@pytest.mark.parametrize(("model", "recompute"), RECOMPUTES)
 def test_hardware_flops_are_those_of_the_graph(model: Model, recompute: str) -> None:
     layout = Layout(pp=2, dp=2)
     settings = training(recompute=recompute_of(recompute))
@@ -173,6 +169,25 @@ def test_flops_of_ranks_are_those_of_the_graph(model: Model, layout: Layout) -> 
     forward = sum(rank_flops(model, layout, training())) * layout.ranks / layout.pp
     again = hardware_flops(model, training()) - model_flops(model, training(), Convention.EXACT)
     assert product_flops(step(model, layout)) == pytest.approx(3 * forward + again, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "settings"),
+    [
+        (DENSE, Layout(tp=8), {}),
+        (replace(DENSE, vocab=1001), Layout(tp=4, dp=2), {}),
+        (MIXTURE, Layout(ep=2, dp=4), {"capacity": 1.5}),
+        (MIXTURE, Layout(tp=2, ep=4, dp=2), {"capacity": 1.25}),
+    ],
+    ids=["key-heads", "vocabulary", "capacity", "capacity-tp"],
+)
+def test_hardware_flops_count_padding_and_what_ranks_do_alike(
+    model: Model, layout: Layout, settings: dict[str, Any]
+) -> None:
+    made = product_flops(step(model, layout, **settings))
+    counted = hardware_flops(model, training(**settings), layout)
+    assert made == pytest.approx(counted, rel=1e-6)
+    assert counted > 1.00001 * hardware_flops(model, training())
 
 
 def test_ranks_together_do_the_model_and_what_they_do_alike() -> None:

@@ -210,7 +210,9 @@ TENSOR = {"tp": "4", "dp": "16", "sequence_parallel": "yes"}
         (TENSOR | {"source": "MLPerf-Training", "notes": "TP overlap; cuda graphs"}, Overlap(tensor=True)),
         (TENSOR | {"source": "torchtitan", "notes": "async TP"}, Overlap(tensor=True)),
         (TENSOR, Overlap(tensor=True)),
-        ({"notes": "moe a2a overlap True"}, Overlap(experts=True)),
+        ({"notes": "moe a2a overlap True", "model": "DeepSeek-V2-Lite"}, Overlap(experts=True)),
+        ({"notes": "moe a2a overlap True", "model": "Qwen3-30B-A3B"}, Overlap()),
+        (TENSOR | {"train_type": "lora"}, Overlap()),
         ({"notes": "moe a2a overlap False"}, Overlap()),
     ],
 )
@@ -245,6 +247,7 @@ def test_experts_with_a_capacity() -> None:
         (TENSOR | {"sequence_parallel": "", "notes": "TP overlap"}, "row.sequence-parallel"),
         (TENSOR | {"model": "GPT-OSS-20B", "ep": "4", "sequence_parallel": "no"}, "row.sequence-parallel"),
         (TENSOR, "row.tensor-overlap"),
+        ({"notes": "moe a2a overlap True"}, "row.overlap"),
     ],
 )
 def test_assumptions_are_told(cells: Mapping[str, str], code: str) -> None:

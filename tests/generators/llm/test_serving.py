@@ -12,6 +12,7 @@ import hespas
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Attention, LatentAttention, Mamba, Model, matrix_parameters
 from hespas.generators.llm.serving import PHASES, Phase, ServingStep
+from hespas.generators.llm.settings import precision_of
 from hespas.graph import NodeKind, OpClass, OpGraph
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, product_flops
@@ -217,3 +218,20 @@ def test_micro_batches_are_scanned_sequence_by_sequence() -> None:
     (values, *_) = scanned(graph, "scan.values")
     (row,) = np.flatnonzero(graph.contractions.node == values)
     assert graph.contractions.batch[row] == 2 * 2 * 8
+
+
+def test_operands_are_kept_transposed_only_for_gradients_of_weights() -> None:
+    """A serving step has no backward pass, and frozen matrices have no gradients."""
+    fp8 = precision_of("fp8-current")
+    served = step(phase="prefill", precision=fp8).workload().classes[0]
+    adapted = training_step(DENSE, Layout(), precision=fp8, lora_rank=4).classes[0]
+    full = training_step(DENSE, Layout(), precision=fp8).classes[0]
+    copies = [written_of_read(each, OpClass.QUANTIZE) for each in (served, adapted, full)]
+    assert copies == [{0.5}, {0.5}, {1.0}]
+
+
+def written_of_read(graph: OpGraph, op_class: OpClass) -> set[float]:
+    """Bytes written over bytes read of the operations of a class."""
+    mine = graph.op_class == op_class
+    assert mine.any()
+    return set((graph.bytes_written[mine] / graph.bytes_read[mine]).tolist())

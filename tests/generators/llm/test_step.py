@@ -163,8 +163,13 @@ def test_fsdp_gathers_and_scatters_all_weights_each_micro_batch(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"schedule": "zero-bubble"}, {"overlap": Overlap.none()}],
-    ids=["1f1b", "zero-bubble", "nothing-overlaps"],
+    [
+        {},
+        {"schedule": "zero-bubble"},
+        {"overlap": Overlap.none()},
+        {"schedule": "zero-bubble", "overlap": Overlap.none()},
+    ],
+    ids=["1f1b", "zero-bubble", "nothing-overlaps", "zero-bubble-nothing-overlaps"],
 )
 @pytest.mark.parametrize("zero", [2, 3])
 def test_stages_of_a_pipeline_reduce_their_own_each_micro_batch(zero: int, settings: dict[str, Any]) -> None:
@@ -178,6 +183,14 @@ def test_stages_of_a_pipeline_reduce_their_own_each_micro_batch(zero: int, setti
     assert gathered == (2 * micro if zero == 3 else 1) * 2 * parameters_of_dense() / 2
     assert hespas.check(workload, profile="astra-sim").valid
     assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0
+
+
+def test_the_norm_of_a_zero_bubble_waits_for_the_last_backward_pass() -> None:
+    for graph in step(DENSE, Layout(pp=2, dp=2), schedule="zero-bubble").classes:
+        rows = range(len(graph))
+        norm = next(node for node in rows if graph.node_name(node) == "optimizer.grad_norm")
+        made = (graph.strings[int(graph.framework_row[node])] for node in graph.data_deps.row(norm))
+        assert {each.partition("/")[0] for each in made} >= {"backward", "weights"}
 
 
 def test_experts_travel_by_all_to_all() -> None:

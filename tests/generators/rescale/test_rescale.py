@@ -186,7 +186,7 @@ def test_a_wrong_mesh_is_refused(mesh: str, why: str) -> None:
         rescaled("dp4_tp2.mlir.gz", "dp=8", mesh=mesh)
 
 
-@pytest.mark.parametrize("text", ["dp", "dp=0", "dp=2,dp=4", "=3", "dp=x"])
+@pytest.mark.parametrize("text", ["dp", "dp=0", "dp=2,dp=4", "=3", "dp=x", "dp=" + "9" * 20])
 def test_sizes_are_checked(text: str) -> None:
     with pytest.raises(UsageError, match="AXIS=SIZE"):
         parse_sizes(text)
@@ -302,11 +302,29 @@ def test_the_data_axis_of_a_pipeline_grows_and_its_messages_go_on() -> None:
         Rescale(sizes={"pp": 4})(source, Diagnostics())
 
 
-def test_options_without_rescale_are_wrong_usage(tmp_path: Path) -> None:
+def test_options_of_rescaling_that_stand_alone_are_wrong_usage(tmp_path: Path) -> None:
+    target = str(tmp_path / "x.json")
     with pytest.raises(UsageError):
-        hespas.convert(RUNS / "dp2.mlir.gz", tmp_path / "x.json", rescale="dp")
-    code, _ = run(str(RUNS / "dp2.mlir.gz"), str(tmp_path / "x.json"), "--mesh", "dp=2")
+        hespas.convert(RUNS / "dp2.mlir.gz", target, rescale="dp")
+    code, said = run(str(RUNS / "dp2.mlir.gz"), target, "--with", str(RUNS / "dp8.mlir.gz"))
     assert code == 2
+    assert "--with says nothing without --rescale" in said
+    code, said = run(str(RUNS / "gloo2"), target, "--mesh", "dp=2")
+    assert code == 2
+    assert "no shardings to partition by" in said
+    assert not Path(target).exists()
+
+
+def test_a_mesh_alone_partitions_a_program_with_shardings(tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    code, _ = run(str(RUNS / "fsdp2.mlir.gz"), str(target), "--mesh", "fsdp=2")
+    assert code == 0
+    made = hespas.read(target)
+    assert isinstance(made, Workload)
+    assert made.num_ranks == 2
+    code, said = run(str(RUNS / "dp2.mlir.gz"), str(tmp_path / "y.json"), "--mesh", "dp=4")
+    assert code == 2
+    assert "axis dp is manual in the program" in said
 
 
 def test_traces_of_a_rescaled_recording_are_valid(tmp_path: Path) -> None:

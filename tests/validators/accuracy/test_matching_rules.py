@@ -366,13 +366,16 @@ def test_ranks_and_runs_are_matched_each_by_itself() -> None:
 
 
 def test_a_program_printed_without_names_is_told_how_to_keep_them() -> None:
+    """Where something is left that structure does not tell either."""
     module = _module('  ROOT a = f32[8]{0} negate(x), metadata={op_name="jit(f)/one"}')
     recording = Recording()
     recording.event("a", module="jit_f")
+    recording.event("unheard-of", module="jit_f")
     profile = recording.build({"hlo/jit_f": module})
     for framework, told in (("", 1), ("jit(f)/other", 0)):
         program = Program()
-        program.add("v1", "dot", framework=framework)
-        _, found = _matched(program.build(), profile)
+        program.add("v1", "negate", OpClass.ELEMENTWISE, framework=framework, makes=[(8,)])
+        matching, found = _matched(program.build(), profile)
+        assert [RULES[key.rule] for key in matching.keys if key.nodes] == ["structure"]
         assert found.counts().get("match.no-names", 0) == told
         assert any("debug_info=True" in each.message for each in found) == bool(told)

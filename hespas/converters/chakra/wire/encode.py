@@ -28,7 +28,7 @@ from hespas.files.wire import encode_varint, tag
 from hespas.graph.errors import InvariantError
 from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType
 
-__all__ = ["delimited", "encode_chunks", "join", "render", "rows"]
+__all__ = ["delimited", "encode_chunks", "join", "render", "rows", "varint_widths"]
 
 _CHUNK_NODES = 4096
 
@@ -223,7 +223,7 @@ def _segment_sums(values: Longs, counts: Longs) -> Longs:
     return np.diff(running[offsets_of(counts)])
 
 
-def _varint_widths(values: Words) -> Longs:
+def varint_widths(values: Words) -> Longs:
     """Bytes of each varint."""
     widths = np.ones(len(values), np.int64)
     largest = int(values.max()) if len(values) else 0
@@ -252,7 +252,7 @@ def _varints(
 
     Where ``keep`` is false the token is empty.
     """
-    widths = _varint_widths(values)
+    widths = varint_widths(values)
     if not len(values) or int(values.max()) < 0x80:
         low, high = values, np.zeros(len(values), np.uint64)
     else:

@@ -1,0 +1,61 @@
+"""Fusions of TPUs around collectives: what is the collective's, not the fusion's own.
+
+XLA for TPUs begins a collective in one fusion, carries it on in others beside their own work, and completes
+it in a last one. Each has the whole collective in its body again.
+"""
+
+from __future__ import annotations
+
+from hespas.converters.hlo.module import Computation
+from hespas.converters.hlo.program import Program
+from hespas.converters.hlo.scan import unquote
+from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
+
+__all__ = ["carried_results", "hands_on", "keeps_a_slice"]
+
+_HANDING_ON = frozenset({"AsyncCollectiveStart", "AsyncCollectiveDone"})
+"""Targets of custom calls: the ends of a collective that goes on beside other work."""
+
+
+def hands_on(computation: Computation, index: int) -> bool:
+    """Whether an instruction in a fusion is a collective, or the buffer of one that is under way: what it
+    moves is counted with the start.
+    """
+    opcode = computation.opcodes[index]
+    if opcode == "custom-call":
+        target = unquote(computation.attributes[index].get("custom_call_target", ""))
+        return target in _HANDING_ON
+    return canonical_name(opcode) in COLLECTIVE_KINDS or opcode == "collective-permute"
+
+
+def carried_results(program: Program, computation: Computation) -> frozenset[int]:
+    """Of a body around a collective, the places of results that it only hands on, or that the collective
+    makes.
+    """
+    root = computation.root
+    if hands_on(computation, root):
+        return frozenset(range(len(program.tensors(computation.shapes[root]))))
+    if computation.opcodes[root] != "tuple":
+        return frozenset()
+    leaves = enumerate(computation.operands[root])
+    return frozenset(
+        leaf
+        for leaf, index in leaves
+        if computation.opcodes[index] == "parameter" or hands_on(computation, index)
+    )
+
+
+def keeps_a_slice(computation: Computation, index: int) -> bool:
+    """Whether of an instruction's results nothing but slices at a computed place are used."""
+    sources = {index}
+    sliced = False
+    for user, operands in enumerate(computation.operands):
+        if sources.isdisjoint(operands):
+            continue
+        if computation.opcodes[user] == "get-tuple-element":
+            sources.add(user)
+        elif computation.opcodes[user] == "dynamic-slice" and sources.isdisjoint(operands[1:]):
+            sliced = True
+        else:
+            return False
+    return sliced

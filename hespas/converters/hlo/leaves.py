@@ -1,0 +1,352 @@
+"""What the instructions of an HLO module do, with fusions and calls opened: one row per operation that XLA
+kept, and which of them each instruction that can be timed carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, nan, prod
+from typing import NamedTuple, TypeAlias
+
+from hespas.converters.hlo.attributes import callee_names, fields, names
+from hespas.converters.hlo.module import Computation, HloModule, Shape
+from hespas.converters.hlo.parser import parse_module
+from hespas.converters.hlo.reader import callees_first, device_count, source_of
+from hespas.converters.hlo.scan import unquote
+from hespas.costs.table import canonical_name
+from hespas.graph.errors import FormatError
+
+__all__ = ["PASSES_ON", "SHAPELESS", "Leaf", "Leaves", "kind_of", "leaves_of", "module_leaves"]
+
+PASSES_ON = frozenset(
+    {
+        "bitcast",
+        "bitcast_convert",
+        "broadcast",
+        "broadcast_in_dim",
+        "convert",
+        "copy",
+        "copy_start",
+        "async_done",
+        "optimization_barrier",
+        "reduce_precision",
+        "reshape",
+        "transpose",
+    }
+)
+"""Operations that hand their operand on in another form: compilers add, drop and merge them as they like."""
+
+SHAPELESS = frozenset({"constant", "parameter", "tuple", "get_tuple_element", "after_all", "add_dependency"})
+"""Instructions that carry out nothing."""
+
+_ENTERED = frozenset({"while", "conditional"})
+_OPENED = frozenset({"fusion", "call", "async-start"})
+_KINDS = {"dot": "dot_general", "broadcast": "broadcast_in_dim", "if": "case", "topk": "top_k"}
+_LIBRARY = {"TopK": "top_k"}
+"""Targets of custom calls that operations of StableHLO become."""
+
+_PARTITIONER = frozenset({"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
+_PARTS = "-start", "-done", "-update"
+
+
+class Leaf(NamedTuple):
+    """One operation: ``kind`` as StableHLO calls it; what it makes, element type and extents of each result;
+    ``name`` and ``frame``: the framework's name of the operation that XLA made it for, and where that stands
+    (``""`` unknown).
+    """
+
+    kind: str
+    made: tuple[tuple[str, tuple[int, ...]], ...]
+    name: str
+    frame: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves:
+    """Leaves of kind ``parameter`` are the arguments of the program. ``operands`` of each leaf are leaves,
+    past what only passes values on (:data:`PASSES_ON`), ``depth`` is the number of loops around it.
+    ``carried`` lists the leaves of each instruction that runs under its own name; ``uses`` leads from an
+    instruction to those whose results it takes, in computations that it enters too. The module is for
+    ``devices`` devices, on each of which its arguments have ``argument_bytes`` and its results
+    ``result_bytes`` (NaN: unknown).
+    """
+
+    leaves: list[Leaf] = field(default_factory=list[Leaf])
+    operands: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    depth: list[int] = field(default_factory=list[int])
+    carried: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    uses: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    devices: int = 1
+    argument_bytes: float = nan
+    result_bytes: float = nan
+
+
+def kind_of(op_name: str) -> str:
+    """The name that operations of all dialects share: ``dot_general`` of ``stablehlo.dot_general`` and of
+    HLO's ``dot``.
+    """
+    name = canonical_name(op_name)
+    if not op_name.startswith("copy"):
+        for part in _PARTS:
+            name = canonical_name(op_name.removesuffix(part)) if op_name.endswith(part) else name
+    return _KINDS.get(name, name)
+
+
+_Value: TypeAlias = "tuple[int, ...] | list[_Value]"
+"""What makes an array: leaves, and below 0 what stands for a parameter until it is bound; of a tuple, the
+value of each element."""
+
+
+def module_leaves(data: bytes, name: str) -> Leaves:
+    """Of a module held in memory, which messages call ``name``. Raises as the reader of ``hlo`` does."""
+    module = parse_module(source_of(data, name))
+    try:
+        return leaves_of(module)
+    except ValueError as error:
+        raise FormatError(
+            f"an attribute is malformed: {error}", path=name, hint="dump the module again"
+        ) from error
+
+
+def leaves_of(module: HloModule) -> Leaves:
+    """Every computation that the entry runs is opened once; what its parameters are is taken from the first
+    that calls it. Bodies of loops see the values that the loop begins with. What reductions apply is left
+    closed.
+
+    Raises ``FormatError`` where a computation that is called is absent or calls itself, ``ValueError`` for a
+    malformed attribute. O(instructions) apart from what computations share; no recursion but on tuples.
+    """
+    ordered = _run(module, callees_first(module))
+    walk = _Walk(module)
+    for computation in ordered:
+        walk.read(computation)
+    found = Leaves(
+        leaves=walk.leaves,
+        operands=walk.bound(ordered),
+        depth=walk.depths(ordered),
+        devices=device_count(module),
+        argument_bytes=sum(
+            _bytes(module.shape_of(module.entry, index))
+            for index, opcode in enumerate(module.entry.opcodes)
+            if opcode == "parameter"
+        ),
+        result_bytes=_bytes(module.shape_of(module.entry, module.entry.root)) if len(module.entry) else nan,
+    )
+    inside: dict[str, tuple[int, ...]] = {}
+    for computation in ordered:
+        opened = [_opened(computation, index) for index in range(len(computation))]
+        own = walk.own[computation.name]
+        carried = [
+            tuple(dict.fromkeys((*own[index], *(leaf for name in opened[index] for leaf in inside[name]))))
+            for index in range(len(computation))
+        ]
+        inside[computation.name] = tuple(dict.fromkeys(leaf for row in carried for leaf in row))
+        walk.carried[computation.name] = carried
+    for computation in _entered(module, ordered):
+        for index, name in enumerate(computation.names):
+            found.carried[name] = walk.carried[computation.name][index]
+            entered = computation.opcodes[index] in _ENTERED
+            callees = callee_names(computation.attributes[index]) if entered else ()
+            roots = [module.computations[callee] for callee in callees]
+            found.uses[name] = (
+                *(computation.names[each] for each in computation.operands[index]),
+                *(callee.names[callee.root] for callee in roots),
+            )
+    return found
+
+
+def _run(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:
+    """The computations that run as parts of the program: not those that others apply to elements."""
+    names = {module.entry.name}
+    for computation in reversed(ordered):
+        if computation.name in names:
+            for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
+                if opcode in _OPENED or opcode in _ENTERED:
+                    names.update(callee_names(attributes))
+    return [computation for computation in ordered if computation.name in names]
+
+
+def _opened(computation: Computation, index: int) -> tuple[str, ...]:
+    """The computations that an instruction runs as a part of itself."""
+    if computation.opcodes[index] not in _OPENED:
+        return ()
+    return callee_names(computation.attributes[index])
+
+
+def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:
+    """The computations whose instructions run under their own names."""
+    names = {module.entry.name}
+    for computation in reversed(ordered):
+        if computation.name not in names:
+            continue
+        for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
+            if opcode in _ENTERED or opcode in {"call", "async-start"}:
+                names.update(callee_names(attributes))
+    return [computation for computation in ordered if computation.name in names]
+
+
+class _Symbol(NamedTuple):
+    """An array of a parameter of the computation that is read, or of an element of it."""
+
+    parameter: int
+    path: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    """Computations are read callees first, with symbols for their parameters, which are bound afterwards."""
+
+    module: HloModule
+    leaves: list[Leaf] = field(default_factory=list[Leaf])
+    operands: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    symbols: dict[_Symbol, int] = field(default_factory=dict[_Symbol, int])
+    told: list[_Symbol] = field(default_factory=list[_Symbol])
+    results: dict[str, _Value] = field(default_factory=dict[str, _Value])
+    own: dict[str, list[tuple[int, ...]]] = field(default_factory=dict[str, list[tuple[int, ...]]])
+    calls: dict[str, list[tuple[str, Sequence[_Value]]]] = field(
+        default_factory=dict[str, list[tuple[str, Sequence[_Value]]]]
+    )
+    spans: dict[str, range] = field(default_factory=dict[str, range])
+    carried: dict[str, list[tuple[int, ...]]] = field(default_factory=dict[str, list[tuple[int, ...]]])
+
+    def read(self, computation: Computation) -> None:
+        """Add the leaves of a computation whose callees were read."""
+        first = len(self.leaves)
+        values: list[_Value] = []
+        own: list[tuple[int, ...]] = []
+        self.calls[computation.name] = []
+        for index in range(len(computation)):
+            before = len(self.leaves)
+            values.append(self._value(computation, index, values))
+            own.append(tuple(range(before, len(self.leaves))))
+        self.spans[computation.name] = range(first, len(self.leaves))
+        self.own[computation.name] = own
+        self.results[computation.name] = values[computation.root] if values else ()
+
+    def _value(self, computation: Computation, index: int, values: Sequence[_Value]) -> _Value:
+        opcode, attributes = computation.opcodes[index], computation.attributes[index]
+        taken = [values[each] for each in computation.operands[index]]
+        if opcode == "parameter" and computation is not self.module.entry:
+            return (self._symbol(int(computation.payloads[index]), ()),)
+        if opcode == "tuple":
+            return taken
+        if opcode == "get-tuple-element":
+            return self._element(taken[0], int(attributes.get("index", "0")))
+        if opcode in _OPENED or opcode in _ENTERED:
+            return self._called(computation, index, taken)
+        target = unquote(attributes.get("custom_call_target", ""))
+        kind = _LIBRARY.get(target) or kind_of(opcode)
+        arrays = tuple(dict.fromkeys(leaf for value in taken for leaf in _arrays(value)))
+        if (kind in SHAPELESS and kind != "parameter") or opcode.endswith(("-done", "-update")):
+            return taken[0] if taken else ()
+        self._leaf(computation, index, kind, arrays)
+        passes = kind in PASSES_ON or target in _PARTITIONER
+        return arrays if passes else (len(self.leaves) - 1,)
+
+    def _leaf(self, computation: Computation, index: int, kind: str, arrays: tuple[int, ...]) -> None:
+        told = fields(computation.attributes[index].get("metadata", ""))
+        shape = self.module.shape_of(computation, index)
+        frame = told.get("stack_frame_id", "") or self.module.frames.stated(told)
+        self.leaves.append(Leaf(kind, _made(shape), told.get("op_name", ""), frame))
+        self.operands.append(arrays)
+
+    def _called(self, computation: Computation, index: int, taken: Sequence[_Value]) -> _Value:
+        """What computations that are opened or entered make; a loop or branch is a leaf beside them."""
+        opcode, attributes = computation.opcodes[index], computation.attributes[index]
+        entered = opcode in _ENTERED
+        if entered:
+            self._leaf(computation, index, kind_of(opcode), ())
+        callees = callee_names(attributes)
+        result: _Value = ()
+        for place, callee in enumerate(callees):
+            given = [taken[1 + place]] if opcode == "conditional" and 1 + place < len(taken) else taken
+            self.calls[computation.name].append((callee, given))
+            if not (opcode == "while" and callee in names(attributes.get("condition", ""))):
+                result = self._bind(self.results[callee], given)
+        return result
+
+    def _symbol(self, parameter: int, path: tuple[int, ...]) -> int:
+        key = _Symbol(parameter, path)
+        number = self.symbols.get(key)
+        if number is None:
+            self.told.append(key)
+            number = self.symbols[key] = -len(self.told)
+        return number
+
+    def _element(self, value: _Value, index: int) -> _Value:
+        if isinstance(value, list):
+            return value[index] if 0 <= index < len(value) else ()
+        found: list[int] = []
+        for each in value:
+            known = self.told[-each - 1] if each < 0 else None
+            found.append(each if known is None else self._symbol(known.parameter, (*known.path, index)))
+        return tuple(found)
+
+    def _bind(self, value: _Value, arguments: Sequence[_Value]) -> _Value:
+        """A value of a computation that is called, as its caller sees it."""
+        if isinstance(value, list):
+            return [self._bind(part, arguments) for part in value]
+        if all(each >= 0 for each in value):
+            return value
+        if len(value) == 1:
+            return self._argument(value[0], arguments)
+        bound = (self._argument(each, arguments) if each < 0 else (each,) for each in value)
+        return tuple(dict.fromkeys(leaf for part in bound for leaf in _arrays(part)))
+
+    def _argument(self, symbol: int, arguments: Sequence[_Value]) -> _Value:
+        known = self.told[-symbol - 1]
+        value: _Value = arguments[known.parameter] if known.parameter < len(arguments) else ()
+        for index in known.path:
+            value = self._element(value, index)
+        return value
+
+    def depths(self, ordered: Sequence[Computation]) -> list[int]:
+        """The loops around each leaf."""
+        inside = {self.module.entry.name: 0}
+        found = [0] * len(self.leaves)
+        for computation in reversed(ordered):
+            depth = inside[computation.name]
+            for leaf in self.spans[computation.name]:
+                found[leaf] = depth
+            for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
+                if opcode in _OPENED or opcode in _ENTERED:
+                    for callee in callee_names(attributes):
+                        inside.setdefault(callee, depth + (opcode == "while"))
+        return found
+
+    def bound(self, ordered: Sequence[Computation]) -> list[tuple[int, ...]]:
+        """The operands of all leaves, with the parameters of computations replaced: callers first."""
+        arguments: dict[str, Sequence[_Value]] = {self.module.entry.name: ()}
+        operands = list(self.operands)
+        for computation in reversed(ordered):
+            given = arguments.get(computation.name, ())
+            for leaf in self.spans[computation.name]:
+                operands[leaf] = _arrays(self._bind(operands[leaf], given))
+            for callee, taken in self.calls[computation.name]:
+                if callee not in arguments:
+                    arguments[callee] = [self._bind(value, given) for value in taken]
+        return operands
+
+
+def _arrays(value: _Value) -> tuple[int, ...]:
+    """All that makes a value, whatever its elements are."""
+    if not isinstance(value, list):
+        return value
+    return tuple(dict.fromkeys(leaf for part in value for leaf in _arrays(part)))
+
+
+def _made(shape: Shape) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(
+        (leaf.dtype.name if leaf.dtype is not None else leaf.element, leaf.dims) for leaf in shape.leaves
+    )
+
+
+def _bytes(shape: Shape) -> float:
+    """The bytes of all arrays of a shape; NaN where a size is unknown."""
+    return sum(
+        nan
+        if leaf.dtype is None or min(leaf.dims, default=0) < 0
+        else float(ceil(prod(leaf.dims) * leaf.dtype.bits / 8))
+        for leaf in shape.leaves
+    )
