@@ -60,8 +60,8 @@ __all__ = [
     "estimators_document",
     "generate",
     "graph_estimator",
-    "league",
     "join_profile",
+    "league",
     "profile_program",
     "read",
     "read_profiles",
@@ -115,8 +115,8 @@ if TYPE_CHECKING:
         Preparation,
         graph_estimator,
     )
-    from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
     from hespas.api.profiling import ProfiledProgram, profile_program
+    from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.simulation import (
         SimulationResult,

@@ -11,8 +11,8 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
-from hespas.cli.league import league
 from hespas.cli.capture_check import capture
+from hespas.cli.league import league
 from hespas.cli.session import (
     check_reports,
     command_line,
