@@ -154,25 +154,18 @@ def calibrate(
     """
     from hespas.graph.diagnostics import Diagnostics
 
+    fitting = {
+        "--estimator": estimator, "--measured": measured, "--workload": workload, "--split": split,
+        "--test-by": test_by, "--date": date, "--report": report,
+    }  # fmt: skip
+    given = [name for name, value in fitting.items() if value]
     if end_to_end:
+        given += [name for name, value in (("--suggest", suggest), ("--json", json_file)) if value]
         calibrate_end_to_end(
-            hardware, table or [], out=out, overwrite=overwrite, progress=progress, debug=debug,
-            others=[
-                name
-                for name, given in {
-                    "--estimator": estimator, "--measured": measured, "--workload": workload,
-                    "--split": split, "--test-by": test_by, "--date": date, "--report": report,
-                    "--suggest": suggest, "--json": json_file,
-                }.items()
-                if given
-            ],
-        )  # fmt: skip
+            hardware, table or [], out=out, others=given, overwrite=overwrite, progress=progress, debug=debug
+        )
         return
     if suggest is not None or kind or dtype:
-        fitting = {
-            "--estimator": estimator, "--measured": measured, "--workload": workload, "--split": split,
-            "--test-by": test_by, "--date": date, "--report": report,
-        }  # fmt: skip
         suggest_shapes(
             hardware,
             suggest,
@@ -183,7 +176,7 @@ def calibrate(
             out=out,
             json_file=json_file,
             overwrite=overwrite,
-            fitting=[name for name, given in fitting.items() if given],
+            fitting=given,
             debug=debug,
         )
         return

@@ -24,7 +24,7 @@ from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device
 from hespas.hardware.peaks import peak_for
 
-__all__ = ["Variant", "attention_library", "in_16_bits", "trained_times", "variant_of"]
+__all__ = ["Library", "Variant", "attention_library", "in_16_bits", "trained_times", "variant_of"]
 
 Library = Literal["flash1", "flash2", "cudnn", "splash", "measured"]
 """Whose fused attention a step runs; ``measured``: what estimators say."""

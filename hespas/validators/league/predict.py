@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-import hespas
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.generators.llm.memory import memory_of
@@ -151,7 +150,7 @@ _OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "walk")
 def _stamp(models: Path) -> str:
     """A text that changes with the package and with the table of models."""
     digest = sha256(models.read_bytes() if models.is_file() else b"")
-    root = Path(hespas.__file__).parent
+    root = Path(__file__).parents[2]
     files = [file for room in _ROOMS for file in sorted((root / room).rglob("*")) if file.is_file()]
     files += [Path(__file__).with_name(f"{name}.py") for name in _OWN]
     for file in files:
