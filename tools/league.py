@@ -136,7 +136,7 @@ def _naive(done: League) -> Iterator[Sequence[str]]:
 
 def _by(leagues: Sequence[League], by: str) -> Iterator[Sequence[str]]:
     found = [{each.value: each for each in done.groups if each.by == by} for done in leagues]
-    for value in sorted(set().union(*found)):
+    for value in sorted({value for groups in found for value in groups}):
         cells = [
             "" if value not in groups else f"{groups[value].median_ape:.1%} ({groups[value].mean_ape:.1%})"
             for groups in found
