@@ -85,7 +85,7 @@ def _show(done: League) -> None:
         say(f"note: {counted(count, 'row')} not predicted: {reason}")
     assumed = sum(row.status == "assumed" for row in done.rows)
     if assumed:
-        say(f"note: {counted(assumed, 'row')} need an assumption and are marked")
+        say(f"note: marked as assumed, since the table does not say all: {counted(assumed, 'row')}")
     if is_quiet():
         return
     rows = [

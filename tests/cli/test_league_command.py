@@ -62,7 +62,7 @@ def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "1 row not predicted: the configuration of model 'no such model' is not known" in done.stderr
-    assert "1 row need an assumption and are marked" in done.stderr
+    assert "marked as assumed, since the table does not say all: 1 row" in done.stderr
     assert "best layout among the predicted two best: 1 of 1 set" in done.stdout
     document = valid(tmp_path / "l.json", "league")
     rows = cast("list[dict[str, object]]", document["rows"])
