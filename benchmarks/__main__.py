@@ -33,6 +33,7 @@ BENCHMARKS = {
     "replayed_spans": "profiles as graphs and Chakra traces, simulated, against the measured span",
     "rescale_speed": "traces of two and four ranks taken to 65,536, against reading them alone",
     "roundtrip_speed": "every pair of formats over the fixtures, there and back",
+    "single_gpu": "transformers on one GPU against measured times, beside the predictions of NeuSight",
     "systolic_speed": "a million matmuls counted on a systolic array",
     "torch_capture": "a PyTorch program captured for 16,384 ranks, against the same for 8",
 }

@@ -13,9 +13,9 @@ import msgspec
 
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.captures.axes import CollectiveRow
-from hespas.captures.jax.calls import described, name_of
-from hespas.captures.jax.lowering import Lowered, Platform, lower, without_devices
-from hespas.captures.mesh import Mesh
+from hespas.captures.jax.calls import described, name_of, unwrapped
+from hespas.captures.jax.lowering import Lowered, Platform, lower
+from hespas.captures.mesh import Mesh, Shaped
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.captures.program import Captured, captured, collective_rows
 from hespas.captures.target import load_function, users_code
@@ -141,7 +141,7 @@ class CaptureResult(Result):
 def capture(
     function: Callable[..., object] | str,
     *arguments: object,
-    mesh: Mapping[str, int] | str,
+    mesh: Mapping[str, int] | str | Shaped,
     args: str | Callable[..., object] | None = None,
     keywords: Mapping[str, object] | None = None,
     framework: Framework = "auto",
@@ -217,13 +217,15 @@ class _Asked:
         compiled: bool,
     ) -> tuple[str, Captured]:
         """The framework that the function is of, and what came out."""
-        if isinstance(function, str):
-            without_devices()
         chosen = load_function(function) if isinstance(function, str) else function
+        if not callable(chosen):
+            raise UsageError(
+                f"{type(chosen).__name__} is no function", hint="give a function or MODULE:FUNCTION"
+            )
         name = _framework_of(chosen) if framework == "auto" else framework
         if name == "torch":
             return name, self.of_torch(chosen, arguments, real=real, compiled=compiled)
-        beside = function if isinstance(function, str) else f"{chosen.__module__}:"
+        beside = function if isinstance(function, str) else f"{unwrapped(chosen).__module__}:"
         return name, self.of_jax(chosen, arguments, beside, real=real, compiled=compiled)
 
     def of_torch(
@@ -308,8 +310,9 @@ class _Asked:
 
 def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
     """``torch`` where the module of the function has names of PyTorch and none of JAX."""
-    module = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
-    values = list(vars(module).values()) if module is not None else [function]
+    bare = unwrapped(function)
+    module = sys.modules.get(bare.__module__) if hasattr(bare, "__module__") else None
+    values = list(vars(module).values()) if module is not None else [bare]
     homes = {
         str(getattr(each, "__module__", None) or getattr(each, "__name__", "")).partition(".")[0]
         for each in values

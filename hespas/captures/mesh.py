@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from operator import index
+from typing import Protocol, SupportsIndex, cast
 
 from hespas.graph.errors import UsageError
 
-__all__ = ["Mesh"]
+__all__ = ["Mesh", "Shaped"]
 
 _MAX_DEVICES = 1 << 24
 """Beyond this many devices a number is taken for a mistake."""
+
+
+class Shaped(Protocol):
+    """``jax.sharding.Mesh`` or ``AbstractMesh``: sizes of axes by name."""
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """Sizes by names, outermost axis first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +49,12 @@ class Mesh:
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
     @classmethod
-    def of(cls, axes: str | Mapping[str, int] | Mesh) -> Mesh:
-        """From ``data=64,model=8`` or a mapping. Raises ``UsageError`` for anything else."""
+    def of(cls, axes: str | Mapping[str, int] | Mesh | Shaped) -> Mesh:
+        """From ``data=64,model=8``, a mapping, or a mesh of JAX. Raises ``UsageError`` for anything else."""
         if isinstance(axes, Mesh):
             return axes
-        if isinstance(axes, Mapping):
-            return cls(tuple(axes), tuple(axes.values()))
+        if not isinstance(axes, str):
+            return cls._of_sizes(axes)
         names: list[str] = []
         sizes: list[int] = []
         for part in axes.split(","):
@@ -53,6 +64,21 @@ class Mesh:
             names.append(name)
             sizes.append(int(size))
         return cls(tuple(names), tuple(sizes))
+
+    @classmethod
+    def _of_sizes(cls, axes: object) -> Mesh:
+        kind = type(axes).__name__
+        sizes: object = cast("object", axes) if isinstance(axes, Mapping) else getattr(axes, "shape", None)
+        if not isinstance(sizes, Mapping):
+            raise UsageError(f"mesh: {kind} is none; give {{'data': 64, 'model': 8}}, for example")
+        found = dict[str, int]()
+        for name, size in cast("Mapping[object, object]", sizes).items():
+            if not isinstance(name, str) or not isinstance(size, SupportsIndex) or isinstance(size, bool):
+                raise UsageError(
+                    f"mesh: {name!r}: {size!r} is no axis; it has a name and a whole number of devices"
+                )
+            found[name] = index(size)
+        return cls(tuple(found), tuple(found.values()))
 
     @property
     def axes(self) -> dict[str, int]:

@@ -71,7 +71,7 @@ def partition(
         settings = Settings(str(source), str(folder), wanted, shardy)
         status = _run(settings, Path(scratch, "errors"), timeout_s)
         found = _dump(folder)
-        if found is not None and (status is None or _is_whole(found)):
+        if found is not None and (_is_written(folder) or _is_whole(found)):
             return found.read_text(encoding="utf-8")
         raise _failure(folder, Path(scratch, "errors"), status, timeout_s)
 
@@ -108,13 +108,17 @@ def _numbered(folder: Path) -> dict[int, Path]:
 
 
 def _dump(folder: Path) -> Path | None:
-    return next((path for path in _numbered(folder).values() if PARTITIONED in path.name), None)
+    return next((path for _, path in sorted(_numbered(folder).items()) if _is_wanted(path)), None)
+
+
+def _is_wanted(path: Path) -> bool:
+    return any(mark in path.name for mark in PARTITIONED)
 
 
 def _is_written(folder: Path) -> bool:
     """Whether a file after the wanted one is there."""
     dumps = _numbered(folder)
-    wanted = next((number for number, path in dumps.items() if PARTITIONED in path.name), None)
+    wanted = next((number for number, path in dumps.items() if _is_wanted(path)), None)
     return wanted is not None and max(dumps) > wanted
 
 

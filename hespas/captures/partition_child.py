@@ -30,15 +30,15 @@ from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, U
 
 __all__ = ["PARTITIONED", "REFUSED", "Settings", "main"]
 
-PARTITIONED = "after_spmd-partitioning"
-"""What stands in the name of the dump that is wanted."""
+PARTITIONED = ("after_spmd-partitioning", "sharding-removal.after_dce")
+"""What stands in the name of the dump that is wanted; the second where there is one device."""
 
 REFUSED = "refused.json"
 """The file that says why a program cannot be partitioned."""
 
-_DUMPED = "^(spmd-partitioning|pipeline-start)$"
-"""Passes to dump after: the partitioner, and the start of each pipeline, since a file of the next one says
-that the wanted one is whole.
+_DUMPED = ("^(spmd-partitioning|pipeline-start)$", "^(dce|pipeline-start)$")
+"""Passes to dump after: the partitioner (on one device what drops annotations), and the start of each
+pipeline, since a file of the next one says that the wanted one is whole.
 """
 
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 8 << 30, 2_000
@@ -89,7 +89,7 @@ def _partition(data: bytes, settings: Settings) -> None:
     with cast("Any", module).context:
         program = _Program(module, bindings)
         devices = program.on_mesh(settings.axes)
-        program.check()
+        program.check(devices)
         _compile(program, devices, settings)
 
 
@@ -111,32 +111,49 @@ class _Program:
         meshes = [op for op in self._operations if op.name == "sdy.mesh"]
         stated = {_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in meshes}
         stated = {name: mesh for name, mesh in stated.items() if mesh.axes}
-        partitions = _count(self.module, "mhlo.num_partitions")
+        partitions = self._partitions()
         if not stated:
             return self._on_tiles(axes, partitions)
-        named = dict(next(iter(stated.values())).axes)
-        if axes and (set(axes) != set(named)):
+        programs = [dict(mesh.axes) for mesh in stated.values()]
+        named = next((each for each in programs if set(each) == set(axes)), programs[0])
+        if axes and list(axes) != list(named):
             raise UsageError(
                 f"the axes of the mesh are {_axes(named)} in the program, and {_axes(axes)} are asked for",
-                hint="name the axes of the program, with the sizes that they shall have",
+                hint="name the axes of the program, in its order, with the sizes that they shall have",
             )
         wanted = {name: axes.get(name, size) for name, size in named.items()}
         changed = {name for name in named if wanted[name] != named[name]}
-        if changed:
-            self._check_free(changed)
-            for op in meshes:
-                mesh = stated.get(_name(op))
-                if mesh is not None:
-                    self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes})
-        return max(prod(wanted.values()), partitions if not changed else 1)
+        if not changed:
+            return max(prod(wanted.values()), partitions)
+        self._check_free(changed)
+        for op in meshes:
+            mesh = stated.get(_name(op))
+            if mesh is not None:
+                self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes}, wanted)
+        return prod(wanted.values())
+
+    def _partitions(self) -> int:
+        """For how many partitions the program is. Raises ``UnsupportedError`` for replicas beside them."""
+        partitions, replicas = (
+            _count(self.module, f"mhlo.num_{what}") for what in ("partitions", "replicas")
+        )
+        if replicas > 1:
+            raise UnsupportedError(
+                f"the program is for {replicas} replicas (pmap), each of {partitions} partitions",
+                hint="write it with jax.jit and a mesh, which has replicas as an axis",
+            )
+        return partitions
 
     def _on_tiles(self, axes: Mapping[str, int], partitions: int) -> int:
         """The devices of a program whose shardings are tiles, or that has none."""
+        if partitions == 1 and axes and prod(axes.values()) == 1:
+            return 1
         if partitions <= 1:
             raise UsageError(
                 "the program says neither over which mesh nor how its data is split: each device would run "
                 "all of it",
-                hint="lower it with shardings (jax.sharding.NamedSharding), or capture the function itself",
+                hint="lower it with arguments that have shardings (jax.sharding.NamedSharding), or constrain "
+                "values within it (jax.lax.with_sharding_constraint)",
             )
         if axes and prod(axes.values()) != partitions:
             raise UsageError(
@@ -157,18 +174,35 @@ class _Program:
                         hint="leave this axis as it is, or capture the function itself for the other mesh",
                     )
 
-    def _resize(self, op: Operation, axes: Mapping[str, int]) -> None:
+    def _resize(self, op: Operation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+        """Give one mesh its sizes. Raises ``UsageError`` where its devices are listed, or are not as many as
+        those of the mesh that is ``wanted``.
+        """
         sdy = self._bindings.sdy
+        before = read_mesh(op.attributes["mesh"], sdy)
+        if prod(axes.values()) != prod(wanted.values()):
+            raise UsageError(
+                f"the program has another mesh, {_axes(dict(before.axes))}, which has "
+                f"{prod(axes.values())} devices where {_axes(wanted)} has {prod(wanted.values())}",
+                hint="leave the sizes as they are, or capture the function itself for the other mesh",
+            )
+        if before.device_ids:
+            raise UsageError(
+                f"the mesh {_axes(dict(before.axes))} of the program lists its devices in an order of "
+                "its own, which says nothing of other sizes",
+                hint="leave the sizes as they are, or capture the function itself for the other mesh",
+            )
         sizes = [sdy.MeshAxisAttr.get(name, size) for name, size in axes.items()]
         op.attributes["mesh"] = sdy.MeshAttr.get(sizes)
 
-    def check(self) -> None:
+    def check(self, devices: int) -> None:
         """Raise ``UsageError`` for what is partitioned already, ``UnsupportedError`` for what another process
         cannot partition.
         """
-        by_hand = any("SPMDFullToShardShape" in _called(op) for op in self._operations)
+        # On one device JAX leaves no mark of a shard_map.
+        by_hand = devices == 1 or any("SPMDFullToShardShape" in _called(op) for op in self._operations)
         for op in self._operations:
-            if op.name in _COLLECTIVES and not by_hand and not _is_manual(op):
+            if op.name in _COLLECTIVES and not (by_hand or _is_manual(op) or _is_alone(op)):
                 raise UsageError(
                     f"the program is partitioned already: {op.name} stands outside of any shard_map",
                     hint="leave `mesh` out",
@@ -212,7 +246,8 @@ def _compile(program: _Program, devices: int, settings: Settings) -> None:
     build.allow_spmd_sharding_propagation_to_output = program.unannotated("res_attrs")
     build.device_assignment = jax.DeviceAssignment.create(np.full((1, devices), device.id, np.int32))
     debug = build.debug_options
-    debug.xla_dump_to, debug.xla_dump_hlo_pass_re, debug.xla_dump_hlo_as_text = settings.folder, _DUMPED, True
+    debug.xla_dump_to, debug.xla_dump_hlo_as_text = settings.folder, True
+    debug.xla_dump_hlo_pass_re = _DUMPED[devices == 1]
     client.compile_and_load(program.module, jax.DeviceList((device,)), options)
     raise InvariantError("XLA has compiled a program that was not to be compiled")
 
@@ -240,6 +275,19 @@ def _is_manual(op: Operation) -> bool:
             return True
         above = above.parent
     return above is None or _name(above) != "main"
+
+
+def _is_alone(op: Operation) -> bool:
+    """Whether every device communicates with itself: of a ``shard_map`` over an axis of one device JAX leaves
+    nothing else.
+    """
+    attributes: Any = op.attributes
+    if "replica_groups" in attributes:
+        return bool(attributes["replica_groups"].type.shape[-1] == 1)
+    if "source_target_pairs" in attributes:
+        pairs = np.array(attributes["source_target_pairs"])
+        return bool((pairs[:, 0] == pairs[:, 1]).all())
+    return False
 
 
 def _name(op: Operation) -> str:

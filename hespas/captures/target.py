@@ -46,11 +46,8 @@ def load_object(target: str, beside: str = "") -> object:
 def _module(place: str) -> ModuleType:
     if place.endswith(".py"):
         return _of_file(Path(place))
-    here = str(Path.cwd())
-    with users_code(f"importing {place}"):
+    with users_code(f"importing {place}"), _of_folder(Path.cwd()):
         try:
-            if here not in sys.path:
-                sys.path.insert(0, here)
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name and (place == error.name or place.startswith(f"{error.name}.")):
@@ -61,25 +58,58 @@ def _module(place: str) -> ModuleType:
 def _of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError("there is no such file", path=str(path), hint=_FORM)
-    name = path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path.resolve()):
-        return loaded
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise UsageError("this is no module of Python", path=str(path), hint=_FORM)
-    module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    sys.modules[name] = module
-    with users_code(f"importing {path}"):
+    file = path.resolve()
+    with users_code(f"importing {path}"), _of_folder(file.parent):
+        name = file.stem
+        if name in sys.stdlib_module_names or _file_of(name) not in {"", str(file)}:
+            name = f"{name}_of_{file.parent.name}"  # who imports the other one goes on to need it
+        if _file_of(name) == str(file):
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise UsageError("this is no module of Python", path=str(path), hint=_FORM)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
-    return module
+        return module
+
+
+@contextmanager
+def _of_folder(folder: Path) -> Generator[None]:
+    """Within, imports find modules of this folder first. What was loaded here from another folder is
+    forgotten: a program finds its own modules, also where those of the last one had their names.
+    """
+    for name, module in list(sys.modules.items()):
+        if vars(module).get(_LOADED_FROM, folder) != folder:
+            del sys.modules[name]
+    if str(folder) not in sys.path[:1]:
+        sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - before:
+            file = _file_of(name)
+            if _is_users(file) and Path(file).is_relative_to(folder):
+                vars(sys.modules[name])[_LOADED_FROM] = folder
+
+
+_LOADED_FROM = "__hespas_folder__"
+
+
+def _file_of(name: str) -> str:
+    """The file of a module that is loaded, empty where it is not or has none."""
+    return str(getattr(sys.modules.get(name), "__file__", None) or "")
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither ours nor of an installed package."""
+    ours = str(Path(__file__).parents[1])
+    return bool(file) and "site-packages" not in file and not file.startswith((ours, "<", sys.base_prefix))
 
 
 @contextmanager
@@ -113,12 +143,11 @@ _GUARD = "what a script does when it is run belongs under: if __name__ == '__mai
 
 
 def _place(error: BaseException) -> str | None:
-    """The innermost line that is neither ours nor of an installed package."""
+    """The innermost line of the user's."""
     trace, place = error.__traceback__, None
-    ours = str(Path(__file__).parents[1])
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if "site-packages" not in file and not file.startswith((ours, "<", sys.base_prefix)):
+        if _is_users(file):
             place = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

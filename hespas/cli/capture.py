@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hespas.captures.jax.lowering import Platform
+from hespas.captures.jax.lowering import Platform, without_devices
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.cli import options
 from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
@@ -155,6 +155,7 @@ def capture(
     with command_line(debug, diagnostics, target, documents=[json_file], writes=written):
         from hespas import api
 
+        without_devices()
         if out == Path("-"):
             raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
         named = {"--out": out, "--program": program, "--partitioned": partitioned, "--profile": profile}

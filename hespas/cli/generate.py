@@ -11,7 +11,7 @@ from hespas.cli.generate_llm import llm
 from hespas.cli.generating import Asked, making
 from hespas.generators.spec import Generator
 
-__all__ = ["app", "collectives", "dit", "dlrm", "random", "vit"]
+__all__ = ["app", "collectives", "dit", "dlrm", "eager", "random", "vit"]
 
 app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
 
@@ -139,6 +139,34 @@ def _one_rank(asked: Asked, dp: int) -> None:
         asked.has_no_effect("fsdp", "one data rank has all of the state")
 
 
+# --- what frameworks run without a compiler
+
+
+@making()
+def eager(
+    _asked: Asked,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b, switch-xl-4."
+        ),
+    ],
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.")] = 512,
+    train: Annotated[bool, typer.Option("--train", help="Backward too (no optimizer).")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Fuse between products, as torch.compile does.")
+    ] = False,
+) -> Generator:
+    """A transformer on one device as PyTorch runs it in float32, one operator after another.
+
+    hespas generate eager gpt2-large --batch 4 --seq 1024 --out gpt2.json
+    """
+    from hespas.generators.eager import EagerStep, eager_model
+
+    return EagerStep(model=eager_model(model), batch=batch, length=seq, training=train, compiled=compiled)
+
+
 # --- recommendation models
 
 
@@ -174,5 +202,6 @@ app.command()(llm)
 app.command()(dlrm)
 app.command()(vit)
 app.command()(dit)
+app.command()(eager)
 app.command()(collectives)
 app.command()(random)

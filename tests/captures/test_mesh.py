@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
 from hespas.captures.mesh import Mesh
@@ -9,6 +13,10 @@ from hespas.graph.errors import UsageError
 def test_a_mesh_is_read_as_it_is_written() -> None:
     mesh = Mesh.of("data=64, model=8")
     assert mesh == Mesh(("data", "model"), (64, 8)) == Mesh.of({"data": 64, "model": 8}) == Mesh.of(mesh)
+    of_jax: Any = SimpleNamespace(shape={"data": 64, "model": 8})
+    assert Mesh.of(of_jax) == mesh
+    of_numpy: Any = {"data": np.int64(64)}
+    assert type(Mesh.of(of_numpy).sizes[0]) is int
     assert str(mesh) == "data=64,model=8"
     assert mesh.num_devices == 512
 
@@ -31,3 +39,11 @@ def test_a_mesh_is_read_as_it_is_written() -> None:
 def test_what_is_no_mesh_is_refused_with_the_form(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Mesh.of(text)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"data": "8"}, {"data": 8.0}, {"data": True}, {3: 8}, [("data", 8)], 8, None]
+)
+def test_what_has_no_sizes_of_axes_is_no_mesh(axes: Any) -> None:
+    with pytest.raises(UsageError, match="mesh:"):
+        Mesh.of(axes)

@@ -12,7 +12,7 @@ from hespas.captures.axes import CollectiveRow
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import partition
 from hespas.captures.program import captured, collective_rows
-from hespas.graph import Diagnostics, Severity, Workload
+from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
 pytest.importorskip("jaxlib")
@@ -31,6 +31,20 @@ TILES = b"""module @tiles attributes {mhlo.num_partitions = 8 : i32, mhlo.num_re
   }
 }
 """
+
+
+def on_meshes(*meshes: str) -> bytes:
+    """A product whose left side is split over the first of the meshes, along ``data``."""
+    stated = "\n".join(f"sdy.mesh @mesh{number} = <[{axes}]>" for number, axes in enumerate(meshes))
+    return f"""module @m {{
+  {stated}
+  func.func public @main(%x: tensor<16x16xf32> {{sdy.sharding = #sdy.sharding<@mesh0, [{{"data"}}, {{}}]>}})
+      -> tensor<16x16xf32> {{
+    %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+        : (tensor<16x16xf32>, tensor<16x16xf32>) -> tensor<16x16xf32>
+    return %0 : tensor<16x16xf32>
+  }}
+}}""".encode()
 
 
 def products(workload: Workload) -> float:
@@ -80,6 +94,13 @@ def test_tiles_of_gspmd_are_partitioned_by_it() -> None:
     ("program", "axes", "told"),
     [
         (LLAMA, "data=2,tensor=4", "axes of the mesh are data=2,model=4"),
+        (LLAMA, "model=4,data=2", "axes of the mesh are data=2,model=4"),
+        (
+            on_meshes('"data"=2, "model"=4], device_ids=[0,4,1,5,2,6,3,7'),
+            "data=4,model=4",
+            "order of its own",
+        ),
+        (on_meshes('"data"=2, "model"=4', '"all"=8'), "data=4,model=4", "another mesh, all=8, which has 8"),
         (TILES, "data=4,model=4", "sharded in tiles over 8 devices"),
         (MANUAL, "data=4,model=4", "axis data is manual"),
         ((FIXTURES / "mlp.mlir").read_bytes(), "data=4", "neither over which mesh"),
@@ -93,6 +114,40 @@ def test_tiles_of_gspmd_are_partitioned_by_it() -> None:
 def test_what_does_not_fit_the_mesh_is_refused_with_the_reason(program: bytes, axes: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         partition(program, axes=axes)
+
+
+def test_the_axes_of_any_mesh_of_the_program_have_other_sizes() -> None:
+    text = partition(on_meshes('"data"=2, "model"=4', '"model"=4, "data"=2'), axes="data=4,model=4")
+    assert "num_partitions=16" in text
+    assert "f32[4,16]" in text
+
+
+def test_one_device_runs_all_of_the_program() -> None:
+    one = captured(LLAMA, "llama", mesh=Mesh.of("data=1,model=1"), diagnostics=Diagnostics()).workload
+    whole = hespas.read(FIXTURES / "llama_fsdp_tp_global_N8.mlir.gz")
+    assert isinstance(whole, Workload)
+    assert one.num_ranks == 1
+    assert len(one.classes[0].collectives) == 0
+    assert products(one) == pytest.approx(products(whole))
+
+
+def test_what_a_device_runs_is_a_program_of_a_device_even_if_nothing_is_exchanged() -> None:
+    found = Diagnostics()
+    program = on_meshes('"data"=8').replace(
+        b"dot_general %x, %x, contracting_dims = [1] x [0]", b"add %x, %x"
+    )
+    program = program.replace(b"(tensor<16x16xf32>, tensor<16x16xf32>) -> ", b"")
+    workload = captured(program, "m", diagnostics=found).workload
+    assert workload.num_ranks == 8
+    assert not found.counts()
+    assert WHOLE_JOB not in workload.metadata
+    assert workload.metadata[PROGRAM_BYTES] == "128 128 0"
+
+
+def test_replicas_beside_partitions_are_refused() -> None:
+    replicated = TILES.replace(b"num_replicas = 1", b"num_replicas = 2")
+    with pytest.raises(UnsupportedError, match="for 2 replicas"):
+        partition(replicated)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import invalidate_caches
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import hespas
 from hespas.cli.main import app
+from hespas.graph.errors import UsageError
 
 pytest.importorskip("jax")
 MODULE = """
@@ -60,6 +66,11 @@ def not_a_step(mesh):
 
 def does_not_trace(x):
     return x if x > 0 else -x
+
+
+def scaled(mesh):
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    return (lambda x: jnp.exp(x) @ jnp.ones((64, 64))), (x,)
 
 
 number = 3
@@ -130,6 +141,34 @@ def test_functions_and_arguments_in_all_ways(arguments: list[str], kinds: set[st
     rows = json.loads(done.stdout)["collectives"]
     assert {row["kind"] for row in rows} <= kinds
     assert rows
+
+
+def test_a_program_that_exchanges_nothing_is_run_and_joined_without_a_word(folder: Path) -> None:
+    done = capture("train:scaled", "--mesh", "data=2", "--profile", "run")
+    assert done.exit_code == 0, done.stderr
+    assert "warning" not in done.stderr
+    report = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))
+    assert report["is_what_ran"]
+    assert report["joined_share"] > 0.98
+    assert (report["mesh"], report["steps"]) == ("data=2", 3)
+
+
+def test_a_mesh_of_jax_and_partial_functions_are_taken_as_they_are() -> None:
+    jax: Any = importlib.import_module("jax")
+    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "model"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", "model"))
+    x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=sharding)
+    before = dict(os.environ)
+
+    def grown(scale: float, x: Any) -> Any:
+        return scale * (x @ x)
+
+    done = hespas.capture(partial(grown, 2.0), x, mesh=mesh)
+    assert done.workload.name == "jit_grown"
+    assert str(done.mesh) == "data=2,model=2"
+    assert os.environ == before
+    with pytest.raises(UsageError, match="int is no function"):
+        hespas.capture(cast("Any", 3), x, mesh=mesh)
 
 
 @pytest.mark.parametrize(

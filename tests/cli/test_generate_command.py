@@ -270,6 +270,15 @@ def test_what_is_beyond_any_machine_is_refused_at_once(words: tuple[object, ...]
     assert "try: " in done.stderr
 
 
+def test_a_step_run_operator_by_operator(tmp_path: Path) -> None:
+    words = ("eager", "bert-large", "--batch", "2", "--seq", "64", "--train")
+    done = CliRunner().invoke(app, ["generate", *words, "--out", str(tmp_path / "step.json")])
+    assert done.exit_code == 0, done.output
+    workload = hespas.read(tmp_path / "step.json")
+    assert isinstance(workload, Workload)
+    assert workload.classes[0].name == "bert-large-train-64-2"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -277,6 +286,10 @@ def test_what_is_beyond_any_machine_is_refused_at_once(words: tuple[object, ...]
         ("vit", "--batch", 10**19),
         ("vit", "--layers", 10**7),
         ("dit", "--image", 10**12),
+        ("eager", "gpt2-large", "--batch", 10**19),
+        ("eager", "gpt2-large", "--seq", 1025),
+        ("eager", "gpt2-large", "--train", "--compiled"),
+        ("eager", "gpt5"),
         ("dlrm", "--ranks", 2**40, "--tables", 2**40),
         ("dlrm", "--rows", 2**70),
         ("collectives", "--ranks", 10**7),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +12,7 @@ from hespas.captures.jax.arguments import Argument, parse_arguments
 from hespas.captures.target import load_object
 from hespas.graph.errors import UsageError
 
-__all__ = ["Call", "Described", "call_of", "described", "is_data", "jitted", "name_of"]
+__all__ = ["Call", "Described", "call_of", "described", "is_data", "jitted", "name_of", "unwrapped"]
 
 Described = Sequence[object] | str | Callable[..., object] | None
 """Arguments: values or abstract values; a text (:mod:`.arguments`); a function that makes them, given the
@@ -94,7 +95,15 @@ def _listed(values: object) -> tuple[Any, ...]:
 
 def name_of(function: object) -> str:
     """What a function is called, of an object its class."""
-    return str(getattr(function, "__name__", type(function).__name__))
+    bare = unwrapped(function)
+    return str(getattr(bare, "__name__", type(bare).__name__))
+
+
+def unwrapped(function: object) -> object:
+    """The function that ``functools.partial`` fills arguments of in."""
+    while isinstance(function, partial):
+        function = cast("partial[object]", function).func
+    return function
 
 
 def _required(function: Callable[..., object]) -> list[str]:

@@ -69,7 +69,7 @@ def lower(
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         with users_code(f"making the arguments of {name}"):
             call = call_of(jax, function, arguments, dict(keywords or {}), abstract)
-        positional, named, placed = _abstract(jax, (call.positional, call.named), abstract)
+            positional, named, placed = _abstract(jax, (call.positional, call.named), abstract)
         with users_code(f"tracing {name}"):
             step, positional, named = jitted(jax, Call(call.step, positional, named))
             lowered = step.trace(*positional, **named).lower(lowering_platforms=(platform,))
@@ -78,8 +78,9 @@ def lower(
 
 
 def without_devices() -> None:
-    """Let a JAX that nobody has loaded yet look for no devices: lowering needs none. One that is there is
-    left to those who use it, and compilers that are installed without one do not say what they miss.
+    """Let a JAX that nobody has loaded yet look for no devices in this process: lowering needs none. One that
+    is there is left to those who use it, and compilers that are installed without one do not say what they
+    miss. For commands: a process of the user's may want its devices later.
     """
     if "jax" in sys.modules:
         return

@@ -22,6 +22,7 @@ from hespas.converters.hlo.attributes import (
 )
 from hespas.converters.hlo.module import ArrayShape, Computation, HloModule, Shape
 from hespas.converters.hlo.scan import unquote
+from hespas.converters.program_bytes import program_bytes
 from hespas.costs.contraction import config_precision, named_algorithm, with_macs
 from hespas.costs.operation import (
     Attributes,
@@ -236,6 +237,17 @@ class Program:
             return integer(computation.payloads[index])
         except ValueError as error:
             raise self.error(computation, index, f"expected the number of a parameter: {error}") from error
+
+    def program_bytes(self) -> str:
+        """Bytes of the parameters, of the results and of parameters over which results are written."""
+        entry = self.module.entry
+        sizes = {
+            self.parameter_number(entry, index): sum(self.all_bytes(entry.shapes[index]))
+            for index, opcode in enumerate(entry.opcodes)
+            if opcode == "parameter"
+        }
+        parameters = [sizes.get(number, 0.0) for number in range(max(sizes, default=-1) + 1)]
+        return program_bytes(parameters, self.all_bytes(entry.shapes[entry.root]), self._donated)
 
     def result_over(self, parameter: int) -> int:
         """The place of the result that is written over a parameter of the entry, -1: none is. Of a program

@@ -33,7 +33,7 @@ from hespas.converters.hlo.scan import Source, is_text, module_bytes, proto_to_t
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
 from hespas.files.streams import read_bytes
-from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
+from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
@@ -129,7 +129,11 @@ def workload_of(
         **_metadata(module, replicas, partitions),
         **({WHOLE_JOB: str(partitions)} if is_global else {}),
     }
-    return Workload.spmd(graph, communication.num_devices, metadata)
+    if not program.is_scheduled:  # parameters of a scheduled one stay nodes
+        metadata[PROGRAM_BYTES] = program.program_bytes()
+    return Workload.spmd(
+        graph, communication.num_devices, {key: value for key, value in metadata.items() if value}
+    )
 
 
 def _metadata(module: HloModule, replicas: int, partitions: int) -> dict[str, str]:
@@ -415,6 +419,10 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
     return highest if not complete or groups.num_ranks == highest else 1
 
 
+_OF_PARTITIONER = "_spmd"
+"""What XLA's partitioner puts behind the names of the computations that it makes."""
+
+
 def _warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> bool:
     """Whether a program is sharded but not partitioned, and say so: its shapes are those of the whole job."""
     if partitions < 2 or not _is_global(module):
@@ -432,8 +440,11 @@ def _warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics
 
 def _is_global(module: HloModule) -> bool:
     """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
-    program only parameters and results have them, and a compiled one has its schedule.
+    program only parameters and results have them, a compiled one has its schedule, and its partitioner has
+    renamed the entry.
     """
+    if module.entry.name.endswith(_OF_PARTITIONER):
+        return False
     opcodes: set[str] = set()
     for body in module.computations.values():
         opcodes.update(body.opcodes)

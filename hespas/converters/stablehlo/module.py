@@ -6,13 +6,12 @@ Each function becomes a template once, when it is first called.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isnan
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from hespas.converters.program_bytes import program_bytes
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.converters.stablehlo.attributes import CALLEES
 from hespas.converters.stablehlo.communication import Mesh, read_mesh
@@ -67,22 +66,13 @@ class Frame(NamedTuple):
         return function.regions[0].blocks[0]
 
     def program_bytes(self, types: TypeTable) -> str:
-        """Bytes of the arguments, of the results and of arguments over which results are written; empty where
-        one of them has an unknown size. A donor that names no result is written over by one of its size.
-        """
+        """Bytes of the arguments, of the results and of arguments over which results are written."""
         entry = self.functions[self.entry]
         signature = cast("ir.FunctionType", cast("ir.TypeAttr", entry.attributes["function_type"]).value)
         inputs, results = (
             [_bytes(types, each) for each in side] for side in (signature.inputs, signature.results)
         )
-        free, over = Counter(results), 0.0
-        for place in sorted(self.donated):
-            size = inputs[place] if place < len(inputs) else 0.0
-            if free[size] > 0:
-                free[size] -= 1
-                over += size
-        figures = (sum(inputs), sum(results), over)
-        return "" if any(isnan(each) for each in figures) else " ".join(f"{each:.0f}" for each in figures)
+        return program_bytes(inputs, results, self.donated)
 
 
 def _bytes(types: TypeTable, kind: Type) -> float:

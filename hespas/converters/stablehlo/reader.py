@@ -300,8 +300,7 @@ def _warn_if_global(data: bytes, frame: Frame, entry: Template, shared: Shared, 
         shared.path,
         f"the program is sharded over {max(devices.num_partitions, parts)} partitions but not partitioned: "
         f"{which}shapes and costs are those of the whole job ({flops / 1e9:,.4g} GFLOP, loops once), and "
-        "there are no collectives. Partition it first (with Shardy's passes), or compile it and read the "
-        "optimised HLO",
+        "there are no collectives. Partition it first: hespas-convert does, with `mesh=AXIS=N,...`",
         path=shared.path,
     )
     return parts

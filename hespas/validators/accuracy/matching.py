@@ -545,7 +545,8 @@ def check_program(workload: Workload, profile: Profile, diagnostics: Diagnostics
         compiled = compiled_module(profile, module)
         if compiled is None:
             continue
-        devices = compiled.num_ranks
+        # A module without collectives does not say for how many devices it is; those that ran it do.
+        devices = max(compiled.num_ranks, len(np.unique(profile.rank[profile.module_row == row])))
         if devices != workload.num_ranks:
             diagnostics.warning(
                 OTHER_PROGRAM,

@@ -10,7 +10,7 @@ import pytest
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.attributes import header_meshes, parse_groups
-from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Workload
+from hespas.graph import PROGRAM_BYTES, CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import totals
 
@@ -425,6 +425,36 @@ ENTRY e {{
     workload, diagnostics = read_text(text)
     assert workload.num_ranks == 4
     assert ("hlo.global-program" in diagnostics.counts()) is is_global
+
+
+def test_what_the_partitioner_has_made_is_of_a_device_even_where_nothing_is_exchanged(
+    read_text: ReadText,
+) -> None:
+    text = _module(
+        ", num_partitions=4", "x = f32[64]{0} parameter(0), " + SHARDED, "r = f32[64]{0} negate(x)"
+    )
+    entry = next(line for line in text.splitlines() if line.startswith("ENTRY "))
+    name = entry.split()[1]
+    _, diagnostics = read_text(text.replace(f"ENTRY {name}", f"ENTRY {name}_spmd"))
+    assert "hlo.global-program" not in diagnostics.counts()
+
+
+@pytest.mark.parametrize(
+    ("header", "stated"),
+    [
+        ("", "128 128 0"),
+        (", buffer_donor={ (0, {}) }", "128 128 64"),
+        (", input_output_alias={ {1}: (1, {}, may-alias) }", "128 128 64"),
+    ],
+)
+def test_programs_that_nobody_scheduled_say_what_parameters_and_results_take(
+    read_text: ReadText, header: str, stated: str
+) -> None:
+    lines = ("x = f32[16]{0} parameter(0)", "y = f32[16]{0} parameter(1)", "a = f32[16]{0} add(x, y)")
+    text = _module(header, *lines, "r = (f32[16]{0}, f32[16]{0}) tuple(a, x)")
+    assert read_text(text)[0].metadata[PROGRAM_BYTES] == stated
+    scheduled = _module(", is_scheduled=true" + header, *lines, "r = (f32[16]{0}, f32[16]{0}) tuple(a, x)")
+    assert PROGRAM_BYTES not in read_text(scheduled)[0].metadata
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""Operators of PyTorch as nodes of a graph, and what autograd runs for each of them.
+
+Operators run one after another in one stream, so each node follows the one before. A tape holds what backward
+does, in the order of forward. Elements are float32 without TF32: products state the six 16-bit products that
+such a product is worth, which is how the hub tells it from one on TF32 units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from hespas.graph import GraphBuilder, NodeKind, OpClass
+from hespas.graph.columns import DType, dtype
+
+__all__ = ["Operators", "Shape"]
+
+Shape = tuple[int, ...]
+
+_FULL_FLOAT32 = 6
+_TRANSPOSED = "{1,3,2,0}"
+"""Heads of (batch, heads, length, size) cut out of (batch, length, heads, size): order in memory."""
+
+
+@dataclass(slots=True)
+class Operators:
+    """Adds operators to a graph. ``compiled``: those between products are fused, as TorchInductor does."""
+
+    builder: GraphBuilder
+    training: bool
+    compiled: bool
+    module: str = ""
+    tape: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    _last: int = -1
+    _element: DType = field(default_factory=lambda: dtype("f32"))
+
+    def later(self, backward: Callable[[], None]) -> None:
+        """Have backward do this when it comes here."""
+        if self.training:
+            module = self.module
+
+            def there() -> None:
+                self.module = module
+                backward()
+
+            self.tape.append(there)
+
+    def backward(self) -> None:
+        """Everything on the tape, the last first."""
+        while self.tape:
+            self.tape.pop()()
+
+    def node(
+        self,
+        op: str,
+        op_class: OpClass,
+        reads: Sequence[Shape],
+        writes: Sequence[Shape],
+        *,
+        flops: float = 1.0,
+        transcendentals: float = 0.0,
+        strided: bool = False,
+        bytes_read: float | None = None,
+    ) -> int:
+        """An operator; ``flops`` and ``transcendentals`` are of an element of its largest tensor.
+        ``strided``: its first operand is walked in another order than its result.
+        """
+        builder = self.builder
+        encoding = builder.strings.add(_TRANSPOSED) if strided else 0
+        add, size = builder.types.add, builder.types.bytes_of
+        operands = [
+            add(self._element, shape, encoding=encoding if place == 0 else 0)
+            for place, shape in enumerate(reads)
+        ]
+        results = [add(self._element, shape) for shape in writes]
+        elements = float(max(prod(shape) for shape in (*reads, *writes)))
+        name = f"{self.module}.{op.rpartition('::')[2]}" if self.module else op
+        node = builder.add_node(
+            name_row=builder.strings.add(name),
+            op_row=builder.strings.add(op),
+            op_class=op_class,
+            kind=NodeKind.COMPUTE,
+            data_deps=[self._last] if self._last >= 0 else [],
+            control_deps=[],
+            operands=operands,
+            results=results,
+            flops=flops * elements,
+            transcendentals=transcendentals * elements,
+            bytes_read=sum(map(size, operands)) if bytes_read is None else bytes_read,
+            bytes_written=sum(map(size, results)),
+        )
+        self._last = node
+        return node
+
+    # Products.
+
+    def product(self, op: str, batch: int, m: int, n: int, k: int) -> None:
+        """``batch`` products of M x K by K x N."""
+        lead = (batch,) if batch > 1 else ()
+        work = 2.0 * batch * m * n * k
+        reads: list[Shape] = [(*lead, m, k), (*lead, k, n)]
+        if op == "aten::addmm":
+            reads.append((n,))
+        largest = max(prod(reads[0]), prod(reads[1]), batch * m * n)
+        node = self.node(op, OpClass.CONTRACTION, reads, [(*lead, m, n)], flops=work / largest)
+        code = self._element.code
+        self.builder.add_contraction(
+            node, batch=batch, m=m, n=n, k=k, flops=work, useful_flops=work,
+            lhs=code, rhs=code, accumulator=code, products=_FULL_FLOAT32,
+        )  # fmt: skip
+
+    def linear(self, rows: int, inputs: int, outputs: int, *, bias: bool = True, joins: bool = False) -> None:
+        """A layer, and backward the gradients of its input, weights and bias; ``joins``: that of its input is
+        added to another that the same value has.
+        """
+        self.product("aten::addmm" if bias else "aten::mm", 1, rows, outputs, inputs)
+
+        def backward() -> None:
+            self.product("aten::mm", 1, rows, inputs, outputs)
+            self.product("aten::mm", 1, outputs, inputs, rows)
+            self.accumulate((outputs, inputs))
+            if bias:
+                self.node("aten::sum", OpClass.REDUCTION, [(rows, outputs)], [(outputs,)])
+                self.accumulate((outputs,))
+            if joins:
+                self.add((rows, inputs), taped=False)
+
+        self.later(backward)
+
+    def batched(self, batch: int, m: int, n: int, k: int) -> None:
+        """A product of two values, each of which has a gradient."""
+        self.product("aten::bmm", batch, m, n, k)
+
+        def backward() -> None:
+            self.product("aten::bmm", batch, m, k, n)
+            self.product("aten::bmm", batch, k, n, m)
+
+        self.later(backward)
+
+    # Elementwise.
+
+    def unary(self, op: str, shape: Shape, *, transcendentals: float = 0.0) -> None:
+        """One operand and numbers."""
+        op_class = OpClass.TRANSCENDENTAL if transcendentals else OpClass.ELEMENTWISE
+        self.node(op, op_class, [shape], [shape], transcendentals=transcendentals)
+
+    def binary(
+        self, op: str, shape: Shape, other: Shape | None = None, *, transcendentals: float = 0.0
+    ) -> None:
+        """Two operands; ``other`` is the second one's shape where it is repeated over the first."""
+        op_class = OpClass.TRANSCENDENTAL if transcendentals else OpClass.ELEMENTWISE
+        self.node(op, op_class, [shape, other or shape], [shape], transcendentals=transcendentals)
+
+    def add(self, shape: Shape, other: Shape | None = None, *, taped: bool = True) -> None:
+        """A sum. Its gradient is that of both operands; where both lead on, backward adds what they bring."""
+        self.binary("aten::add", shape, other)
+        if taped and other is None:
+            self.later(lambda: self.binary("aten::add", shape))
+
+    def accumulate(self, shape: Shape) -> None:
+        """A gradient is added to what is there from the step before."""
+        self.binary("aten::add_", shape)
+
+    def copy(self, shape: Shape) -> None:
+        """What a view forces: the same elements in the order of their new shape; backward, back again."""
+        self._clone(shape)
+        self.later(lambda: self._clone(shape))
+
+    def _clone(self, shape: Shape) -> None:
+        self.node("aten::clone", OpClass.MOVE, [shape], [shape], flops=0.0, strided=True)
+
+    def dropout(self, shape: Shape) -> None:
+        """Only in training. Backward scales the mask and multiplies by it."""
+        if not self.training:
+            return
+        self.node("aten::native_dropout", OpClass.ELEMENTWISE, [shape], [shape], flops=3.0)
+
+        def backward() -> None:
+            self.unary("aten::mul.Scalar", shape)
+            self.binary("aten::mul", shape)
+
+        self.later(backward)
+
+    def softmax(self, shape: Shape) -> None:
+        """Over the last dimension. Backward multiplies by the result first (PyTorch's CUDA kernel does)."""
+        kind = OpClass.NORMALIZATION
+        self.node("aten::_softmax", kind, [shape], [shape], flops=4.0, transcendentals=1.0)
+
+        def backward() -> None:
+            self.binary("aten::mul", shape)
+            self.node("aten::_softmax_backward_data", kind, [shape, shape], [shape], flops=4.0)
+
+        self.later(backward)
+
+    def layer_norm(self, rows: int, width: int) -> None:
+        """Backward also sums the gradients of scale and shift."""
+        shape, kind = (rows, width), OpClass.NORMALIZATION
+        self.node("aten::native_layer_norm", kind, [shape], [shape], flops=8.0)
+
+        def backward() -> None:
+            self.node("aten::native_layer_norm_backward", kind, [shape, shape], [shape], flops=12.0)
+            self.node("aten::sum", OpClass.REDUCTION, [shape, shape], [(width,), (width,)], flops=2.0)
+            for _ in "scale", "shift":
+                self.accumulate((width,))
+
+        self.later(backward)
+
+    def embedding(self, tokens: int, vocab: int, width: int) -> None:
+        """Rows of a table; the gradient is as large as the table."""
+        shape = (tokens, width)
+        self.node(
+            "aten::embedding", OpClass.GATHER, [(vocab, width)], [shape], flops=0.0,
+            bytes_read=4.0 * tokens * width,
+        )  # fmt: skip
+
+        def backward() -> None:
+            table = (vocab, width)
+            self.unary("aten::fill_", table)
+            self.node("aten::embedding_dense_backward", OpClass.SCATTER, [shape], [shape])
+            self.accumulate(table)
+
+        self.later(backward)
