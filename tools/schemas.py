@@ -33,6 +33,7 @@ from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.calibration.suggestions import SuggestionDocument
 from hespas.validators.capture.document import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
+from hespas.validators.league.document import FactorsDocument, LeagueDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
 from hespas.validators.serving.document import ServingAccuracyDocument
 from tools.documents import document_command
@@ -56,6 +57,8 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "estimators": EstimatorsDocument,
     "generate": GenerationDocument,
     "grid": GridDocument,
+    "league": LeagueDocument,
+    "league_factors": FactorsDocument,
     "rank_map": RankMapDocument,
     "roundtrip": RoundTripDocument,
     "run_difference": RunDifferenceDocument,

@@ -21,10 +21,12 @@ __all__ = [
     "Conversion",
     "Dropped",
     "EstimatorShare",
+    "FactorsReport",
     "GenerationResult",
     "Granularity",
     "GridResult",
     "KindTotals",
+    "LeagueReport",
     "Missing",
     "NodeEstimates",
     "Parts",
@@ -44,6 +46,7 @@ __all__ = [
     "analysis_document",
     "analyze",
     "calibrate",
+    "calibrate_end_to_end",
     "capture",
     "check",
     "check_timeline",
@@ -60,6 +63,7 @@ __all__ = [
     "generate",
     "graph_estimator",
     "join_profile",
+    "league",
     "profile_program",
     "read",
     "read_profiles",
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
         graph_estimator,
     )
     from hespas.api.profiling import ProfiledProgram, profile_program
+    from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.serving import Server, ServingResult, serve, write_request_rows
     from hespas.api.simulation import (
@@ -186,6 +191,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Preparation",
         "graph_estimator",
     ),
+    "hespas.api.published_runs": ("FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"),
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.serving": ("Server", "ServingResult", "serve", "write_request_rows"),
     "hespas.api.simulation": (

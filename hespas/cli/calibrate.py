@@ -12,6 +12,7 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.accuracy import percent, show_summary, signed
+from hespas.cli.league import calibrate_end_to_end
 from hespas.cli.session import (
     check_apart,
     check_once,
@@ -93,6 +94,13 @@ _DtypeOption = Annotated[
         "fastest of the device).",
     ),
 ]
+_EndToEndOption = Annotated[
+    bool,
+    typer.Option(
+        "--end-to-end",
+        help="Fit what whole steps say of the device, with one --table of runs: --out FILE.json.",
+    ),
+]
 _DateOption = Annotated[
     str,
     typer.Option("--date", metavar="YYYY-MM-DD", help="Date written into the file (default today)."),
@@ -102,7 +110,11 @@ _DateOption = Annotated[
 def calibrate(
     hardware: Annotated[str, options.hardware_option("The device: data sheet, and fits to keep.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE.toml", help="The hardware file to write; with --suggest a .csv.")
+        Path,
+        typer.Option(
+            metavar="FILE.toml",
+            help="The hardware file to write; with --suggest a .csv, with --end-to-end a .json.",
+        ),
     ],
     measured: Annotated[
         list[Path] | None, typer.Option(metavar="P", help="A profile taken on the device; repeatable.")
@@ -118,6 +130,7 @@ def calibrate(
     suggest: _SuggestOption = None,
     kind: _KindOption = None,
     dtype: _DtypeOption = None,
+    end_to_end: _EndToEndOption = False,
     seed: _SeedOption = 0,
     date: _DateOption = "",
     json_file: options.Json = None,
@@ -137,14 +150,22 @@ def calibrate(
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
     hespas-validate calibrate --hardware H100-SXM --suggest 50 --out shapes.csv
+    hespas-validate calibrate --hardware H100-SXM --end-to-end --table runs.csv --out factors.json
     """
     from hespas.graph.diagnostics import Diagnostics
 
+    fitting = {
+        "--estimator": estimator, "--measured": measured, "--workload": workload, "--split": split,
+        "--test-by": test_by, "--date": date, "--report": report,
+    }  # fmt: skip
+    given = [name for name, value in fitting.items() if value]
+    if end_to_end:
+        given += [name for name, value in (("--suggest", suggest), ("--json", json_file)) if value]
+        calibrate_end_to_end(
+            hardware, table or [], out=out, others=given, overwrite=overwrite, progress=progress, debug=debug
+        )
+        return
     if suggest is not None or kind or dtype:
-        fitting = {
-            "--estimator": estimator, "--measured": measured, "--workload": workload, "--split": split,
-            "--test-by": test_by, "--date": date, "--report": report,
-        }  # fmt: skip
         suggest_shapes(
             hardware,
             suggest,
@@ -155,7 +176,7 @@ def calibrate(
             out=out,
             json_file=json_file,
             overwrite=overwrite,
-            fitting=[name for name, given in fitting.items() if given],
+            fitting=given,
             debug=debug,
         )
         return

@@ -12,6 +12,7 @@ from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
 from hespas.cli.capture_check import capture
+from hespas.cli.league import league
 from hespas.cli.serving_accuracy import serving
 from hespas.cli.session import (
     check_reports,
@@ -44,6 +45,7 @@ app.command()(accuracy)
 app.command()(calibrate)
 app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")(capture)
 app.command()(compare)
+app.command()(league)
 app.command()(serving)
 point_elsewhere(
     app,

@@ -29,12 +29,34 @@ from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_
 from hespas.graph import CollectiveKind, OpGraph, StridedGroups
 from hespas.graph.builder import GraphBuilder
 
-__all__ = ["stage_graph"]
+__all__ = ["StagePasses", "stage_graph", "stage_passes"]
 
 
 def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
     """What the ranks of a stage do in a step. O(nodes)."""
     return _Stage(model, layout, training, stage, name).graph()
+
+
+class StagePasses(NamedTuple):
+    """The passes of a stage, each written once: runs of nodes of ``graph``. ``variants`` are the numbers of
+    ``parts`` by kind, chunk and whether they are that of the first forward or last backward pass of a step;
+    ``end`` is what ends the step.
+    """
+
+    graph: OpGraph
+    parts: tuple[Part, ...]
+    variants: dict[tuple[str, int, bool], int]
+    end: int
+
+    def part(self, kind: str, chunk: int, *, special: bool) -> int:
+        """The number of a pass; the special one is the only one where both do the same."""
+        found = self.variants.get((kind, chunk, special))
+        return self.variants[kind, chunk, True] if found is None else found
+
+
+def stage_passes(model: Model, layout: Layout, training: Training, stage: int) -> StagePasses:
+    """The passes of a stage apart from their order: what a schedule of passes is made of. O(nodes)."""
+    return _Stage(model, layout, training, stage, f"{model.name}.stage{stage}").passes()
 
 
 class _Share(NamedTuple):
@@ -105,7 +127,8 @@ class _Stage:
 
     # --- the step
 
-    def graph(self) -> OpGraph:
+    def passes(self) -> StagePasses:
+        """All parts, and which is which."""
         last = micro_batches(self.layout, self.training) - 1
         variants: dict[tuple[str, int, bool], int] = {}
         for chunk in range(len(self.chunks)):
@@ -114,20 +137,22 @@ class _Stage:
                 for kind in ("forward", "backward", *(("weights",) if self.splits else ())):
                     variants[kind, chunk, special] = self._part(kind, chunk, special)
         end = self._end()
+        return StagePasses(self.builder.build(), tuple(self.parts), variants, end)
+
+    def graph(self) -> OpGraph:
+        passes, last = self.passes(), micro_batches(self.layout, self.training) - 1
         sequence: list[Instance] = []
         for action in self.order:
             special = action.micro_batch == (0 if action.kind == "forward" else last)
-            part = variants[action.kind, action.chunk, special or not self.has_variants]
+            part = passes.part(action.kind, action.chunk, special=special)
             sequence.append(Instance(part, action.kind, action.micro_batch))
         trips = 1
         if self.layout.pp == 1 and last > 2:
             trips = last - 1
             body = [each._replace(loop=True) for each in sequence[2:4]]
             sequence = sequence[:2] + body + sequence[-2:]
-        sequence.append(Instance(end, "end", -1))
-        return assembled(
-            self.builder.build(), self.parts, sequence, trips=trips, tag_period=2 * self.layout.vp
-        )
+        sequence.append(Instance(passes.end, "end", -1))
+        return assembled(passes.graph, passes.parts, sequence, trips=trips, tag_period=2 * self.layout.vp)
 
     def _begin(self, kind: str, chunk: int) -> Kernels:
         part = Part(kind, chunk, len(self.builder))

@@ -1,0 +1,145 @@
+"""``hespas-validate league``: the step of every published run, predicted and beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hespas.cli import options
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    is_quiet,
+    progress_bar,
+    report_folder,
+    say,
+    write_document,
+)
+from hespas.cli.text import count_text, counted, table_text
+from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.validators.league.document import League
+
+__all__ = ["calibrate_end_to_end", "league"]
+
+_Calibrate = Literal["none", "one-per-accelerator", "leave-group-out"]
+
+
+def league(
+    table: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.csv", help="Runs, a row each, with models.csv beside it: see docs/league.md."
+        ),
+    ],
+    calibrate: Annotated[
+        _Calibrate,
+        typer.Option(help="On nothing, on one row of each accelerator and source, or on all other groups."),
+    ] = "none",
+    estimator: Annotated[str, typer.Option(metavar="NAME", help="Times of kernels.")] = "composite",
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=report_folder, help="Write a page, JSON and CSV into DIR."),
+    ] = None,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
+    progress: options.Progress = None,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+) -> None:
+    """Predict the step of every run of a table from its settings, and judge it beside what was measured.
+
+    hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
+    """
+    with command_line(debug, source=str(table), documents=[json_file], reads=[table], writes=[report]):
+        check_reports({"--json": json_file}, {"--table": [table]}, overwrite=overwrite)
+        if report:
+            from hespas.validators.league.report import check_folder
+
+            check_folder(report, overwrite=overwrite)
+        from hespas import api
+
+        with progress_bar("predicting", progress) as callback:
+            done = api.league(table, calibrate=calibrate, estimator=estimator, jobs=jobs, progress=callback)
+        if json_file:
+            write_document(done.to_json(), json_file, overwrite=overwrite)
+        if report:
+            done.write(report, overwrite=overwrite)
+        _show(done.result)
+
+
+def _show(done: League) -> None:
+    """What is not predicted, the errors, and what a decision needs."""
+    refused: dict[str, int] = {}
+    for row in done.rows:
+        if row.status == "refused":
+            refused[row.row.predicted.refused] = refused.get(row.row.predicted.refused, 0) + 1
+    for reason, count in refused.items():
+        say(f"note: {counted(count, 'row')} not predicted: {reason}")
+    assumed = sum(row.status == "assumed" for row in done.rows)
+    if assumed:
+        say(f"note: marked as assumed, since the table does not say all: {counted(assumed, 'row')}")
+    if is_quiet():
+        return
+    rows = [
+        (each.by, each.value, count_text(each.n), *map(_percent, (each.mean_ape, each.median_ape)),
+         _percent(each.p90_ape), f"{each.bias:+.1%}", _percent(each.interval_coverage))
+        for each in done.groups
+        if each.by in {"all", "source", "accelerator", "scale", "precision", "status"}
+    ]  # fmt: skip
+    rows += [
+        ("baseline", each.name, count_text(each.n), *map(_percent, (each.mean_ape, each.median_ape)),
+         _percent(each.p90_ape), "", "")
+        for each in done.baselines
+    ]  # fmt: skip
+    titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "inside")
+    emit(table_text(titles, rows, left=(0, 1)))
+    found = [each.best_in_top_two for each in done.layouts]
+    if found:
+        emit(f"best layout among the predicted two best: {sum(found)} of {counted(len(found), 'set')}")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def calibrate_end_to_end(
+    hardware: str,
+    tables: Sequence[Path],
+    *,
+    out: Path,
+    others: Sequence[str],
+    overwrite: bool,
+    progress: bool | None,
+    debug: bool,
+) -> None:
+    """``hespas-validate calibrate --end-to-end``: factors of the parts of steps on a device."""
+    with command_line(debug, source=hardware, documents=[out], reads=[hardware, *map(str, tables)]):
+        if others:
+            raise UsageError(f"--end-to-end takes no {others[0]}", hint="leave it out")
+        if len(tables) != 1:
+            raise UsageError("--end-to-end needs one table of runs", hint="--table runs.csv")
+        if out.suffix != ".json":
+            raise UsageError("factors are written as .json", path=str(out), hint="--out factors.json")
+        check_reports({"--out": out}, {"--table": list(tables)}, overwrite=overwrite)
+        from hespas import api
+
+        with progress_bar("predicting", progress) as callback:
+            done = api.calibrate_end_to_end(hardware, tables[0], progress=callback)
+        write_document(done.to_json(), out, overwrite=overwrite)
+        rows = [
+            (each.source, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",
+             f"{each.prior_std:.3f}", _percent(each.share), count_text(each.n))
+            for each in done.after.factors
+            if each.accelerator == done.hardware
+        ]  # fmt: skip
+        titles = ("stack", "component", "factor", "std error", "prior", "share", "rows")
+        emit(table_text(titles, rows, left=(0, 1)))
+        emit(done.headline())

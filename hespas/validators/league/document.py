@@ -1,0 +1,269 @@
+"""The league as a value and as the JSON document ``hespas.league/1``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import msgspec
+
+from hespas._version import __version__
+from hespas.files.documents import Count, Figure, document_bytes
+from hespas.validators.league.fit import Factor, factors_of
+from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
+from hespas.validators.league.predict import LeagueRow, league_rows
+from hespas.validators.league.summaries import (
+    NOISE_FLOOR,
+    Baseline,
+    Group,
+    LayoutSet,
+    Scaled,
+    baselines,
+    group_of,
+    group_rows,
+    layout_sets,
+    scaling,
+)
+
+__all__ = [
+    "FactorsDocument",
+    "League",
+    "LeagueDocument",
+    "factors_json",
+    "league_document",
+    "league_json",
+    "league_of",
+    "row_json",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class League:
+    """Rows of a table, judged in one mode of calibration, and what is said of them together."""
+
+    table: str
+    calibrate: Calibration
+    rows: tuple[JudgedRow, ...]
+    groups: tuple[Group, ...]
+    baselines: tuple[Baseline, ...]
+    layouts: tuple[LayoutSet, ...]
+    scaling: tuple[Scaled, ...]
+    factors: tuple[Factor, ...]
+
+    @property
+    def whole(self) -> Group | None:
+        """The errors of all rows; None where none counts."""
+        return next((each for each in self.groups if each.by == "all"), None)
+
+
+def league_of(table: str, rows: Sequence[LeagueRow], calibrate: Calibration) -> League:
+    """Judge the predicted rows of a table."""
+    found = judged(rows, calibrate)
+    return League(
+        table=table,
+        calibrate=calibrate,
+        rows=tuple(found),
+        groups=tuple(group_rows(found, calibrate)),
+        baselines=tuple(baselines(found)),
+        layouts=tuple(layout_sets(found, calibrate)),
+        scaling=tuple(scaling(found, calibrate)),
+        factors=() if calibrate == "none" else tuple(factors_of(facts_of(league_rows(rows)))),
+    )
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    row: Count
+    source: str
+    model: str
+    accelerator: str
+    num_accelerators: Figure
+    group: str
+    status: Status
+    reason: str
+    assumptions: list[str]
+    predicted_ms: Figure
+    low_ms: Figure
+    high_ms: Figure
+    published_ms: Figure
+    published_low_ms: Figure
+    published_high_ms: Figure
+    relative_error: Figure
+    peak_memory_gib: Figure
+    published_memory_gib: Figure
+    parts: dict[str, float]
+
+
+class _Group(msgspec.Struct, frozen=True, kw_only=True):
+    calibrate: Calibration
+    by: str
+    value: str
+    n: Count
+    mean_ape: Figure
+    median_ape: Figure
+    p90_ape: Figure
+    bias: Figure
+    interval_coverage: Figure
+
+
+class _Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    n: Count
+    mean_ape: Figure
+    median_ape: Figure
+    p90_ape: Figure
+
+
+class _LayoutSet(msgspec.Struct, frozen=True, kw_only=True):
+    calibrate: Calibration
+    source: str
+    model: str
+    accelerator: str
+    num_accelerators: str
+    layouts: Count
+    best_in_top_two: bool
+    tau: Figure
+
+
+class _Scaled(msgspec.Struct, frozen=True, kw_only=True):
+    calibrate: Calibration
+    source: str
+    model: str
+    accelerator: str
+    precision: str
+    base: Count
+    num_accelerators: Count
+    published_efficiency: Figure
+    predicted_efficiency: Figure
+    relative_error: Figure
+
+
+class _Factor(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    accelerator: str
+    component: str
+    factor: Figure
+    std_error: Figure
+    prior_std: Figure
+    share: Figure
+    n: Count
+
+
+class _Finding(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    count: Count
+
+
+class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate league --json writes."""
+
+    schema: Literal["hespas.league/1"] = "hespas.league/1"
+    hespas_version: str = __version__
+    inputs: list[str]
+    diagnostics: list[_Finding]
+    calibrate: Calibration
+    noise_floor: Figure
+    rows: list[_Row]
+    summary: list[_Group]
+    baselines: list[_Baseline]
+    layouts: list[_LayoutSet]
+    scaling: list[_Scaled]
+    factors: list[_Factor]
+
+
+def league_document(done: League) -> LeagueDocument:
+    """The document of a league."""
+    return LeagueDocument(
+        inputs=[done.table],
+        diagnostics=_findings(done.rows),
+        calibrate=done.calibrate,
+        noise_floor=NOISE_FLOOR,
+        rows=[row_json(row) for row in done.rows],
+        summary=[_Group(**asdict(each)) for each in done.groups],
+        baselines=[_Baseline(**asdict(each)) for each in done.baselines],
+        layouts=[_LayoutSet(**asdict(each)) for each in done.layouts],
+        scaling=[_Scaled(**asdict(each)) for each in done.scaling],
+        factors=[_Factor(**asdict(each)) for each in done.factors],
+    )
+
+
+def league_json(done: League) -> bytes:
+    """The same as JSON text."""
+    return document_bytes(league_document(done))
+
+
+class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate calibrate --end-to-end writes."""
+
+    schema: Literal["hespas.league_factors/1"] = "hespas.league_factors/1"
+    hespas_version: str = __version__
+    inputs: list[str]
+    diagnostics: list[_Finding]
+    hardware: str
+    factors: list[_Factor]
+    summary: list[_Group]
+
+
+def factors_json(before: League, after: League, hardware: str) -> bytes:
+    """Factors of an accelerator, and the errors before and on groups left out of the fit as JSON text."""
+    groups = [
+        each
+        for done in (before, after)
+        for each in done.groups
+        if each.by == "all" or (each.by == "accelerator" and each.value == hardware)
+    ]
+    return document_bytes(
+        FactorsDocument(
+            inputs=[after.table],
+            diagnostics=_findings(after.rows),
+            hardware=hardware,
+            factors=[_Factor(**asdict(each)) for each in after.factors if each.accelerator == hardware],
+            summary=[_Group(**asdict(each)) for each in groups],
+        )
+    )
+
+
+def _findings(rows: Iterable[JudgedRow]) -> list[_Finding]:
+    """Rows that are not predicted, by reason, and what was assumed."""
+    refused: dict[str, int] = {}
+    assumed: dict[str, int] = {}
+    for row in rows:
+        predicted = row.row.predicted
+        if predicted.refused:
+            refused[predicted.refused] = refused.get(predicted.refused, 0) + 1
+        for code in predicted.assumptions:
+            assumed[code] = assumed.get(code, 0) + 1
+    return [
+        *(_Finding(code="league.refused", message=text, count=count) for text, count in refused.items()),
+        *(
+            _Finding(code=f"league.{code}", message="rows do not say it: assumed", count=count)
+            for code, count in sorted(assumed.items())
+        ),
+    ]
+
+
+def row_json(row: JudgedRow) -> _Row:
+    """A row of the document."""
+    cells, predicted = row.row.cells, row.row.predicted
+    return _Row(
+        row=row.row.number,
+        source=cells.get("source", ""),
+        model=cells.get("model", ""),
+        accelerator=cells.get("accelerator", ""),
+        num_accelerators=row.row.number_of("num_accelerators"),
+        group=group_of(row),
+        status=row.status,
+        reason=predicted.refused,
+        assumptions=list(predicted.assumptions),
+        predicted_ms=row.predicted_ms,
+        low_ms=row.low_ms,
+        high_ms=row.high_ms,
+        published_ms=row.published_ms,
+        published_low_ms=row.published_low_ms,
+        published_high_ms=row.published_high_ms,
+        relative_error=row.relative_error,
+        peak_memory_gib=predicted.peak_memory_bytes / 2**30,
+        published_memory_gib=row.row.number_of("peak_memory_gib"),
+        parts=row.parts,
+    )

@@ -1,0 +1,224 @@
+"""Calibration end to end: by how much the parts of a step take longer than they were predicted to.
+
+The logarithm of a row's error is what errors of its components add up to, each times the component's share of
+the step: derivatives along the critical path. Each component's error is a sum of effects: of the family of
+devices, the software stack, the accelerator in that stack, the number formats, the kind of model and the
+release. Effects are normal around none (shrinkage to the fits per operation), so their posterior has a closed
+form, with standard errors; rows far off count less (Student's t). No effect is of a row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.validators.league.parts import COMPONENTS
+
+__all__ = ["EFFECTS", "Effect", "Factor", "Facts", "Posterior", "central_rows", "factors_of", "posterior"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Rows that agree in ``columns`` share it: ``spread`` is the standard deviation of the logarithm of a
+    component's factor, times the component's own of :data:`_SPREAD`, ``whole`` that of one for all together.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    spread: float
+    whole: float
+
+
+EFFECTS: tuple[Effect, ...] = (
+    Effect("family", ("family",), 0.15, 0.05),
+    Effect("stack", ("source",), 0.15, 0.10),
+    Effect("accelerator", ("source", "accelerator"), 0.10, 0.10),
+    Effect("precision", ("source", "precision"), 0.0, 0.05),
+    Effect("model kind", ("source", "kind"), 0.10, 0.10),
+    Effect("release", ("source", "release"), 0.0, 0.05),
+    Effect("group", ("source", "model", "accelerator"), 0.0, 0.06),
+)
+_SPREAD: Mapping[str, float] = {
+    "products": 1.0,
+    "products of 8 bits": 1.0,
+    "products of 4 bits": 1.0,
+    "experts": 1.5,
+    "attention": 1.5,
+    "vector": 1.5,
+    "quantize": 2.0,
+    "optimizer": 2.0,
+    "tensor": 2.0,
+    "context": 2.0,
+    "data": 2.0,
+    "expert": 2.0,
+    "pipeline": 2.0,
+    "copies": 2.0,
+    "host": 3.0,
+    "overlap": 3.0,
+}
+_NOISE = 0.04
+"""Standard deviation of what nothing explains, of one row: between submitters it is 2.8 % in the median."""
+_FREEDOM = 4.0
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """Rows of a fit: ``shares`` of the components in the predicted step, shape ``(rows, components)``,
+    ``log_error`` ln(measured / predicted), ``weight`` of a row, ``rounding`` of its logarithm, and ``keys``,
+    texts by column that effects are told apart by.
+    """
+
+    shares: FloatArray
+    log_error: FloatArray
+    weight: FloatArray
+    rounding: FloatArray
+    keys: Mapping[str, Sequence[str]]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.log_error)
+
+    def covariance(self, effects: Sequence[Effect] = EFFECTS) -> FloatArray:
+        """Prior covariance of the logarithms of errors of all rows. O(rows^2 effects)."""
+        spread = np.array([_SPREAD[name] for name in COMPONENTS])
+        mixed = (self.shares * spread**2) @ self.shares.T
+        total: FloatArray = np.zeros((len(self), len(self)))
+        for effect in effects:
+            texts = [
+                "\0".join(parts) for parts in zip(*(self.keys[name] for name in effect.columns), strict=True)
+            ]
+            _, code = np.unique(texts, return_inverse=True)
+            same = code[:, None] == code[None, :]
+            total = total + same * (effect.spread**2 * mixed + effect.whole**2)
+        return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posterior:
+    """Of each row asked about: the logarithm of the factor that its prediction is off by, and its standard
+    deviation without what nothing explains.
+    """
+
+    mean: FloatArray
+    deviation: FloatArray
+
+
+def posterior(
+    covariance: FloatArray, facts: Facts, known: BoolArray, asked: BoolArray, rounds: int = _ROUNDS
+) -> Posterior:
+    """What the rows ``known`` say of the rows ``asked``. O(known^3)."""
+    here = np.flatnonzero(known)
+    inside = covariance[np.ix_(here, here)]
+    across = covariance[np.ix_(np.flatnonzero(asked), here)]
+    own = np.diag(covariance)[asked]
+    if not len(here):
+        return Posterior(np.zeros(int(asked.sum())), np.sqrt(own))
+    noise = (_NOISE**2 + facts.rounding[here] ** 2) / facts.weight[here]
+    trust = np.ones(len(here))
+    target = facts.log_error[here]
+    inverse = np.linalg.inv(inside + np.diag(noise))
+    for _ in range(rounds):
+        left = inverse @ target * noise / trust  # what the fit leaves of each row
+        trust = (_FREEDOM + 1) / (_FREEDOM + left**2 / noise)
+        inverse = np.linalg.inv(inside + np.diag(noise / trust))
+    gain = across @ inverse
+    return Posterior(gain @ target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
+
+
+def central_rows(covariance: FloatArray, facts: Facts, eligible: BoolArray) -> list[int]:
+    """Of each accelerator and stack the row that says most of the others: a choice by settings alone."""
+    texts = ["\0".join(parts) for parts in zip(facts.keys["source"], facts.keys["accelerator"], strict=True)]
+    found: list[int] = []
+    for name in dict.fromkeys(texts):
+        mine = np.array([text == name for text in texts])
+        among = np.flatnonzero(mine & eligible)
+        if not len(among):
+            among = np.flatnonzero(mine)
+        said = covariance[np.ix_(among, np.flatnonzero(mine))] ** 2
+        noise = _NOISE**2 / facts.weight[among]
+        worth = (said.sum(axis=1)) / (np.diag(covariance)[among] + noise)
+        found.append(int(among[int(np.argmax(worth))]))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """By how much one component takes longer on an accelerator in a software stack than predicted, with the
+    standard error of its logarithm and that of the prior. ``share`` is what the component is of the steps.
+    """
+
+    source: str
+    accelerator: str
+    component: str
+    factor: float
+    std_error: float
+    prior_std: float
+    share: float
+    n: int
+
+
+def factors_of(facts: Facts) -> list[Factor]:
+    """The factors of each component that takes part in the steps of an accelerator and stack, fitted on all
+    rows that are measured.
+    """
+    known = np.flatnonzero(~np.isnan(facts.log_error))
+    cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
+    found: list[Factor] = []
+    asked: list[tuple[int, int]] = []
+    members: dict[tuple[str, str], list[int]] = {}
+    for place in known.tolist():
+        members.setdefault(cells[place], []).append(place)
+    for rows in members.values():
+        share = facts.shares[rows].mean(axis=0)
+        asked += [(rows[0], component) for component in np.flatnonzero(share >= _LEAST_SHARE).tolist()]
+    whole = _with_units(facts, known, asked)
+    is_unit = np.arange(len(whole)) >= len(known)
+    covariance = whole.covariance()
+    said = posterior(covariance, whole, ~is_unit, is_unit)
+    prior = np.sqrt(np.diag(covariance)[is_unit])
+    for place, (row, component) in enumerate(asked):
+        source, accelerator = cells[row]
+        rows = members[source, accelerator]
+        found.append(
+            Factor(
+                source=source,
+                accelerator=accelerator,
+                component=COMPONENTS[component],
+                factor=float(np.exp(said.mean[place])),
+                std_error=float(said.deviation[place]),
+                prior_std=float(prior[place]),
+                share=float(facts.shares[rows, component].mean()),
+                n=len(rows),
+            )
+        )
+    return found
+
+
+_LEAST_SHARE = 0.005
+_OF_STACK = ("family", "source", "accelerator")
+
+
+def _with_units(facts: Facts, known: IntArray, asked: Sequence[tuple[int, int]]) -> Facts:
+    """The known rows, and behind them one for each that is asked about: all of it one component, of no model,
+    release or number format in particular.
+    """
+    units = np.zeros((len(asked), len(COMPONENTS)))
+    units[np.arange(len(asked)), [component for _, component in asked]] = 1.0
+    keys: dict[str, Sequence[str]] = {}
+    for name, texts in facts.keys.items():
+        own: list[str] = [
+            texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)
+        ]
+        here: list[int] = known.tolist()
+        keys[name] = [*(texts[place] for place in here), *own]
+    return Facts(
+        shares=np.concatenate([facts.shares[known], units]),
+        log_error=np.concatenate([facts.log_error[known], np.full(len(asked), np.nan)]),
+        weight=np.concatenate([facts.weight[known], np.ones(len(asked))]),
+        rounding=np.concatenate([facts.rounding[known], np.zeros(len(asked))]),
+        keys=keys,
+    )

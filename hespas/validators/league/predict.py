@@ -1,0 +1,195 @@
+"""Every row of a table of runs, predicted: on all cores asked for, and kept between runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from math import nan
+from multiprocessing import get_context
+from os import getpid
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.files.sandbox import die_with_parent, safe_spawning
+from hespas.generators.llm.memory import memory_of
+from hespas.generators.llm.model import Experts, LatentAttention, Mamba
+from hespas.generators.llm.published import PublishedRun, rows_of, run_of
+from hespas.graph import Diagnostics
+from hespas.graph.errors import FormatError, HespasError
+from hespas.hardware import Device, load_device
+from hespas.validators.league.parts import COMPONENTS
+from hespas.validators.league.pipeline import step_span
+from hespas.validators.league.runs import issue_ns, timed_run
+
+__all__ = ["LeagueRow", "Predicted", "Task", "league_rows", "predicted_rows", "start_scale"]
+
+_BESIDE = {"gpu": 0.06}
+"""By how much kernels are slower beside communication: :mod:`hespas.hardware.interference`, in the mean."""
+_ASSUMED = re.compile(r"row\.")
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a row: the time of a step and its ``parts`` by component [ns], or why there is none."""
+
+    time_ns: float = nan
+    parts: dict[str, float] = {}
+    peak_memory_bytes: float = nan
+    assumptions: list[str] = []
+    refused: str = ""
+    family: str = ""
+    kind: str = ""
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeagueRow:
+    """A row of the table, its number from 0, and what is predicted of it."""
+
+    number: int
+    cells: Mapping[str, str]
+    predicted: Predicted
+
+    def number_of(self, column: str) -> float:
+        """A figure of the row; NaN where the cell is empty. Raises ``FormatError`` for what is none."""
+        text = self.cells.get(column, "")
+        try:
+            return float(text) if text else nan
+        except ValueError:
+            raise FormatError(
+                f"{text!r} is no number", position=f"row {self.number}, column {column}"
+            ) from None
+
+
+def start_scale(run: PublishedRun, device: Device) -> list[float]:
+    """The factor of each component before any calibration."""
+    own = {"host": issue_ns(run, device), "overlap": _BESIDE.get(device.kind, 0.0)}
+    return [own.get(name, 1.0) for name in COMPONENTS]
+
+
+class Task(NamedTuple):
+    """A row to predict."""
+
+    number: int
+    cells: Mapping[str, str]
+    models: Path
+    estimator: str
+
+
+def predicted_rows(
+    table: Path,
+    *,
+    estimator: str = "composite",
+    jobs: int = 2,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[LeagueRow]:
+    """Every row of ``table``; models that do not ship are read from ``models.csv`` beside it. What an earlier
+    run found is taken from ``cache`` (None: the user's) where neither row nor package changed. About 0.3 s a
+    row.
+    """
+    kept = ResultCache(cache or cache_folder("league"), Predicted)
+    models = table.parent / "models.csv"
+    stamp = _stamp(models)
+    tasks = [Task(number, row, models, estimator) for number, row in enumerate(rows_of(table))]
+    keys = [content_key([stamp, estimator, *_said(task.cells)]) for task in tasks]
+    found = [kept.get(key) for key in keys]
+    missing = [place for place, each in enumerate(found) if each is None]
+    if progress:
+        progress(len(tasks) - len(missing), len(tasks))
+    for place, each in _all_of([tasks[place] for place in missing], missing, jobs):
+        found[place] = each
+        kept.put(keys[place], each)
+        if progress:
+            progress(sum(each is not None for each in found), len(tasks))
+    return [
+        LeagueRow(task.number, task.cells, each)
+        for task, each in zip(tasks, found, strict=True)
+        if each is not None
+    ]
+
+
+def league_rows(rows: Sequence[LeagueRow]) -> list[LeagueRow]:
+    """Those that have a prediction."""
+    return [row for row in rows if not row.predicted.refused]
+
+
+def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator[tuple[int, Predicted]]:
+    if jobs < 2 or len(tasks) < 2:
+        yield from zip(places, map(_predicted, tasks), strict=True)
+        return
+    context = get_context("spawn")
+    with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, (getpid(),)) as pool:
+        yield from zip(places, pool.map(_predicted, tasks, chunksize=4), strict=True)
+
+
+_MEASURED = ("step_time_", "tokens_per_s", "model_tflop", "hw_tflop", "mfu", "hfu", "peak_memory", "split")
+
+
+def _said(cells: Mapping[str, str]) -> list[str]:
+    """What a prediction may depend on: all cells but what was measured."""
+    return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
+
+
+_ROOMS = (
+    "costs", "estimators", "generators/llm", "graph", "hardware", "measurements", "operations", "schemas",
+    "simulator",
+)  # fmt: skip
+_OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "walk")
+"""What a prediction depends on: rooms of the package, and modules of this folder."""
+
+
+@lru_cache(maxsize=4)
+def _stamp(models: Path) -> str:
+    """A text that changes with the package and with the table of models."""
+    digest = sha256(models.read_bytes() if models.is_file() else b"")
+    root = Path(__file__).parents[2]
+    files = [file for room in _ROOMS for file in sorted((root / room).rglob("*")) if file.is_file()]
+    files += [Path(__file__).with_name(f"{name}.py") for name in _OWN]
+    for file in files:
+        if file.suffix in {".py", ".toml"}:
+            digest.update(file.read_bytes())
+        elif "__pycache__" not in file.parts:
+            digest.update(f"{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()
+
+
+def _predicted(task: Task) -> Predicted:
+    found = Diagnostics()
+    try:
+        run = run_of(task.cells, f"row {task.number}", found, task.models)
+        device = load_device(task.cells.get("accelerator", ""))
+        timed = timed_run(run, task.estimator, Diagnostics())
+        span = step_span(timed.stages, timed.schedule, start_scale(run, device))
+        peak = max(each.peak_bytes for each in memory_of(run.model, run.layout, run.training))
+    except HespasError as error:
+        return Predicted(refused=error.message)
+    scaled = span.parts * np.array(start_scale(run, device))
+    return Predicted(
+        time_ns=span.time_ns,
+        parts=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),
+        peak_memory_bytes=float(peak),
+        assumptions=sorted({each.code for each in found if _ASSUMED.match(each.code)}),
+        family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
+        kind=_kind(run),
+        unknown=timed.unknown,
+    )
+
+
+def _kind(run: PublishedRun) -> str:
+    """The kind of model: what its layers are made of, and whether adapters are trained."""
+    blocks = set(map(type, run.model.blocks()))
+    words = [
+        word
+        for word, block in (("hybrid", Mamba), ("latent", LatentAttention), ("experts", Experts))
+        if block in blocks
+    ]
+    words += ["adapters"] if run.training.lora_rank else []
+    return " ".join(words) or "dense"

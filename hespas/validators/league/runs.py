@@ -1,0 +1,150 @@
+"""A published run as timed passes: its settings from its row, its system by its accelerator, times of kernels
+by an estimator and of communication by the network of the system.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hespas.estimators import load_estimator
+from hespas.estimators.registry import Estimator, for_job
+from hespas.generators.llm.layout import check_layout, layers_of_stages, micro_batches
+from hespas.generators.llm.published import PublishedRun
+from hespas.generators.llm.stage import StagePasses, stage_passes
+from hespas.graph import Diagnostics, Estimate, NodeKind, Workload
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device, System, load_device
+from hespas.simulator.network import Network, on_system
+from hespas.validators.league.kernels import (
+    attention_library,
+    in_16_bits,
+    trained_times,
+    variant_of,
+)
+from hespas.validators.league.parts import StageNodes, stage_nodes
+from hespas.validators.league.pipeline import Schedule
+from hespas.validators.league.places import system_of
+
+__all__ = ["TimedRun", "issue_ns", "timed_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """The passes of the distinct stages of a run with their times, and the schedule that joins them."""
+
+    stages: tuple[StageNodes, ...]
+    schedule: Schedule
+    unknown: int
+    """Nodes without a time, which count as none."""
+
+
+def timed_run(
+    run: PublishedRun, estimator: str, diagnostics: Diagnostics, system: System | None = None
+) -> TimedRun:
+    """The passes of a run with what an estimator and the network of a system say of them. Raises
+    ``UsageError`` for layouts that break a rule and devices that are not known.
+    """
+    check_layout(run.model, run.layout, run.training)
+    device = load_device(run.row["accelerator"])
+    network = Network(system_of(run, system, device), device)
+    like, first = _distinct(run)
+    passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
+    model = for_job(load_estimator(estimator), run.layout.ranks)
+    times = _times(_Clock(run, device, model, network, diagnostics), passes, like)
+    stages: list[StageNodes] = []
+    unknown = 0
+    for each, time_ns in zip(passes, times, strict=True):
+        silent = np.isnan(time_ns)
+        unknown += int(silent.sum())
+        arrives = each.graph.kind == int(NodeKind.RECV)
+        settled = np.where(silent | arrives, 0.0, time_ns)
+        stages.append(
+            stage_nodes(
+                each.graph,
+                each.parts,
+                each.variants,
+                each.end,
+                settled.tolist(),
+                synchronizes=issue_ns(run, device) > 0 and run.training.capacity == 0,
+            )
+        )
+    schedule = Schedule(
+        run.training.schedule,
+        run.layout,
+        micro_batches(run.layout, run.training),
+        like,
+        run.training.overlap.pipeline,
+    )
+    return TimedRun(tuple(stages), schedule, unknown)
+
+
+_EAGER_NS, _PARTLY_NS = 20_000.0, 10_000.0
+
+
+def issue_ns(run: PublishedRun, device: Device) -> float:
+    """What it takes a host to issue one of the kernels of a pass: modules of PyTorch one by one, some of them
+    or all as a CUDA graph; a program of XLA is issued as a whole.
+    """
+    notes = run.row.get("notes", "").casefold()
+    if device.kind != "gpu" or run.training.style == "maxtext":
+        return 0.0
+    if not re.search(r"cuda graphs(?! none)", notes):
+        return _EAGER_NS
+    partly = "transformer_engine" in notes and "full_iteration" not in notes
+    return _PARTLY_NS if partly else 0.0
+
+
+def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:
+    """Of each stage which of the distinct ones it is like, and the first stage of each of those."""
+    layers = run.model.all_layers
+    found: dict[tuple[object, ...], int] = {}
+    like: list[int] = []
+    first: list[int] = []
+    last = run.layout.pp - 1
+    for stage, chunks in enumerate(layers_of_stages(run.model, run.layout)):
+        kinds = tuple(tuple(layers[number] for number in chunk) for chunk in chunks)
+        key = (kinds, stage == 0, stage == last)
+        if key not in found:
+            found[key] = len(found)
+            first.append(stage)
+        like.append(found[key])
+    return like, first
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Who says what nodes of a run take."""
+
+    run: PublishedRun
+    device: Device
+    model: Estimator
+    network: Network
+    diagnostics: Diagnostics
+
+
+def _times(clock: _Clock, passes: list[StagePasses], like: list[int]) -> list[FloatArray]:
+    """The time of each node of each distinct stage [ns], NaN where nobody knows: of ranks that differ in
+    where their groups lie, the longest.
+    """
+    run, device, diagnostics = clock.run, clock.device, clock.diagnostics
+    graphs = tuple(each.graph for each in passes)
+    ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
+    job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
+    library, variant = attention_library(run, device), variant_of(run, device)
+    estimates: list[Estimate] = []
+    for graph in graphs:
+        said = clock.model.estimate(in_16_bits(graph, device), device, diagnostics)
+        fused = run.training.compiled
+        times = trained_times(graph, device, library, said.duration_ns, variant, fused=fused)
+        estimates.append(replace(said, duration_ns=times))
+    parted, placed = on_system(job, estimates, clock.network, diagnostics)
+    longest = [np.full(len(graph), np.nan) for graph in graphs]
+    for number, estimate in enumerate(placed or ()):
+        members = np.flatnonzero(parted.rank_class == number)
+        if len(members):
+            whose = int(ranks[members[0]])
+            longest[whose] = np.fmax(longest[whose], estimate.duration_ns)
+    return longest

@@ -1,0 +1,275 @@
+"""Figures of a league: errors by what rows share, naive baselines beside them, order of layouts, scaling."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from statistics import median
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray
+from hespas.validators.accuracy.statistics import error_figures, kendall_tau
+from hespas.validators.league.judged import Calibration, JudgedRow
+
+__all__ = [
+    "BY",
+    "NOISE_FLOOR",
+    "Baseline",
+    "Group",
+    "LayoutSet",
+    "Scaled",
+    "baselines",
+    "group_of",
+    "group_rows",
+    "layout_sets",
+    "scaling",
+]
+
+NOISE_FLOOR = 0.028
+"""Median difference of the step between submitters with the same layout in the same round of MLPerf."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Errors of the rows that share ``value``; ``interval_coverage`` is the share whose interval holds."""
+
+    calibrate: Calibration
+    by: str
+    value: str
+    n: int
+    mean_ape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    interval_coverage: float
+
+
+def _scale(row: JudgedRow) -> str:
+    """Powers of eight accelerators: a node, a rack, a pod."""
+    count = row.row.number_of("num_accelerators")
+    if isnan(count):
+        return "not stated"
+    for most in (8, 64, 512):
+        if count <= most:
+            return f"up to {most}"
+    return "over 512"
+
+
+def _cell(column: str) -> Callable[[JudgedRow], str]:
+    return lambda row: row.row.cells.get(column, "") or "not stated"
+
+
+BY: dict[str, Callable[[JudgedRow], str]] = {
+    "all": lambda _: "all",
+    "source": _cell("source"),
+    "accelerator": _cell("accelerator"),
+    "model": _cell("model"),
+    "scale": _scale,
+    "precision": _cell("precision_class"),
+    "status": lambda row: row.status,
+}
+"""What rows are put together by."""
+
+
+def group_rows(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Group]:
+    """The errors of all rows, and by each of :data:`BY`."""
+    counted = [row for row in rows if row.counts]
+    for by, value_of in BY.items():
+        parts: defaultdict[str, list[JudgedRow]] = defaultdict(list)
+        for row in counted:
+            parts[value_of(row)].append(row)
+        for value, some in sorted(parts.items()):
+            figures = error_figures(np.array([row.relative_error for row in some]))
+            yield Group(
+                calibrate=calibrate,
+                by=by,
+                value=value,
+                n=len(some),
+                mean_ape=figures["mape"],
+                median_ape=figures["median_ape"],
+                p90_ape=figures["p90_ape"],
+                bias=figures["bias"],
+                interval_coverage=sum(row.inside for row in some) / len(some),
+            )
+
+
+# --- Naive baselines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A constant MFU per accelerator and number format: the median of the other rows."""
+
+    name: str
+    n: int
+    mean_ape: float
+    median_ape: float
+    p90_ape: float
+
+
+def baselines(rows: Sequence[JudgedRow]) -> Iterator[Baseline]:
+    """Leaving out the row alone, and its source, model and accelerator; rows without a peer do not count."""
+    known = [row for row in rows if not isnan(row.row.number_of("mfu_pct"))]
+    rate = np.array([row.row.number_of("mfu_pct") for row in known])
+    cells = np.array([f"{_cell('accelerator')(row)} {_cell('precision_class')(row)}" for row in known])
+    groups = np.array([group_of(row) for row in known])
+    for name, left_out in (
+        ("constant MFU, row left out", np.arange(len(known))),
+        ("constant MFU, group left out", groups),
+    ):
+        errors = np.array(list(_of_constant(rate, cells, left_out)))
+        figures = error_figures(errors)
+        yield Baseline(
+            name=name,
+            n=len(errors),
+            mean_ape=figures["mape"],
+            median_ape=figures["median_ape"],
+            p90_ape=figures["p90_ape"],
+        )
+
+
+def _of_constant(
+    rate: FloatArray, cells: np.ndarray[tuple[int], np.dtype[np.str_]], left_out: np.ndarray
+) -> Iterator[float]:
+    for place in range(len(rate)):
+        peers = rate[(cells == cells[place]) & (left_out != left_out[place])]
+        if len(peers):
+            yield float(rate[place] / np.median(peers) - 1)
+
+
+def group_of(row: JudgedRow) -> str:
+    """What is left out together."""
+    return " | ".join(_cell(column)(row) for column in ("source", "model", "accelerator"))
+
+
+# --- What a decision needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSet:
+    """Layouts of one model on as many of one accelerator with one batch: whether the best of those published
+    is among the two predicted best, and how far the orders agree (Kendall's tau).
+    """
+
+    calibrate: Calibration
+    source: str
+    model: str
+    accelerator: str
+    num_accelerators: str
+    layouts: int
+    best_in_top_two: bool
+    tau: float
+
+
+_SAME = ("source", "model", "accelerator", "num_accelerators", "precision_class", "seq_len", "train_type")
+_LAYOUT = ("dp", "tp", "pp", "vp", "cp", "ep", "etp", "fsdp", "micro_batch", "recompute", "precision")
+
+
+def layout_sets(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[LayoutSet]:
+    """Sets of two layouts and more, by time a sequence: of one layout the median of its rows counts."""
+    sets: defaultdict[tuple[str, ...], defaultdict[tuple[str, ...], list[JudgedRow]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows:
+        if row.published_ms > 0 and not isnan(row.predicted_ms):
+            key, layout = (tuple(map(row.row.cells.get, names, [""] * 20)) for names in (_SAME, _LAYOUT))
+            sets[tuple(map(str, key))][tuple(map(str, layout))].append(row)
+    for key, layouts in sets.items():
+        if len(layouts) < 2:
+            continue
+        published = _per_sequence(layouts.values(), lambda row: row.published_ms)
+        predicted = _per_sequence(layouts.values(), lambda row: row.predicted_ms)
+        best = min(range(len(published)), key=published.__getitem__)
+        top = sorted(range(len(predicted)), key=predicted.__getitem__)[:2]
+        yield LayoutSet(
+            calibrate=calibrate,
+            source=key[0],
+            model=key[1],
+            accelerator=key[2],
+            num_accelerators=key[3],
+            layouts=len(layouts),
+            best_in_top_two=best in top,
+            tau=kendall_tau(np.array(predicted), np.array(published)) if len(layouts) > 2 else nan,
+        )
+
+
+def _per_sequence(layouts: Iterable[list[JudgedRow]], time_of: Callable[[JudgedRow], float]) -> list[float]:
+    return [median(time_of(row) / row.row.number_of("global_batch") for row in rows) for rows in layouts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A model on ``num_accelerators`` after one factor was fitted on the fewest of its rows, ``base``: the
+    throughput of an accelerator over that on the fewest, published and predicted.
+    """
+
+    calibrate: Calibration
+    source: str
+    model: str
+    accelerator: str
+    precision: str
+    base: int
+    num_accelerators: int
+    published_efficiency: float
+    predicted_efficiency: float
+    relative_error: float
+
+
+_SCALED = ("source", "model", "accelerator", "precision", "train_type", "seq_len")
+
+
+def scaling(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Scaled]:
+    """Every model that was published on several numbers of one accelerator; medians of the rows of each. The
+    error is that of the step on more after one factor was fitted on the fewest.
+    """
+    curves: defaultdict[tuple[str, ...], defaultdict[int, list[JudgedRow]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows:
+        if row.published_ms > 0 and not isnan(row.predicted_ms):
+            key = tuple(_cell(column)(row) for column in _SCALED)
+            curves[key][int(row.row.number_of("num_accelerators"))].append(row)
+    for key, points in curves.items():
+        base = min(points)
+        first = [_rate(points[base], time_of) for time_of in (_published, _predicted)]
+        for count, some in sorted(points.items()):
+            if count == base:
+                continue
+            published, predicted = (
+                _rate(some, time_of) / before
+                for time_of, before in zip((_published, _predicted), first, strict=True)
+            )
+            yield Scaled(
+                calibrate=calibrate,
+                source=key[0],
+                model=key[1],
+                accelerator=key[2],
+                precision=key[3],
+                base=base,
+                num_accelerators=count,
+                published_efficiency=published,
+                predicted_efficiency=predicted,
+                relative_error=published / predicted - 1,
+            )
+
+
+def _published(row: JudgedRow) -> float:
+    return row.published_ms
+
+
+def _predicted(row: JudgedRow) -> float:
+    return row.predicted_ms
+
+
+def _rate(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> float:
+    """Tokens a second and accelerator, the median of some rows."""
+    return median(
+        row.row.number_of("global_batch")
+        * row.row.number_of("seq_len")
+        / time_of(row)
+        / row.row.number_of("num_accelerators")
+        for row in rows
+    )

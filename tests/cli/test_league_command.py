@@ -1,0 +1,171 @@
+"""``hespas-validate league`` and ``calibrate --end-to-end``: a small table of runs through the commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Protocol, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner, Result
+
+import hespas
+from hespas.cli.validate import app
+from hespas.graph.errors import UsageError
+from hespas.validators.league import predict
+from hespas.validators.league.judged import Calibration
+
+SCHEMAS = Path(__file__).parents[2] / "hespas" / "schemas"
+ROW = {
+    "source": "here", "framework": "MaxText", "accelerator": "TPU-v5e", "num_accelerators": "8",
+    "model": "Llama-3-8B", "seq_len": "2048", "global_batch": "8", "micro_batch": "1", "dp": "8", "tp": "1",
+    "pp": "1", "vp": "1", "cp": "1", "fsdp": "fsdp", "recompute": "remat_policy full", "precision": "bf16",
+    "precision_class": "16bit", "step_time_ms": "1500", "mfu_pct": "40",
+}  # fmt: skip
+
+
+class _Validator(Protocol):
+    def validate(self, instance: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def table(folder: Path, *rows: dict[str, str]) -> Path:
+    path = folder / "runs.csv"
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(ROW))
+        writer.writeheader()
+        writer.writerows(ROW | row for row in rows)
+    return path
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def valid(path: Path, schema: str) -> dict[str, object]:
+    document: dict[str, object] = json.loads(path.read_text())
+    text = json.loads((SCHEMAS / f"{schema}.schema.json").read_text())
+    cast("_Validator", Draft202012Validator(text)).validate(document)
+    return document
+
+
+def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
+    runs = table(tmp_path, {}, {"dp": "4", "tp": "2", "recompute": ""}, {"model": "no such model"})
+    done = run(
+        "league", "--table", runs, "--json", tmp_path / "l.json", "--report", tmp_path / "r", "--jobs", "1"
+    )
+    assert done.exit_code == 0, done.output
+    assert "1 row not predicted: the configuration of model 'no such model' is not known" in done.stderr
+    assert "marked as assumed, since the table does not say all: 1 row" in done.stderr
+    assert "best layout among the predicted two best: 1 of 1 set" in done.stdout
+    document = valid(tmp_path / "l.json", "league")
+    rows = cast("list[dict[str, object]]", document["rows"])
+    assert [row["status"] for row in rows] == ["predicted", "assumed", "refused"]
+    assert rows[1]["assumptions"] == ["row.recompute", "row.sequence-parallel"]
+    first = rows[0]
+    predicted, published = cast("float", first["predicted_ms"]), cast("float", first["published_ms"])
+    assert first["relative_error"] == pytest.approx(predicted / published - 1)
+    assert cast("float", first["low_ms"]) < predicted < cast("float", first["high_ms"])
+    assert 1 < cast("float", first["peak_memory_gib"]) < 100
+    assert sum(cast("dict[str, float]", first["parts"]).values()) == pytest.approx(1.0)
+    page = (tmp_path / "r" / "league.html").read_text()
+    assert "<svg" in page
+    assert "http" not in page
+    lines = (tmp_path / "r" / "league.csv").read_text().splitlines()
+    assert len(lines) == 4
+    assert json.loads((tmp_path / "r" / "league.json").read_text()) == document
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    of_row = predict._predicted  # pyright: ignore[reportPrivateUsage]
+
+    def counted(task: predict.Task) -> predict.Predicted:
+        asked.append(task.number)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return of_row(task)
+
+    monkeypatch.setattr(predict, "_predicted", counted)
+    runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
+    with pytest.raises(KeyboardInterrupt):
+        hespas.league(runs, jobs=1)
+    assert len(hespas.league(runs, jobs=1).result.rows) == 3
+    assert asked == [0, 1, 1, 2]
+    hespas.league(runs, jobs=1)
+    assert asked == [0, 1, 1, 2]
+
+
+def test_what_was_measured_does_not_change_what_is_predicted(tmp_path: Path) -> None:
+    first = hespas.league(table(tmp_path, {}), jobs=1).result.rows[0]
+    second = hespas.league(table(tmp_path, {"step_time_ms": "3000", "mfu_pct": "20"}), jobs=1).result.rows[0]
+    assert first.predicted_ms == second.predicted_ms
+    assert second.relative_error == pytest.approx((first.relative_error + 1) / 2 - 1)
+
+
+def test_factors_of_a_device(tmp_path: Path) -> None:
+    runs = table(tmp_path, {}, {"seq_len": "1024", "step_time_ms": "900"})
+    out = tmp_path / "factors.json"
+    asked = ["calibrate", "--hardware", "TPU-v5e", "--end-to-end", "--table", str(runs), "--out", str(out)]
+    done = run(*asked)
+    assert done.exit_code == 0, done.output
+    assert "products" in done.stdout
+    factors = cast("list[dict[str, object]]", valid(out, "league_factors")["factors"])
+    assert {each["accelerator"] for each in factors} == {"TPU-v5e"}
+    assert all(cast("float", each["std_error"]) < cast("float", each["prior_std"]) for each in factors)
+    other = run(*["H100-SXM" if each == "TPU-v5e" else each for each in asked], "--overwrite")
+    assert other.exit_code == 2
+    assert "is of H100-SXM, predicted and measured" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["league", "--table", "gone.csv"], 3, "cannot be read"),
+        (["calibrate", "--hardware", "H100-SXM", "--end-to-end", "--out", "f.json"], 2, "one table of runs"),
+        (
+            ["calibrate", "--hardware", "H100-SXM", "--end-to-end", "--table", "t", "--out", "f.toml"],
+            2,
+            "written as .json",
+        ),
+        (
+            [
+                "calibrate",
+                "--hardware",
+                "H100-SXM",
+                "--end-to-end",
+                "--seed",
+                "1",
+                "--split",
+                "a",
+                "--out",
+                "f.json",
+            ],
+            2,
+            "--end-to-end takes no --split",
+        ),
+    ],
+)
+def test_wrong_usage(arguments: list[str], code: int, text: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == code, done.output
+    assert text in done.stderr
+
+
+def test_a_table_without_the_columns(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("a,b\n1,2\n")
+    done = run("league", "--table", path)
+    assert done.exit_code == 3
+    assert "no column global_batch, model, num_accelerators, seq_len" in done.stderr
+
+
+def test_the_interface_refuses_another_word(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no calibration 'all'"):
+        hespas.league(table(tmp_path, {}), calibrate=cast("Calibration", "all"))

@@ -1,0 +1,38 @@
+"""The page of a league: its figures are those of the leagues it is given."""
+
+from __future__ import annotations
+
+from hespas.validators.league.document import league_of
+from hespas.validators.league.judged import CALIBRATIONS
+from hespas.validators.league.predict import LeagueRow, Predicted
+from tools.league import league_page
+
+
+def _row(number: int, measured_ms: float, **cells: str) -> LeagueRow:
+    base = {
+        "source": "here", "model": "Llama-3.1-405B", "accelerator": "H100-SXM", "num_accelerators": "8",
+        "seq_len": "4096", "global_batch": "8", "precision": "bf16", "precision_class": "16bit",
+        "mfu_pct": "40",
+    }  # fmt: skip
+    predicted = Predicted(
+        time_ns=1e8, parts={"products": 7.5e7, "attention": 2.5e7}, peak_memory_bytes=1.0, family="Hopper",
+        kind="dense",
+    )  # fmt: skip
+    return LeagueRow(number, base | {"step_time_ms": f"{measured_ms}"} | cells, predicted)
+
+
+def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
+    rows = [
+        _row(0, 125.0),
+        _row(1, 80.0, tp="2"),
+        _row(2, 125.0, num_accelerators="16", global_batch="16"),
+        LeagueRow(3, {"source": "there"}, Predicted(refused="nobody knows the model")),
+    ]
+    page = league_page([league_of("runs.csv", rows, mode) for mode in CALIBRATIONS])
+    assert "3 of 4 rows are predicted, 0 of them need an assumption" in page
+    assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 100.0% |" in page
+    assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
+    assert "| none | 1 | 100% |" not in page  # a set of two layouts has no tau
+    assert "| none | here | H100-SXM | bf16 | 8 | 16 |" in page
+    assert "| here | 75% | 25% |" in page
+    assert "| 1 | nobody knows the model |" in page

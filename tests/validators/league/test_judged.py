@@ -1,0 +1,146 @@
+"""Rows beside what was published: calibration, intervals, summaries, baselines, orders of layouts."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import Any
+
+import pytest
+
+from hespas.validators.league.judged import CALIBRATIONS, Calibration, judged
+from hespas.validators.league.predict import LeagueRow, Predicted
+from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling
+
+BASE = {
+    "source": "here", "model": "one", "accelerator": "H100-SXM", "num_accelerators": "8", "seq_len": "4096",
+    "global_batch": "8", "precision_class": "16bit", "mfu_pct": "40", "rows_with_same_config": "1",
+}  # fmt: skip
+
+
+def made(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: str) -> LeagueRow:
+    """A row of one component."""
+    predicted = Predicted(
+        time_ns=predicted_ms * 1e6, parts={"products": predicted_ms * 1e6}, peak_memory_bytes=2.0**30,
+        family="Hopper", kind="dense",
+    )  # fmt: skip
+    return LeagueRow(number, BASE | {"step_time_ms": f"{measured_ms}"} | cells, predicted)
+
+
+def league(count: int = 30) -> list[LeagueRow]:
+    """Five models, each measured a fifth slower than predicted."""
+    return [made(number, 120.0 + number % 3, model=f"model {number % 5}") for number in range(count)]
+
+
+def test_nothing_is_changed_without_calibration() -> None:
+    found = judged(league(), "none")
+    assert {row.predicted_ms for row in found} == {100.0}
+    assert found[0].relative_error == pytest.approx(100 / 120 - 1)
+
+
+@pytest.mark.parametrize("calibrate", ["one-per-accelerator", "leave-group-out"])
+def test_calibration_finds_what_all_rows_share(calibrate: Calibration) -> None:
+    found = [row for row in judged(league(), calibrate) if row.counts]
+    assert max(abs(row.relative_error) for row in found) < 0.06
+
+
+def test_one_row_of_an_accelerator_is_calibrated_on_and_not_counted() -> None:
+    found = judged(league(), "one-per-accelerator")
+    assert [row.status for row in found].count("calibrating") == 1
+    assert next(iter(group_rows(found, "one-per-accelerator"))).n == 29
+
+
+@pytest.mark.parametrize("column", ["step_time_ms", "step_time_lo_ms", "step_time_hi_ms"])
+def test_what_a_group_measured_does_not_reach_its_own_predictions(column: str) -> None:
+    rows = league()
+    before = judged(rows, "leave-group-out")
+    other = [
+        LeagueRow(row.number, {**row.cells, column: "400"}, row.predicted)
+        if row.cells["model"] == "model 2"
+        else row
+        for row in rows
+    ]
+    after = judged(other, "leave-group-out")
+    for one, two in zip(before, after, strict=True):
+        if one.row.cells["model"] == "model 2":
+            assert one.predicted_ms == two.predicted_ms
+
+
+def test_rows_without_prediction_or_measurement_do_not_count() -> None:
+    unmeasured = made(30, 1.0)
+    unmeasured.cells["step_time_ms"]  # the column is there
+    rows = [
+        *league(),
+        LeagueRow(30, {**unmeasured.cells, "step_time_ms": ""}, unmeasured.predicted),
+        LeagueRow(31, BASE | {"step_time_ms": "5"}, Predicted(refused="the model is not known")),
+    ]
+    for mode in CALIBRATIONS:
+        found = judged(rows, mode)
+        assert [row.row.number for row in found] == list(range(32))
+        assert found[31].status == "refused"
+        assert isnan(found[31].predicted_ms)
+        assert found[30].predicted_ms > 0
+        assert not found[30].counts
+
+
+def test_an_assumption_is_marked() -> None:
+    row = made(0, 100.0)
+    predicted = Predicted(time_ns=1e8, parts={"products": 1e8}, assumptions=["row.recompute"])
+    assert judged([LeagueRow(0, row.cells, predicted)], "none")[0].status == "assumed"
+
+
+def test_intervals_hold_nine_rows_of_ten_and_follow_the_spread() -> None:
+    spread = [made(n, 100.0 * 1.004 ** ((n * 37) % 61 - 30), model=f"model {n % 10}") for n in range(120)]
+    found = judged(spread, "none")
+    assert 0.85 <= sum(row.inside for row in found) / len(found) <= 0.95
+    assert all(row.low_ms < row.predicted_ms < row.high_ms for row in found)
+
+
+def test_an_interval_of_rounding_counts_as_measured() -> None:
+    rows = league()
+    wide = made(0, 300.0, step_time_lo_ms="110", step_time_hi_ms="310", model="wide")
+    alone = judged([*rows, made(0, 300.0, model="wide")], "leave-group-out")[-1]
+    found = judged([*rows, wide], "leave-group-out")[-1]
+    assert (alone.inside, found.inside) == (False, True)
+
+
+def test_the_baseline_takes_the_median_of_its_peers() -> None:
+    rates = ("40", "50", "60")
+    rows = judged([made(n, 100.0, mfu_pct=rate) for n, rate in enumerate(rates)], "none")
+    row, group = baselines(rows)
+    assert row.n == 3
+    assert row.mean_ape == pytest.approx((15 / 55 + 0 + 15 / 45) / 3)
+    assert (group.n, isnan(group.mean_ape)) == (0, True)
+
+
+def _sets(predicted: list[float]) -> list[Any]:
+    measured = (100.0, 110.0, 120.0)
+    pairs = enumerate(zip(measured, predicted, strict=True))
+    rows = [made(n, real, guess, tp=str(n + 1)) for n, (real, guess) in pairs]
+    return list(layout_sets(judged(rows, "none"), "none"))
+
+
+def test_the_order_of_layouts() -> None:
+    (right,), (wrong,) = _sets([90.0, 95.0, 99.0]), _sets([99.0, 95.0, 90.0])
+    assert (right.layouts, right.best_in_top_two, right.tau) == (3, True, 1.0)
+    assert (wrong.best_in_top_two, wrong.tau) == (False, -1.0)
+
+
+def test_layouts_of_another_batch_compare_by_sequence() -> None:
+    rows = [
+        made(0, 100.0, 100.0, tp="1", global_batch="8"),
+        made(1, 180.0, 180.0, tp="2", global_batch="16"),
+        made(2, 99.0, 99.0, tp="4", global_batch="8"),
+    ]
+    (found,) = layout_sets(judged(rows, "none"), "none")
+    assert (found.best_in_top_two, found.tau) == (True, 1.0)
+
+
+def test_scaling_is_told_after_a_fit_on_the_fewest() -> None:
+    rows = [
+        made(0, 100.0, 80.0),
+        made(1, 120.0, 80.0, num_accelerators="16", global_batch="16"),
+    ]
+    (found,) = scaling(judged(rows, "none"), "none")
+    assert (found.base, found.num_accelerators) == (8, 16)
+    assert found.published_efficiency == pytest.approx(100 / 120)
+    assert found.relative_error == pytest.approx(100 / 120 - 1)

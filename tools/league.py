@@ -1,0 +1,203 @@
+"""``docs/league.md``, from a table of published runs: ``python -m tools.league [--table FILE] [--jobs N]``.
+
+Without the table, which is not in the repository, nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from math import isnan
+from pathlib import Path
+from statistics import median
+
+from hespas import api
+from hespas.validators.league.document import League
+from hespas.validators.league.judged import CALIBRATIONS
+from hespas.validators.league.summaries import NOISE_FLOOR
+from tools.documents import ROOT
+
+__all__ = ["league_page", "main"]
+
+_TABLE = ROOT.parent / "shared" / "data" / "published_e2e" / "published_training.csv"
+
+_INTRODUCTION = """# Published runs, predicted
+
+Step times that others published, each predicted from its settings alone: model, accelerator, layout, batch,
+number formats, recomputation. `hespas-validate league --table FILE.csv` predicts every row of a table and
+judges it beside what was measured; `python -m tools.league` makes this page from it. Publishing a result of
+MLPerf is under its rules; the names are those of their owners.
+
+## How a step is predicted
+
+The generator (docs/generation.md) writes the passes of each distinct pipeline stage. Each kernel takes what
+the estimator says, each collective and message what the network of the system makes of where its ranks lie.
+Passes are walked in program order, communication beside computation where the framework overlaps it, kernels
+not before their host has issued them; the schedule then runs pass by pass. On the same times the simulator
+says the same (tests/validators/league/test_pipeline.py). The step is a sum over its critical path, so every
+prediction comes apart into matrix products, attention, collectives and so on without remainder: `parts` in
+the document.
+
+What nobody measured on a device is taken from what libraries are published to reach, by family of devices
+(`hespas/validators/league/kernels.py`): products of 8 bits on NVIDIA's devices, fused attention, products on
+TPUs, and the share of the peak that a device at its power limit sustains. These shares are few and round, and
+were set with the rows below in sight: the row *none* is free of a fit, not of that.
+
+## Calibration
+
+* `none`: nothing is fitted.
+* `one-per-accelerator`: one row of each accelerator and source, chosen by settings alone, corrects others.
+* `leave-group-out`: each group (source, model, accelerator) is predicted with all other rows.
+
+The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
+of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
+release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
+alone. Intervals of 90 % are quantiles of what is left of rows of other groups. `hespas-validate calibrate
+--hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
+standard errors, and the errors before and on groups left out.
+
+## Your own cluster
+
+A table needs `model`, `accelerator`, `num_accelerators`, `seq_len`, `global_batch` and `step_time_ms`, and
+takes `source` (the software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`,
+`vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`,
+`optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `step_time_lo_ms`, `step_time_hi_ms`,
+`mfu_pct`, `rows_with_same_config` and `notes`. What a row does not say is assumed: it is marked. Models that
+do not ship are read from `models.csv` beside the table. Rows are kept between runs, so one that is stopped
+goes on where it was, and a changed row alone is predicted again.
+"""
+
+
+def league_page(leagues: Sequence[League]) -> str:
+    """The page of one table in all modes."""
+    first = leagues[0]
+    predicted = sum(row.status != "refused" for row in first.rows)
+    assumed = sum(row.status == "assumed" for row in first.rows)
+    counts = (
+        f"{predicted:,} of {len(first.rows):,} rows are predicted, {assumed:,} of them need an assumption. "
+        f"Submitters with the same layout differ by {NOISE_FLOOR:.1%} in the median: no predictor can beat "
+        "that.\n"
+    )
+    text = [
+        _INTRODUCTION,
+        "## Reached\n",
+        counts,
+        _table(
+            ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold"), _whole(leagues)
+        ),
+        "Beside it a constant MFU per accelerator and number format:\n",
+        _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
+    ]
+    for by in ("source", "accelerator", "precision", "scale", "status"):
+        heads = [by, "rows", *(f"{done.calibrate}: median (mean)" for done in leagues)]
+        text += [f"### By {by}\n", _table(heads, _by(leagues, by))]
+    text += [
+        "## What a decision needs\n",
+        _table(("calibration", "sets of layouts", "best in top two", "median tau"), _orders(leagues)),
+        "Scaling of Llama-3.1-405B, one factor fitted on the fewest accelerators:\n",
+        _table(
+            ("calibration", "source", "accelerator", "precision", "fitted on", "accelerators", "error"),
+            _curves(leagues),
+        ),
+        "## What steps are made of\n",
+        "Mean shares of the predicted steps, without calibration.\n",
+        _table(("source", *_names(first)), _parts(first)),
+        "## Not predicted\n",
+        _table(("rows", "why"), _refused(first)),
+    ]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _whole(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for done in leagues:
+        each = done.whole
+        if each is not None:
+            errors = (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
+            yield (
+                done.calibrate,
+                f"{each.n:,}",
+                *errors,
+                f"{each.bias:+.1%}",
+                f"{each.interval_coverage:.1%}",
+            )
+
+
+def _naive(done: League) -> Iterator[Sequence[str]]:
+    for each in done.baselines:
+        errors = (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
+        yield (each.name, f"{each.n:,}", *errors)
+
+
+def _by(leagues: Sequence[League], by: str) -> Iterator[Sequence[str]]:
+    found = [{each.value: each for each in done.groups if each.by == by} for done in leagues]
+    for value in sorted({value for groups in found for value in groups}):
+        cells = [
+            "" if value not in groups else f"{groups[value].median_ape:.1%} ({groups[value].mean_ape:.1%})"
+            for groups in found
+        ]
+        count = next(groups[value].n for groups in found if value in groups)
+        yield (value, f"{count:,}", *cells)
+
+
+def _orders(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for done in leagues:
+        best = [each.best_in_top_two for each in done.layouts]
+        taus = [each.tau for each in done.layouts if not isnan(each.tau)]
+        if best and taus:
+            yield (done.calibrate, f"{len(best)}", f"{sum(best) / len(best):.0%}", f"{median(taus):.2f}")
+
+
+def _curves(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for done in leagues:
+        for each in done.scaling:
+            if each.model == "Llama-3.1-405B":
+                counts = (f"{each.base:,}", f"{each.num_accelerators:,}")
+                where = (each.source, each.accelerator, each.precision)
+                yield (done.calibrate, *where, *counts, f"{each.relative_error:+.1%}")
+
+
+def _names(done: League) -> list[str]:
+    return list(dict.fromkeys(name for row in done.rows for name in row.parts))
+
+
+def _parts(done: League) -> Iterator[Sequence[str]]:
+    names = _names(done)
+    for source in sorted({row.row.cells.get("source", "") for row in done.rows if row.parts}):
+        rows = [row for row in done.rows if row.parts and row.row.cells.get("source", "") == source]
+        shares = [sum(row.parts.get(name, 0.0) for row in rows) / len(rows) for name in names]
+        yield (source, *(f"{share:.0%}" if share >= 0.005 else "" for share in shares))
+
+
+def _refused(done: League) -> Iterator[Sequence[str]]:
+    counts: dict[str, int] = {}
+    for row in done.rows:
+        if row.status == "refused":
+            counts[row.row.predicted.refused] = counts.get(row.row.predicted.refused, 0) + 1
+    for reason, count in sorted(counts.items(), key=lambda item: -item[1]):
+        yield (f"{count}", reason)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page where the table is here."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", type=Path, default=_TABLE, help="published_training.csv")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    asked = parser.parse_args(arguments)
+    if not asked.table.is_file():
+        sys.stdout.write(f"skipped: {asked.table} is not here\n")
+        return 0
+    leagues = [api.league(asked.table, calibrate=mode, jobs=asked.jobs).result for mode in CALIBRATIONS]
+    path = ROOT / "docs" / "league.md"
+    path.write_text(league_page(leagues), encoding="utf-8")
+    sys.stdout.write(f"docs/{path.name}: written\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
