@@ -25,7 +25,7 @@ _EVEN, _UNEVEN = 16_384, 256
 
 def capture(mesh: str, hidden: int) -> None:
     """Capture once, and say what came out."""
-    from benchmarks.torch_programs import gpt
+    from fixtures.make.torch_programs import gpt
     from hespas.captures.torch import capture_torch
 
     workload = capture_torch(

@@ -21,7 +21,7 @@ __all__ = ["Example", "comparable", "examples", "refreshed", "run"]
 
 _FENCE = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
-_FILE_SIZE = re.compile(r"(?m)^(.* -> .* \([a-z-]+, )[\d.,]+ [kMG]?B\)$")
+_FILE_SIZE = re.compile(r"(?m)^(.* -> .* \((?:[a-z-]+, )?)[\d.,]+ [kMG]?B\)$")
 _RUNNABLE = ("hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
 """First words of the commands that are run; installing and building are not."""
 _PACKAGES = ("jax", "torch")

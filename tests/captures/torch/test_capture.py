@@ -20,7 +20,7 @@ torch: Any = pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 
 def program(name: str) -> Any:
-    from benchmarks.torch_programs import PROGRAMS
+    from fixtures.make.torch_programs import PROGRAMS
 
     return PROGRAMS[name]
 
@@ -64,7 +64,7 @@ def test_buckets_of_data_parallel_are_reduced_and_every_parameter_is_in_one() ->
     workload, _ = captured("resnet", "data=4")
     graph = workload.classes[0]
     reduced = graph.collectives.kind == CollectiveKind.ALL_REDUCE
-    from benchmarks.torch_programs import ResNet
+    from fixtures.make.torch_programs import ResNet
 
     parameters = sum(each.numel() for each in ResNet(100).parameters())
     assert graph.collectives.comm_bytes[reduced].sum() == 4 * parameters

@@ -23,12 +23,12 @@ RANKS = 4
 
 
 def run_job(program: str, mesh: str, folder: Path) -> list[tuple[list[str], list[str]]]:
-    """Operations and communication of each rank, as ``benchmarks.torch_gloo`` writes them."""
+    """Operations and communication of each rank, as ``tests.captures.torch.gloo_rank`` writes them."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = str(probe.getsockname()[1])
     files = [folder / str(rank) for rank in range(RANKS)]
-    command = (sys.executable, "-m", "benchmarks.torch_gloo", program, mesh)
+    command = (sys.executable, "-m", "tests.captures.torch.gloo_rank", program, mesh)
     ranks = [
         subprocess.Popen([*command, str(rank), port, str(file)], cwd=ROOT) for rank, file in enumerate(files)
     ]
@@ -42,7 +42,7 @@ def run_job(program: str, mesh: str, folder: Path) -> list[tuple[list[str], list
 
 
 def record_all(program: str, mesh: Mesh) -> list[Recording]:
-    from benchmarks.torch_programs import PROGRAMS
+    from fixtures.make.torch_programs import PROGRAMS
 
     board = StageBoard()
 
@@ -64,7 +64,7 @@ def record_all(program: str, mesh: Mesh) -> list[Recording]:
     ],
 )
 def test_all_ranks_dispatch_what_was_recorded(program: str, mesh: str, tmp_path: Path) -> None:
-    from benchmarks.torch_gloo import call_lines, communication_lines
+    from tests.captures.torch.gloo_rank import call_lines, communication_lines
 
     recorded = record_all(program, Mesh.of(mesh))
     for rank, (operations, talks) in enumerate(run_job(program, mesh, tmp_path)):

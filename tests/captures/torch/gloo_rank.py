@@ -1,6 +1,6 @@
 """One rank of a real job on Gloo, recorded: what a capture without the other ranks is compared with.
 
-python -m benchmarks.torch_gloo PROGRAM MESH RANK PORT OUT
+python -m tests.captures.torch.gloo_rank PROGRAM MESH RANK PORT OUT
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.torch_programs import PROGRAMS
+from fixtures.make.torch_programs import PROGRAMS
 from hespas.captures.mesh import Mesh
 from hespas.captures.torch.calls import Argument, Call, Recording, TensorRecord
 from hespas.captures.torch.library import torch_module
