@@ -184,9 +184,11 @@ class _Counted:
     sent: FloatArray = field(init=False)
     in_use_ns: FloatArray = field(init=False)
     room: FloatArray = field(init=False)
-    kinds: dict[tuple[int, str, str], list[float]] = field(default_factory=dict)
-    placed: dict[GroupSet, Placed] = field(default_factory=dict)
-    away: dict[Permutation | None, IntArray] = field(default_factory=dict)
+    kinds: dict[tuple[int, str, str], list[float]] = field(
+        default_factory=dict[tuple[int, str, str], list[float]]
+    )
+    placed: dict[GroupSet, Placed] = field(default_factory=dict["GroupSet", "Placed"])
+    away: dict[Permutation | None, IntArray] = field(default_factory=dict["Permutation | None", IntArray])
 
     def __post_init__(self) -> None:
         shape = (self.workload.num_ranks, len(self.system.dimensions))

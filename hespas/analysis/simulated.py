@@ -567,7 +567,7 @@ def _drawn(spans: _Spans, path: IntArray) -> Table[SpanRow]:
     np.minimum.at(start, place, timeline.start_ns[chosen])
     np.maximum.at(end, place, timeline.end_ns[chosen])
     one = chosen[first]
-    names = [spans.names[row] for row in spans.name[one].tolist()]
+    names: list[str] = [spans.names[row] for row in spans.name[one].tolist()]
     classes = [spans.class_name(code) for code in spans.op_class[one].tolist()]
     return table_of(
         SpanRow,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hespas
-from hespas.analysis.links import LinkUse, link_use
+from hespas.analysis.links import LinkRow, LinkUse, link_use
 from hespas.api import SimulationResult
 from hespas.cli.main import app
 from hespas.graph import CollectiveKind, Diagnostics, Permutation, StridedGroups, Timeline, Workload
@@ -72,7 +72,7 @@ def test_trips_of_a_loop_count_whether_or_not_they_were_run() -> None:
     graph = sketch.build()
     assert len(graph.collectives) == 1
     workload, system = Workload.spmd(graph, 8), load_system("dgx-h100").sized(8)
-    found = []
+    found: list[LinkRow] = []
     for trips in (10, 5000):
         done = hespas.simulate(workload, simulator=ListScheduler(max_executions=trips))
         found.append(link_use(done.workload, done.timeline, system).links.rows()[0])

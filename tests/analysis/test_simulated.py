@@ -86,7 +86,8 @@ def test_communication_by_axis_is_that_of_the_ranks() -> None:
     assert axes["exposed_ns"].sum() == pytest.approx(done.timeline.exposed_comm_ns.sum())
     (reduced,) = [row for row in axes.rows() if row.kind == "all_reduce" and row.group_size == 4]
     table, graph = done.workload.classes[0].collectives, done.workload.classes[0]
-    sizes = [graph.group_sets[row].group_size for row in table.group_set.tolist()]
+    rows: list[int] = table.group_set.tolist()
+    sizes = [graph.group_sets[row].group_size for row in rows]
     mine = (table.kind == 0) & (np.array(sizes) == 4)
     assert reduced.count == 8 * mine.sum()
     assert reduced.size_bytes == table.comm_bytes[mine].sum()

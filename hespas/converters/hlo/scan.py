@@ -30,6 +30,7 @@ __all__ = [
     "is_text",
     "largest_local_id",
     "module_bytes",
+    "print_text",
     "proto_to_text",
     "shown",
     "sniff",
@@ -373,7 +374,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     _module_class()
     _check_ids(data, path)
     try:
-        text = run_sandboxed(f"{__name__}:_print_text", data, "XLA")
+        text = run_sandboxed(f"{__name__}:print_text", data, "XLA")
     except ParserFailedError as error:
         raise _no_module(data, path, f"it {error}") from None
     if text.startswith(_REFUSED):
@@ -381,7 +382,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def _print_text(data: bytes, parser_bytes: int) -> bytes:
+def print_text(data: bytes, parser_bytes: int) -> bytes:
     """In the child: the text of a serialised module; why there is none, behind a NUL, which no text begins
     with.
     """

@@ -12,8 +12,12 @@ import pytest
 pytest.importorskip("jax")
 ROOT = Path(__file__).parents[3]
 QUICK = [("step_of_llama", 2, 4)]
-LONG = [("step_of_llama", 2, 2), ("vocabulary", 2, 4)]
-LONG += [(name, 2, 4) for name in ("convolution", "scanned", "loop", "moved", "ring")] + [("experts", 8, 1)]
+LONG = [
+    ("step_of_llama", 2, 2),
+    ("vocabulary", 2, 4),
+    *((name, 2, 4) for name in ("convolution", "scanned", "loop", "moved", "ring")),
+    ("experts", 8, 1),
+]
 
 
 @pytest.mark.parametrize(
