@@ -92,4 +92,4 @@ constraints:
 	rm -rf $(VENV)-constraints
 
 clean:
-	rm -rf $(VENV) $(VENV)-constraints demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-constraints $(CAPTURE) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

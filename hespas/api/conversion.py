@@ -55,7 +55,7 @@ from hespas.converters import (
 from hespas.files.documents import Count, Figure
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
-from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
+from hespas.graph import Diagnostics, Profile, Renamed, Workload
 from hespas.graph.errors import (
     FormatError,
     HespasError,
@@ -341,32 +341,12 @@ def _spooled(source: str | Path, name: str | None, stack: ExitStack) -> Path:
     return spool
 
 
-class _Findings(Diagnostics):
-    """What a reader finds in ``path``, told of ``name``: users know no copy of standard input."""
-
-    __slots__ = ("_name", "_path")
-
-    def __init__(self, path: str, name: str, *, keep: int) -> None:
-        super().__init__(keep)
-        self._path, self._name = path, name
-
-    def record(self, diagnostic: Diagnostic, count: int) -> None:
-        """Record findings under the name that users know."""
-        location, path = (
-            text.replace(self._path, self._name) for text in (diagnostic.location, diagnostic.path)
-        )
-        super().record(replace(diagnostic, location=location, path=path), count)
-
-
 def _read_named(
     name: str, path: Path, format_name: str, options: ReadOptions, diagnostics: Diagnostics
 ) -> Value:
-    """Read ``path``; findings are told of ``name``, also where an error ends the reading."""
-    findings = _Findings(str(path), name, keep=diagnostics.keep)
-    try:
-        return read(path, format=format_name, options=options, diagnostics=findings)
-    finally:
-        diagnostics.extend(findings)
+    """Read ``path``; findings are told of ``name``."""
+    findings = Renamed(diagnostics, str(path), name)
+    return read(path, format=format_name, options=options, diagnostics=findings)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,12 +17,16 @@ from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S
 from hespas.files.documents import Count, Figure
 from hespas.files.output import check_destination, write_atomically
-from hespas.graph import Diagnostic, Diagnostics
+from hespas.graph import Diagnostics, Renamed
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["ProfiledProgram", "ProfiledProgramDocument", "RuleShare", "profile_program"]
+
+
+_GLOBAL = "stablehlo.global-program"
+"""That the program is of the whole mesh, which was asked for."""
 
 
 class RuleShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,23 +106,6 @@ class ProfiledProgram(Result):
         return pandas.DataFrame(list(self.joined_by), columns=["rule", "share"])
 
 
-class _Told(Diagnostics):
-    """Findings told of the folder that users know; that the program is of the whole mesh is no news."""
-
-    def __init__(self, found: Diagnostics, path: str, name: str) -> None:
-        super().__init__()
-        self._found, self._path, self._name = found, path, name
-
-    def record(self, diagnostic: Diagnostic, count: int) -> None:
-        """Hand findings on under the name of the folder."""
-        if diagnostic.code == "stablehlo.global-program":
-            return
-        location, path = (
-            text.replace(self._path, self._name) for text in (diagnostic.location, diagnostic.path)
-        )
-        self._found.record(replace(diagnostic, location=location, path=path), count)
-
-
 def profile_program(
     target: str,
     *,
@@ -153,7 +140,7 @@ def profile_program(
             steps=steps,
             timeout_s=timeout_s,
         )
-        told = _Told(found, str(temporary), str(place))
+        told = Renamed(found, str(temporary), str(place), without=(_GLOBAL,))
         joined = join_profile(files.program, files.profile, diagnostics=told)
         checked = validate_capture(files.compiled, files.profile, diagnostics=told)
         shares = {rule: time / joined.time_ns for rule, time in joined.by_rule.items() if joined.time_ns}

@@ -17,8 +17,9 @@ from typing import Literal
 
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition_child import PARTITIONED, REFUSED, Settings
+from hespas.files.children import end_of, error_from_text
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
-from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.errors import HespasError, UnsupportedError, UsageError
 
 __all__ = ["TIMEOUT_S", "Partitioner", "partition"]
 
@@ -31,9 +32,7 @@ TIMEOUT_S = 1800.0
 _POLLED_S = 0.01
 _MOST_SAID = 400
 _SUSPECTED = re.compile(r"(?:\\n|\s)*Suspected Python Code")
-_KINDS: dict[str, type[HespasError]] = {"UsageError": UsageError, "FormatError": FormatError}
 _SHARDY = (b"sdy.", b"xla.sdy", b"sdy\0")
-_FATAL = re.compile(r"(?:Check failed|F\d{4} |LLVM ERROR|assertion).*", re.IGNORECASE)
 _WAYS_ROUND = (
     "find the operation by leaving parts of the program out, shard its operands otherwise there "
     "(jax.lax.with_sharding_constraint), or write it with shard_map"
@@ -140,15 +139,9 @@ def _failure(
         if told["kind"] == "XLA":
             why = _SUSPECTED.split(told["message"])[0].strip()[:_MOST_SAID]
             return UnsupportedError(f"XLA's partitioner refuses the program: {why}", hint=ways_round)
-        kind = _KINDS.get(told["kind"], UnsupportedError)
-        return kind(told["message"], hint=told["hint"] or None, position=told["position"] or None)
-    said = errors.read_text(encoding="utf-8", errors="replace")
-    fatal = _FATAL.search(said)
-    last = fatal[0] if fatal else next(reversed(said.strip().splitlines()), "")
-    if status is None:
-        how = f"does not finish within {timeout_s:g} s"
-        ways_round = f"give it more time; else {ways_round}"
-    else:
-        how = f"ends with status {status}" if status >= 0 else f"ends with signal {-status}"
-    told = f": {last[:_MOST_SAID]}" if last else ""
-    return UnsupportedError(f"XLA's partitioner {how}{told}", hint=ways_round)
+        return error_from_text(told)
+    said = errors.read_bytes()
+    if status is not None:
+        return UnsupportedError(f"XLA's partitioner {end_of(status, said)}", hint=ways_round)
+    how = f"does not finish within {timeout_s:g} s"
+    return UnsupportedError(f"XLA's partitioner {how}", hint=f"give it more time; else {ways_round}")

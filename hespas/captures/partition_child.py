@@ -28,6 +28,7 @@ from hespas.captures.partition_checks import check_shardings, check_written_out
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, Module, Operation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
+from hespas.files.children import error_as_text
 from hespas.files.sandbox import bounded_memory
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 
@@ -72,17 +73,20 @@ def main() -> int:
         with bounded_memory(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
             _partition(data, settings)
     except HespasError as error:
-        return _refused(folder, type(error).__name__, error.text, error.hint or "", error.position or "")
+        return _refused(folder, error_as_text(error))
     except MemoryError:
-        return _refused(folder, "XLA", "more memory is needed than a program of this size may take", "")
+        return _refused(folder, _of_xla("more memory is needed than a program of this size may take"))
     except RuntimeError as error:
-        return _refused(folder, "XLA", str(error), "")
+        return _refused(folder, _of_xla(str(error)))
     return 0
 
 
-def _refused(folder: Path, kind: str, message: str, hint: str, position: str = "") -> int:
-    told = json.dumps({"kind": kind, "message": message, "hint": hint, "position": position})
-    (folder / REFUSED).write_text(told, encoding="utf-8")
+def _of_xla(message: str) -> dict[str, str]:
+    return {"kind": "XLA", "message": message}
+
+
+def _refused(folder: Path, told: Mapping[str, str]) -> int:
+    (folder / REFUSED).write_text(json.dumps(told), encoding="utf-8")
     return 1
 
 
@@ -164,7 +168,7 @@ class _Program:
                 f"{prod(axes.values())}",
                 hint="tiles have no axes that could be resized: lower the program for the other mesh",
             )
-        return Mesh(("devices",), (partitions,)).num_devices
+        return _as_many(partitions)
 
     def _check_free(self, changed: set[str]) -> None:
         for op in self._operations:

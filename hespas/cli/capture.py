@@ -13,7 +13,6 @@ from hespas.cli import options
 from hespas.cli.session import answer_apart, check_reports, command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import CaptureResult
@@ -86,20 +85,6 @@ _Timeout = Annotated[
         rich_help_panel=_PARTITION,
     ),
 ]
-_Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DST", help="Write the workload: traces of all ranks, or a file."),
-]
-_To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        metavar="FORMAT",
-        help="Write DST in this format.",
-        autocompletion=options.format_names,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
 _Program = Annotated[
     Path | None,
     typer.Option(
@@ -132,8 +117,8 @@ def capture(
     partitioner: _Who = "auto",
     compile_for: _CompileFor = "",
     timeout_s: _Timeout = TIMEOUT_S,
-    out: _Out = None,
-    to: _To = "",
+    out: options.Destination = None,
+    to: options.DestinationFormat = "",
     program: _Program = None,
     partitioned: _Partitioned = None,
     profile: _Profile = None,
@@ -156,8 +141,7 @@ def capture(
         from hespas import api
 
         without_devices()
-        if out == Path("-"):
-            raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
+        form = options.workload_format(out, to)
         named = {"--out": out, "--program": program, "--partitioned": partitioned, "--profile": profile}
         others = {name: [path] for name, path in named.items() if path}
         check_reports({"--json": json_file}, others, overwrite=overwrite)
@@ -177,7 +161,7 @@ def capture(
                 compile_for=compile_for,
                 timeout_s=timeout_s,
                 destination=out,
-                format=to or ("chakra" if out and not out.suffix else None),
+                format=form,
                 overwrite=overwrite,
                 options=parts.options(jobs=jobs, progress=callback),
                 diagnostics=diagnostics,

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "making"]
 
-_Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DST", help="Write the workload: traces of all ranks, or a file."),
-]
-_To = Annotated[
-    str,
-    typer.Option(
-        "--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=options.format_names
-    ),
-]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
 ]
@@ -60,8 +50,7 @@ class _Output:
             raise UsageError(
                 "--out DST writes the workload, --dry-run only says what it would be", hint="give one"
             )
-        if self.out == Path("-"):
-            raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
+        form = options.workload_format(self.out, self.to)
         check_reports(
             {"--json": self.json_file}, {"--out": [self.out] if self.out else []}, overwrite=self.overwrite
         )
@@ -69,7 +58,7 @@ class _Output:
             done = api.generate(
                 generator,
                 self.out,
-                format=self.to or ("chakra" if self.out and not self.out.suffix else None),
+                format=form,
                 overwrite=self.overwrite,
                 options=self._parts().options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
@@ -86,8 +75,8 @@ class _Output:
 
 
 def _output(
-    out: _Out = None,
-    to: _To = "",
+    out: options.Destination = None,
+    to: options.DestinationFormat = "",
     dry_run: _DryRun = False,
     jobs: options.Jobs = 2,
     only_classes: options.OnlyClasses = False,

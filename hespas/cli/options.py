@@ -29,6 +29,8 @@ __all__ = [
     "CommGroups",
     "Debug",
     "DefaultDtype",
+    "Destination",
+    "DestinationFormat",
     "Dim",
     "Estimator",
     "Estimators",
@@ -58,6 +60,7 @@ __all__ = [
     "hardware_option",
     "parts_of",
     "system_names",
+    "workload_format",
 ]
 
 _MAX_EXTENT_DIGITS = 18
@@ -332,6 +335,14 @@ ListFile = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
 ]
+Destination = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DST", help="Write the workload: traces of all ranks, or a file."),
+]
+DestinationFormat = Annotated[
+    str,
+    typer.Option("--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=format_names),
+]
 Jobs = Annotated[
     int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=OUTPUT)
 ]
@@ -404,3 +415,12 @@ Debug = Annotated[
 Version = Annotated[
     bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
 ]
+
+
+def workload_format(destination: Path | None, stated: str) -> str | None:
+    """The format of a workload that is made: as stated, traces where a folder is named, else as the name of
+    the file says. Raises :class:`UsageError` for standard output.
+    """
+    if destination == Path("-"):
+        raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
+    return stated or ("chakra" if destination and not destination.suffix else None)

@@ -17,7 +17,7 @@ from hespas.graph.columns import (
     dtype,
     find_dtype,
 )
-from hespas.graph.diagnostics import Diagnostic, Diagnostics, Findings, Severity
+from hespas.graph.diagnostics import Diagnostic, Diagnostics, Findings, Renamed, Severity
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.opgraph import (
     ACCUMULATOR_BITS,
@@ -97,6 +97,7 @@ __all__ = [
     "Profile",
     "RegionKind",
     "RegionTable",
+    "Renamed",
     "Resource",
     "Severity",
     "StridedGroups",

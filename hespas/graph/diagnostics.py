@@ -6,11 +6,11 @@ only the first few are kept with their location, so a million unknown ops cost a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-__all__ = ["Diagnostic", "Diagnostics", "Findings", "Severity"]
+__all__ = ["Diagnostic", "Diagnostics", "Findings", "Renamed", "Severity"]
 
 
 class Severity(Enum):
@@ -107,6 +107,29 @@ class Diagnostics:
 
     def __len__(self) -> int:
         return sum(self._counts.values())
+
+
+class Renamed(Diagnostics):
+    """Hands findings on to another collector too, those of ``path`` told of ``name``: users know no
+    temporary file or copy. Findings whose code is in ``without`` are no news there.
+    """
+
+    __slots__ = ("_into", "_name", "_path", "_without")
+
+    def __init__(self, into: Diagnostics, path: str, name: str, without: Collection[str] = ()) -> None:
+        super().__init__(into.keep)
+        self._into, self._path, self._name, self._without = into, path, name, without
+
+    def record(self, diagnostic: Diagnostic, count: int) -> None:
+        """Hand findings on under the name that users know."""
+        if diagnostic.code in self._without:
+            return
+        location, path = (
+            text.replace(self._path, self._name) for text in (diagnostic.location, diagnostic.path)
+        )
+        renamed = replace(diagnostic, location=location, path=path)
+        super().record(renamed, count)
+        self._into.record(renamed, count)
 
 
 @dataclass(frozen=True, slots=True)

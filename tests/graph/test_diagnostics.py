@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.graph import Diagnostics, Severity
+from hespas.graph import Diagnostics, Renamed, Severity
 from hespas.graph.errors import (
     EXIT_CODES,
     CheckFailedError,
@@ -101,3 +101,13 @@ def test_findings_of_one_place_share_prefix_and_location() -> None:
         (Severity.INFO, "a.json", "left out"),
         (Severity.ERROR, "a.json", "no time"),
     ]
+
+
+def test_findings_are_handed_on_under_another_name() -> None:
+    into = Diagnostics()
+    renamed = Renamed(into, "/tmp/x/copy", "trace.json", without=("no.news",))
+    renamed.warning("some.code", "/tmp/x/copy:3", "odd", path="/tmp/x/copy", count=4)
+    renamed.warning("no.news", "/tmp/x/copy", "known")
+    assert into.counts() == renamed.counts() == {"some.code": 4}
+    (found,) = into
+    assert (found.location, found.path) == ("trace.json:3", "trace.json")

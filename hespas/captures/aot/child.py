@@ -20,6 +20,7 @@ from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, load_bindings
 from hespas.converters.stablehlo.program import parse_program
+from hespas.files.children import error_as_text
 from hespas.graph.errors import FormatError, HespasError, UsageError
 
 __all__ = ["Answer", "Job", "environment", "main"]
@@ -53,14 +54,13 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came out. ``refused`` says why nothing did (else empty), ``fault`` names the error of ours that it
-    is, with its ``hint`` (empty: the compiler's own words); ``memory`` in bytes, ``costs`` as the
-    compiler states them; ``notes`` are what was chosen otherwise than asked.
+    """What came out. ``refused`` has the compiler's words and ``fault`` an error of ours where nothing did;
+    ``memory`` in bytes, ``costs`` as the compiler states them; ``notes`` are what was chosen otherwise than
+    asked.
     """
 
     refused: str = ""
-    fault: str = ""
-    hint: str = ""
+    fault: dict[str, str] = {}
     memory: dict[str, int] = {}
     costs: dict[str, float] = {}
     notes: tuple[str, ...] = ()
@@ -82,8 +82,7 @@ def main() -> int:
     try:
         answer, text = _compiled(job, program)
     except HespasError as error:
-        answer = Answer(refused=error.text, fault=type(error).__name__, hint=error.hint or "")
-        text = b""
+        answer, text = Answer(fault=error_as_text(error)), b""
     except Exception as error:  # whatever a compiler raises is its refusal
         answer, text = Answer(refused=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]), b""
     answers.write(msgspec.json.encode(answer) + b"\n" + text)

@@ -6,7 +6,6 @@ an error here that says what to do instead.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,11 +22,10 @@ from hespas.captures.aot.target import TPUS, Target
 from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
+from hespas.files.children import end_of, error_from_text
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import (
-    FormatError,
-    HespasError,
     MissingExtraError,
     UnsupportedError,
     UsageError,
@@ -61,9 +59,6 @@ _REFUSALS = (
     ("devices, the mesh", "give the mesh that the program was lowered for, and a target of its size"),
 )
 """What compilers say, and what to do then."""
-
-
-_FAULTS: Mapping[str, type[HespasError]] = {"UsageError": UsageError, "FormatError": FormatError}
 
 
 @runtime_checkable
@@ -208,11 +203,11 @@ def _ask(job: Job, program: bytes, target: Target, timeout_s: float) -> tuple[An
             hint="check the limits of the shell (ulimit -a)",
         ) from error
     if ended.returncode != 0:
-        raise _failed(target, _fate(ended.returncode, ended.stderr))
+        raise _failed(target, end_of(ended.returncode, ended.stderr))
     head, _, hlo = ended.stdout.partition(b"\n")
     answer = msgspec.json.decode(head, type=Answer)
     if answer.fault:
-        raise _FAULTS.get(answer.fault, UnsupportedError)(answer.refused, hint=answer.hint or None)
+        raise error_from_text(answer.fault)
     if answer.refused:
         said = answer.refused.partition("\n")[0].strip()
         hint = next((hint for mark, hint in _REFUSALS if mark in said), _ELSEWISE)
@@ -222,15 +217,6 @@ def _ask(job: Job, program: bytes, target: Target, timeout_s: float) -> tuple[An
 
 def _failed(target: Target, what: str, hint: str = _ELSEWISE) -> UnsupportedError:
     return UnsupportedError(f"the compiler for {target} {what}", hint=hint)
-
-
-def _fate(status: int, said: bytes) -> str:
-    """How the process ended, and the last that it said."""
-    lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    # XLA names the check that failed in a line marked F; what follows are addresses of its stack.
-    fatal = [line for line in lines if line.startswith("F") or "Check failed" in line] or lines[-1:]
-    how = f"ends with status {status}" if status > 0 else f"crashes with {signal.Signals(-status).name}"
-    return f"{how}: {clipped(fatal[-1].strip())}" if fatal else how
 
 
 def _checked(costs: Mapping[str, float], target: Target, diagnostics: Diagnostics) -> dict[str, float]:

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from hespas.captures.jax.run_child import FAILED, Run
 from hespas.captures.mesh import Mesh
+from hespas.files.children import end_of, error_from_text
 from hespas.files.sandbox import isolated_python
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.errors import UnsupportedError
 
 __all__ = ["MOST_HOST_DEVICES", "Profiled", "run_profiled"]
 
 MOST_HOST_DEVICES = 64
 """Devices of a host that are made for a run: each is a thread that waits for the others."""
-
-_MOST_SAID = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,7 @@ def run_profiled(
     }
     command = isolated_python("hespas.captures.jax.run_child", json.dumps(run._asdict()))
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise UnsupportedError(
             f"{target} does not finish within {timeout_s:g} s",
@@ -71,10 +68,7 @@ def run_profiled(
         ) from error
     failed = folder / FAILED
     if failed.exists():
-        told = json.loads(failed.read_text(encoding="utf-8"))
-        failed.unlink()
-        raise UsageError(told["message"], hint=told["hint"], position=told["position"])
+        raise error_from_text(json.loads(failed.read_text(encoding="utf-8")))
     if done.returncode:
-        last = next(reversed(done.stderr.strip().splitlines()), "")[:_MOST_SAID]
-        raise UnsupportedError(f"running {target} ends with status {done.returncode}: {last}")
+        raise UnsupportedError(f"running {target} {end_of(done.returncode, done.stderr)}")
     return Profiled(folder / "program.mlir", folder / "compiled.hlo", folder / "profile.xplane.pb")

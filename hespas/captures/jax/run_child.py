@@ -14,6 +14,7 @@ import numpy as np
 
 from hespas.captures.jax.calls import call_of, described, jitted
 from hespas.captures.target import load_function, users_code
+from hespas.files.children import error_as_text
 from hespas.graph.errors import HespasError
 
 __all__ = ["FAILED", "Run", "main"]
@@ -43,8 +44,7 @@ def main() -> int:
     try:
         _profile(run)
     except HespasError as error:
-        told = json.dumps({"message": error.text, "hint": error.hint, "position": error.position})
-        Path(run.folder, FAILED).write_text(told, encoding="utf-8")
+        Path(run.folder, FAILED).write_text(json.dumps(error_as_text(error)), encoding="utf-8")
         return 1
     return 0
 
