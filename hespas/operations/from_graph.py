@@ -247,6 +247,8 @@ def _attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray])
     for node, types in zip(numbers, operands, strict=True):
         sizes = _attention_sizes(graph, node, types)
         if sizes is None:
+            if graph.op_name(node).startswith(_OVER_LATENTS):
+                kind[node] = _PLACE["attention.generation"]
             continue
         kind[node] = _PLACE["attention.generation" if sizes[1] == 1 else "attention.context"]
         for name, size in zip(names[:-1], sizes, strict=True):
@@ -255,6 +257,8 @@ def _attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray])
         dims["pairs"][node] = graph.flops[node] / (4 * batch * heads * head_dim)
 
 
+_OVER_LATENTS = "flash_mla::"
+"""Decoding over latents that are keys and values at once: no sizes of tables say that, its work does."""
 _FUSED_EXPERTS = "fused_moe"
 
 

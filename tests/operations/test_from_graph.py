@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 import hespas
-from hespas.graph import Workload
+from hespas.estimators.registry import OperationModel, load_estimator, operations_on, predict_with
+from hespas.generators.llm import Layout, ServingStep, load_model
+from hespas.graph import Diagnostics, Workload
+from hespas.hardware import load_device
 from hespas.operations.from_graph import operations_of
 
 UPDATED = """func.func @main(%x: tensor<1024x2x1024xf32> {tf.aliasing_output = 0 : i32},
@@ -33,3 +36,19 @@ def test_an_update_in_place_has_the_sizes_of_what_is_written(
     dims = operations_of(graph).dims
     (node,) = (at for at in range(len(graph)) if "dynamic_update_slice" in graph.op_name(at))
     assert (dims["rows"][node], dims["columns"][node]) == (rows, 1024.0)
+
+
+def test_decoding_over_latents_is_attention_that_runs_on_matrix_units() -> None:
+    step = ServingStep(model=load_model("DeepSeek-V3"), layout=Layout(tp=8), batch=16, context=8192)
+    graph = step.workload().classes[0]
+    ops = operations_of(graph)
+    (row, *_) = [place for place in range(len(graph)) if graph.op_name(place).startswith("flash_mla::")]
+    assert ops.kind[row] == "attention.generation"
+    device = load_device("B200-SXM")
+    model = load_estimator("roofline")
+    assert isinstance(model, OperationModel)
+    on_device = operations_on(graph, device, num_ranks=8)
+    time = predict_with(model, on_device, device, Diagnostics()).duration_ns[row]
+    # latents of 16 x 8,192 tokens in 16 bits are read once; vector units would take ten times that
+    read = 16 * 8192 * 576 * 2 / device.main_memory.bandwidth_bytes_per_s * 1e9
+    assert read < time < 1.5 * read
