@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.serving.policy import Policy
 from hespas.simulator.serving.requests import Requests
@@ -77,11 +77,11 @@ class _Server:
         self.prompting: list[int] = []
         """Requests whose prompts are under way, the oldest first."""
         self.decoding = np.zeros(0, np.int64)
-        self.held = np.zeros(count, np.int64)
+        self.held = np.zeros(count)
         """Tokens of each in the cache."""
         self.target = requests.prompt.astype(np.int64).copy()
         """Tokens that have to be in the cache before it decodes: the prompt, and what was put back."""
-        self.made = np.zeros(count, np.int64)
+        self.made = np.zeros(count)
         """Tokens each has given."""
         self.output = requests.output.astype(np.int64)
         self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
@@ -91,8 +91,14 @@ class _Server:
         self.spare = 0.0
         """Pages that those that decode need for their next token."""
         self.finished = 0
+        self.looked = 0.0
+        """When the scheduler formed the next step."""
+        self.due = 0
+        """Steps until the scheduler looks who has come."""
+        self.held_back = 0
+        """Steps since somebody waits who could be started."""
         self.log = Steps()
-        self.outside = steps.correction.request_ns
+        self.outside, self.gain = steps.correction.request_ns, steps.gain
 
     def run(self) -> ServingRun:
         """All steps, until nobody is left."""
@@ -101,7 +107,7 @@ class _Server:
             if not (self.waiting or self.prompting or len(self.decoding)):
                 self.now = max(self.now, float(self.arrival[self.coming]) + self.outside)
                 continue
-            if self.waiting or self.prompting:
+            if (self.waiting or self.prompting) and not self._holds():
                 chunk = self._prompts()
                 if chunk.prompts:
                     self._step(chunk)
@@ -118,17 +124,29 @@ class _Server:
         )
 
     def _arrive(self) -> None:
-        """Whoever has come by now waits."""
-        while self.coming < len(self.arrival) and self.arrival[self.coming] + self.outside <= self.now:
+        """Whoever has come by now waits, if the scheduler looks."""
+        if self.due and len(self.decoding):
+            return
+        self.due = self.policy.polls
+        seen = self.looked if self.policy.ahead and len(self.decoding) else self.now
+        while self.coming < len(self.arrival) and self.arrival[self.coming] + self.outside <= seen:
             self.waiting.append(self.coming)
             self.coming += 1
+
+    def _holds(self) -> bool:
+        """Whether those who wait are held back for others."""
+        policy = self.policy
+        if self.held_back >= policy.holds or self.prompting or not len(self.decoding):
+            return False
+        tokens = len(self.decoding) + sum(int(self.target[request]) for request in self.waiting)
+        return tokens < policy.holds_tokens
 
     # --- pages
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.policy.page_tokens)
 
-    def _grown(self, held: IntArray, by: int) -> float:
+    def _grown(self, held: FloatArray, by: float) -> float:
         """Pages more that sequences need for so many tokens more each."""
         size = self.policy.page_tokens
         return float((-(-(held + by) // size) - -(-held // size)).sum())
@@ -137,7 +155,7 @@ class _Server:
         """Put the youngest requests back until each that decodes has a page for its next token."""
         if self.policy.reserves:
             return
-        while self.used + self._grown(self.held[self.decoding], 1) > self.pages:
+        while self.used + self._grown(self.held[self.decoding], self.gain) > self.pages:
             self._put_back()
 
     def _put_back(self) -> None:
@@ -158,7 +176,7 @@ class _Server:
         return last
 
     def _free(self, request: int) -> None:
-        tokens = int(self.held[request])
+        tokens = ceil(self.held[request])
         if self.policy.reserves:
             tokens = int(self.requests.prompt[request] + self.output[request])
         self.used -= self._pages(tokens)
@@ -170,8 +188,9 @@ class _Server:
         policy, chunk = self.policy, _Chunk()
         if policy.order == "mixed":
             self._make_room()
-        self.spare = 0.0 if policy.reserves else self._grown(self.held[self.decoding], 1)
-        left = policy.tokens - (len(self.decoding) if policy.order == "mixed" else 0)
+        self.spare = 0.0 if policy.reserves else self._grown(self.held[self.decoding], self.gain)
+        decoded = len(self.decoding) * self.steps.queries
+        left = policy.tokens - (decoded if policy.order == "mixed" else 0)
         for request in list(self.prompting):
             left = self._extend(chunk, request, left)
         while self.waiting and left > 0 and self._starts(self.waiting[0], left):
@@ -228,7 +247,10 @@ class _Server:
             batch=batch, context=context, prompts=chunk.prompts, new_tokens=chunk.new_tokens,
             before=chunk.before / chunk.prompts, sampled=batch + len(chunk.sampled),
         )  # fmt: skip
+        self.looked = self.now
         self.now += time
+        self.held_back = 0
+        self.due = (self.due - 1) % self.policy.polls if batch else 0
         self.log.add(np.array([time]), batch, chunk.new_tokens)
         if batch:
             self._give(1)
@@ -247,35 +269,51 @@ class _Server:
         self._make_room()
         held = self.held[self.decoding]
         batch = len(held)
-        count = int((self.output[self.decoding] - self.made[self.decoding]).min())
+        gain = self.gain
+        count = ceil((self.output[self.decoding] - self.made[self.decoding]).min() / gain)
         count = min(count, _AT_ONCE, self._steps_with_room(held, count))
-        times = self.steps.decode_ns(batch, held.mean() + np.arange(count))
+        times = self.steps.decode_ns(batch, float(held.mean()) + gain * np.arange(count, dtype=np.float64))
         ends = self.now + np.cumsum(times)
         if self.coming < len(self.arrival) and batch < self.policy.sequences:
             arrives = float(self.arrival[self.coming]) + self.outside
-            count = min(count, int(np.searchsorted(ends, arrives)) + 1)
+            after = int(np.searchsorted(ends, arrives)) + 1
+            if self.policy.ahead and arrives > self.now:
+                after += 1
+            count = min(count, self._seen(after))
+        if self.waiting and self.held_back < self.policy.holds:
+            count = min(count, self.policy.holds - self.held_back)
+            self.held_back += count
+        self.due = (self.due - count) % self.policy.polls
         self.log.add(times[:count], batch, 0)
+        self.looked = float(ends[count - 1] - times[count - 1])
         self.now = float(ends[count - 1])
         self._give(count)
 
-    def _steps_with_room(self, held: IntArray, most: int) -> int:
+    def _seen(self, after: int) -> int:
+        """Steps until the scheduler looks, at least so many."""
+        polls = self.policy.polls
+        first = self.due or polls
+        return first + -(-max(after - first, 0) // polls) * polls
+
+    def _steps_with_room(self, held: FloatArray, most: int) -> int:
         """Steps after which the cache is full, at least one and at most ``most``."""
-        if self.policy.reserves or self.used + self._grown(held, most) <= self.pages:
+        gain = self.gain
+        if self.policy.reserves or self.used + self._grown(held, most * gain) <= self.pages:
             return most
         low, high = 1, most
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.used + self._grown(held, middle) <= self.pages
+            fits = self.used + self._grown(held, middle * gain) <= self.pages
             low, high = (middle, high) if fits else (low, middle)
         return low
 
     def _give(self, count: int) -> None:
-        """Each that decodes gives so many tokens."""
-        decoding = self.decoding
+        """Each that decodes gives tokens of so many steps."""
+        decoding, gained = self.decoding, count * self.gain
         if not self.policy.reserves:
-            self.used += self._grown(self.held[decoding], count)
-        self.held[decoding] += count
-        self.made[decoding] += count
+            self.used += self._grown(self.held[decoding], gained)
+        self.held[decoding] += gained
+        self.made[decoding] += gained
         done = self.made[decoding] >= self.output[decoding]
         if done.any():
             self.decoding = decoding[~done]

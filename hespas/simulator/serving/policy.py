@@ -21,7 +21,10 @@ class Policy:
     ``page_tokens``: tokens of a page of the cache. ``order``: see :data:`Order`. ``reserves``: a request
     starts only where the cache has room for all it will ever hold (no request is ever put back);
     else one that finds no page puts the youngest back, whose tokens are worked on again. ``watermark``: part
-    of the pages that stay free when a request starts.
+    of the pages that stay free when a request starts. ``polls``: the scheduler looks who has come every so
+    many steps that decode, and after steps that only work on prompts; ``ahead``: while the step before the
+    next is run, so that the next is known when that one ends. ``holds``: so many steps at most those
+    who wait are held back for others, while sequences decode and a step has less than ``holds_tokens``.
     """
 
     name: str = "vllm"
@@ -32,12 +35,16 @@ class Policy:
     order: Order = "mixed"
     reserves: bool = False
     watermark: float = 0.0
+    polls: int = 1
+    ahead: bool = False
+    holds: int = 0
+    holds_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings. Raises ``UsageError``."""
-        for name in ("tokens", "sequences", "page_tokens"):
+        for name in ("tokens", "sequences", "page_tokens", "polls"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} of a step: {getattr(self, name)}", hint=f"`{name}=1` or more")
+                raise UsageError(f"{name} of a server: {getattr(self, name)}", hint=f"`{name}=1` or more")
         if not 0 <= self.watermark < 1:
             raise UsageError(f"watermark {self.watermark:g} is no part", hint="`watermark=0.01`")
 

@@ -35,6 +35,8 @@ __all__ = [
     "step_times",
 ]
 
+_DECODED, _PROMPTED = 256.0, 2048.0
+"""Steps of so few tokens run the kernels of decoding, of so many those of prompts."""
 SHARES = ("products", "attention", "collectives", "others")
 """What the time of a step is made of, each with an efficiency of its own."""
 
@@ -118,7 +120,10 @@ class LatticeKernels(Protocol):
 class Correction:
     """What estimates of kernels alone do not know of a serving stack: factors on the time of each of
     :data:`SHARES`, time of the host that each step and each of its sequences waits for [ns], and time of a
-    request outside of steps (tokenizer, transport) [ns].
+    request outside of steps (tokenizer, transport) [ns]. ``launch_ns``: the host takes so long to launch a
+    kernel; steps that work on prompts are no shorter than their kernels' launches, where those that only
+    decode are launched as one graph. ``prefill``: kernels that work on prompts take so many times as long as
+    those that decode, beside their factors. ``accepts``: how likely a guessed token is right.
     """
 
     products: float = 1.0
@@ -129,6 +134,9 @@ class Correction:
     sequence_ns: float = 0.0
     prompt_ns: float = 0.0
     request_ns: float = 0.0
+    launch_ns: float = 0.0
+    prefill: float = 1.0
+    accepts: float = 0.8
 
     @property
     def factors(self) -> FloatArray:
@@ -140,7 +148,9 @@ class Correction:
 class StepTimes:
     """Times at grid points [ns], of each of :data:`SHARES` in the first dimension: ``of_tokens`` and
     ``of_rows`` of shape ``(shares, points)``, ``of_decode`` of ``(shares, batch, context)``, ``of_prompts``
-    of ``(shares, prompts, length, before)``.
+    of ``(shares, prompts, length, before)``. ``kernels``: launches of a step that works on prompts, unless it
+    has at most ``captured`` tokens, for which there are graphs, too. ``drafts``: tokens of each sequence that
+    a step guesses beside the next, by further layers that take ``draft_share`` as long as the model.
     """
 
     grids: StepGrids
@@ -149,6 +159,20 @@ class StepTimes:
     of_decode: FloatArray
     of_prompts: FloatArray
     correction: Correction = Correction()
+    kernels: float = 0.0
+    captured: int = 0
+    drafts: int = 0
+    draft_share: float = 0.0
+
+    @property
+    def queries(self) -> int:
+        """Tokens of a sequence that decodes in a step."""
+        return 1 + self.drafts
+
+    @property
+    def gain(self) -> float:
+        """Tokens that a sequence gets of a step: guesses count up to the first that is wrong."""
+        return float(sum(self.correction.accepts**place for place in range(self.queries)))
 
     def corrected(self, correction: Correction) -> StepTimes:
         """The same estimates of another stack."""
@@ -159,7 +183,9 @@ class StepTimes:
         factors = self.correction.factors
         tables = (self.of_tokens, self.of_rows, self.of_decode, self.of_prompts)
         first, second, third, fourth = (np.tensordot(factors, each, axes=1) for each in tables)
-        return first, second, third, fourth
+        tokens = np.log2(np.array(self.grids.tokens) / _DECODED) / np.log2(_PROMPTED / _DECODED)
+        prefill = self.correction.prefill
+        return first * prefill ** np.clip(tokens, 0.0, 1.0), second, third, fourth * prefill
 
     @cached_property
     def _axes(self) -> dict[str, FloatArray]:
@@ -168,9 +194,9 @@ class StepTimes:
 
     def decode_ns(self, batch: int, context: FloatArray) -> FloatArray:
         """Steps in which ``batch`` sequences decode, with so many tokens each in the mean, [ns]."""
-        tokens, rows, decode, _ = self._tables
+        decode = self._tables[2]
         axes = self._axes
-        fixed = _line(axes["tokens"], tokens, float(batch)) + _line(axes["rows"], rows, float(batch))
+        fixed = self._of_decoded(batch, batch * self.queries) + self._sampled_ns(batch * self.queries)
         row = _row(axes["batch"], decode, float(batch))
         fixed += self.correction.step_ns + self.correction.sequence_ns * batch
         return fixed + _lines(axes["context"], row, context)
@@ -181,17 +207,43 @@ class StepTimes:
         """A step in which ``batch`` sequences of ``context`` tokens each decode, and ``prompts`` have
         ``new_tokens`` together, behind ``before`` tokens each in the mean. ``sampled`` tokens come of it.
         """
-        tokens, rows, decode, prompt = self._tables
-        axes, total = self._axes, float(batch + new_tokens)
-        time = _line(axes["tokens"], tokens, total) + _line(axes["rows"], rows, float(max(sampled, 1)))
+        _, _, decode, prompt = self._tables
+        axes = self._axes
+        tokens = batch * self.queries + new_tokens
+        time = self._of_decoded(batch, tokens)
+        time += self._sampled_ns(max(sampled + batch * self.drafts, 1))
         if batch:
             time += float(_lines(axes["context"], _row(axes["batch"], decode, batch), np.array([context]))[0])
         if prompts:
             plane = _row(axes["prompts"], prompt, prompts)
             line = _row(axes["length"], plane, new_tokens / prompts)
             time += _line(axes["before"], line, before)
+            if tokens > self.captured:
+                time = _overlapped(time, self.correction.launch_ns * self.kernels)
         host = self.correction.step_ns + self.correction.sequence_ns * batch
         return time + host + self.correction.prompt_ns * prompts
+
+    def _of_decoded(self, batch: int, tokens: int) -> float:
+        """What depends on the tokens of a step, and what guesses for ``batch`` sequences take."""
+        axis, table = self._axes["tokens"], self._tables[0]
+        time = _line(axis, table, float(tokens))
+        if self.drafts and batch:
+            guess = self.draft_share * _line(axis, table, float(batch)) + self._sampled_ns(batch)
+            time += self.drafts * guess
+        return time
+
+    def _sampled_ns(self, rows: int) -> float:
+        return _line(self._axes["rows"], self._tables[1], float(rows))
+
+
+def _overlapped(device_ns: float, host_ns: float) -> float:
+    """Both at once take as long as the longer, and more where they are alike: each waits at times."""
+    if not host_ns:
+        return device_ns
+    return float((device_ns**_OVERLAP + host_ns**_OVERLAP) ** (1 / _OVERLAP))
+
+
+_OVERLAP = 4
 
 
 def _place(axis: FloatArray, value: float) -> tuple[int, float]:
@@ -290,7 +342,13 @@ def step_times(
         sums = np.bincount(at, weights=time[mine], minlength=len(SHARES) * points)
         tables.append(np.asarray(sums, np.float64).reshape(len(SHARES), *shape))
     of_tokens, of_rows, of_decode, of_prompts = tables
-    return StepTimes(grids, of_tokens, of_rows, of_decode, of_prompts)
+    first = (kernels.point == 0) & (kernels.part != _OF_DECODE)
+    launches = float(kernels.times[first].sum())
+    return StepTimes(grids, of_tokens, of_rows, of_decode, of_prompts, kernels=launches)
+
+
+_OF_DECODE = 2
+"""The part of a step that works on sequences which decode."""
 
 
 def _renamed(ops: Operations, asked: Asked) -> Operations:

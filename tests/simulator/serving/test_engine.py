@@ -205,3 +205,49 @@ def test_percentiles_by_weight() -> None:
     assert weighted_percentile(values, weights, 0.5) == 1.0
     assert weighted_percentile(values, weights, 0.95) == 3.0
     assert np.isnan(weighted_percentile(values[:0], weights[:0], 0.5))
+
+
+def test_a_scheduler_that_looks_seldom_keeps_who_comes_waiting() -> None:
+    requests = _requests((0.0, 10, 50), (150.0, 10, 2))
+    often, seldom = (serve(requests, _steps(), replace(_SMALL, polls=polls)) for polls in (1, 10))
+    # one step for the first prompt, then one that decodes while the second comes
+    assert int(np.sum(often.steps.columns()[0].cumsum() < often.scheduled_ns[1])) + 1 == 2
+    _, _, prompts = seldom.steps.columns()
+    assert np.flatnonzero(prompts).tolist() == [0, 11]
+    assert seldom.scheduled_ns[1] > often.scheduled_ns[1]
+    alone = serve(_requests((0.0, 10, 3), (5000.0, 10, 2)), _steps(), replace(_SMALL, polls=10))
+    assert alone.scheduled_ns[1] == 5000.0
+
+
+def test_a_step_formed_ahead_is_without_who_came_meanwhile() -> None:
+    requests = _requests((0.0, 10, 50), (150.0, 10, 2))
+    late = serve(requests, _steps(), replace(_SMALL, ahead=True))
+    _, _, prompts = late.steps.columns()
+    assert np.flatnonzero(prompts).tolist() == [0, 3]
+
+
+def test_prompts_are_held_back_for_others() -> None:
+    requests = _requests((0.0, 10, 50), (150.0, 10, 2), (600.0, 10, 2))
+    held = serve(requests, _steps(), replace(_SMALL, holds=20, holds_tokens=21))
+    assert held.scheduled_ns[1] == held.scheduled_ns[2] >= 600.0
+    timed = serve(requests, _steps(), replace(_SMALL, holds=20, holds_tokens=64))
+    _, _, prompts = timed.steps.columns()
+    assert np.flatnonzero(prompts).tolist() == [0, 22]
+
+
+def test_steps_with_prompts_are_no_shorter_than_their_launches() -> None:
+    steps = replace(_steps(), kernels=50.0).corrected(Correction(launch_ns=10.0))
+    run = serve(_requests((0.0, 40, 3)), steps, _SMALL)
+    assert run.ttft_ns[0] == pytest.approx(500, rel=0.01)
+    assert run.tpot_ns[0] == pytest.approx((101.40 + 101.41) / 2)
+
+
+def test_guesses_that_are_right_save_steps() -> None:
+    steps = replace(_steps(), drafts=1).corrected(Correction(accepts=1.0))
+    assert steps.gain == 2.0
+    run = serve(_requests((0.0, 40, 5)), steps, _SMALL)
+    # two tokens of each step, which works on two tokens and guesses one: no layers of its own here
+    assert len(run.steps.columns()[0]) == 3
+    assert run.tpot_ns[0] == pytest.approx((102.40 + 102.42) / 4)
+    never = steps.corrected(Correction(accepts=0.0))
+    assert len(serve(_requests((0.0, 40, 5)), never, _SMALL).steps.columns()[0]) == 5
