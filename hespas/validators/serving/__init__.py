@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hespas.validators.serving.document import ServingAccuracyDocument, serving_json
+from hespas.validators.serving.fit import Fitted
 from hespas.validators.serving.judge import CALIBRATIONS, Calibrate, Judged, Judgement, Summary, judge
 from hespas.validators.serving.predict import Predictor
 from hespas.validators.serving.recorded import Replay, read_recorded, replayed
@@ -11,6 +12,7 @@ from hespas.validators.serving.rows import Row, read_rows
 __all__ = [
     "CALIBRATIONS",
     "Calibrate",
+    "Fitted",
     "Judged",
     "Judgement",
     "Predictor",

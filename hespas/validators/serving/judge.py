@@ -103,7 +103,7 @@ class Judgement:
     fits: dict[str, Fitted] = field(default_factory=dict[str, Fitted])
 
     def summaries(self) -> list[Summary]:
-        """Errors of all runs, by stack, by model and by precision."""
+        """Errors of all runs, by source, by stack, and by model and precision."""
         found: list[Summary] = []
         judged = [each for each in self.rows if each.status == "predicted"]
         for by, of in _BY.items():
@@ -128,11 +128,13 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[R
 
 
 def _deployment(row: Row) -> str:
-    return " ".join((_stack(row), row.release, row.model, row.precision))
+    guesses = "guessing" if row.launch.drafts else ""
+    return " ".join((_stack(row), row.release, row.model, row.precision, guesses))
 
 
 _BY: dict[str, Callable[[Row], str]] = {
     "all": lambda row: "all",
+    "source": lambda row: row.source or "unknown",
     "stack": _stack,
     "model": lambda row: f"{_stack(row)} {row.model} {row.precision}",
 }
@@ -163,15 +165,20 @@ def _summary(by: str, value: str, metric: str, rows: Sequence[Judged]) -> Summar
 
 
 def judge(
-    rows: Sequence[Row], *, calibrate: Calibrate = "none", split: str = "", predictor: Predictor | None = None
+    rows: Sequence[Row],
+    *,
+    calibrate: Calibrate = "none",
+    split: str = "",
+    predictor: Predictor | None = None,
+    known: dict[str, Fitted] | None = None,
 ) -> Judgement:
     """Predict the rows of a ``split`` (empty: all), calibrated with those that are not of the split
-    ``devval``.
+    ``devval``. ``known`` are fits of stacks to the same rows, and gains those that are made.
     """
     maker = predictor or Predictor()
     fitting = [row for row in rows if row.split != _KEPT and not isinstance(maker.steps(row), str)]
     wanted = [row for row in rows if not split or row.split == split]
-    corrections = _Corrections(calibrate, fitting, maker)
+    corrections = _Corrections(calibrate, fitting, maker, {} if known is None else known)
     baseline = _Baseline(fitting)
     done = maker.all_times(wanted, corrections.of)
     judged: list[Judged] = []
@@ -191,8 +198,11 @@ def judge(
 class _Corrections:
     """What each row's prediction is corrected by."""
 
-    def __init__(self, calibrate: Calibrate, rows: Sequence[Row], predictor: Predictor) -> None:
+    def __init__(
+        self, calibrate: Calibrate, rows: Sequence[Row], predictor: Predictor, known: dict[str, Fitted]
+    ) -> None:
         self.fits: dict[str, Fitted] = {}
+        self._known = known
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
@@ -219,10 +229,11 @@ class _Corrections:
         return first, second
 
     def _fit(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
-        fitted = fit_stack(rows, predictor)
+        fitted = self._known.get(key) or fit_stack(rows, predictor)
         if fitted is None:
             return
-        self.fits[key], self._of[key] = fitted, fitted.correction
+        self._known[key] = self.fits[key] = fitted
+        self._of[key] = fitted.correction
         said = [(row, predictor.times(row, fitted.correction)) for row in rows]
         residuals = [
             (np.log(times.ttft_ms / row.ttft_ms), np.log(times.tpot_ms / row.tpot_ms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from hespas.simulator.serving import (
     StepTimes,
     lengths,
     models_of,
-    policy_of,
     serve,
     step_times,
 )
@@ -27,10 +26,12 @@ from hespas.validators.serving.rows import Row
 
 __all__ = ["Predictor", "Times", "implied_rate"]
 
-_ROUNDS, _FEW, _MEMORY_SHARE = 10, 3, 0.9
+_ROUNDS, _FEW, _USABLE = 10, 3, 0.95
 """Requests of each client of a benchmark; as many rounds as are simulated, the later standing for the rest;
-the part of memory that servers fill.
+the part of memory that the driver leaves.
 """
+_MOST_TOKENS, _MOST_SEQUENCES = 1 << 15, 1 << 11
+"""Of a step of any server."""
 _LEAST = 24
 
 
@@ -72,8 +73,7 @@ class Predictor:
         return self._steps[key]
 
     def _made(self, step: ServingStep, hardware: str, stack: str) -> StepTimes:
-        policy = policy_of(stack)
-        grids = Grids.up_to(tokens=policy.tokens, sequences=min(policy.sequences, 2048), context=1 << 14)
+        grids = Grids.up_to(tokens=_MOST_TOKENS, sequences=_MOST_SEQUENCES, context=1 << 14)
         return step_times(
             lattice_kernels(step, grids),
             load_device(hardware),
@@ -87,19 +87,34 @@ class Predictor:
         steps = self.steps(row)
         if isinstance(steps, str) or row.step is None:
             return steps if isinstance(steps, str) else row.reason
-        policy = policy_of(row.stack)
-        memory = load_device(row.hardware).main_memory.capacity_bytes * _MEMORY_SHARE
-        room = cached_tokens(row.step, memory, tokens=policy.tokens, sequences=row.concurrency)
+        policy, room = row.launch.policy, self._room(row, row.step)
         clients = max(1, round(row.concurrency / row.step.layout.dp))
         requests = _requests(row, clients)
         try:
-            run = serve(requests, steps.corrected(correction), policy, cache_tokens=room)
+            run = serve(requests, self._launched(row, steps, correction), policy, cache_tokens=room)
         except HespasError as error:
             return error.message
         ttft = run.ttft_ns
         first, later = ttft[:clients], ttft[clients:]
         mean = (first.mean() + (_ROUNDS - 1) * later.mean()) / _ROUNDS
         return Times(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
+
+    @staticmethod
+    def _launched(row: Row, steps: StepTimes, correction: Correction) -> StepTimes:
+        launch, layers = row.launch, 1 if row.step is None else len(row.step.model.layers)
+        return replace(
+            steps.corrected(correction),
+            captured=launch.captured,
+            drafts=launch.drafts,
+            draft_share=1 / layers,
+        )
+
+    def _room(self, row: Row, step: ServingStep) -> float:
+        """Tokens of the cache."""
+        launch, memory = row.launch, load_device(row.hardware).main_memory.capacity_bytes
+        share = _USABLE if launch.of_free else launch.memory_share
+        room = cached_tokens(step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency)
+        return room * launch.memory_share if launch.of_free else room
 
     def all_times(self, rows: Sequence[Row], correction_of: Callable[[Row], Correction]) -> list[Times | str]:
         """Predictions of rows, those of one server after another."""

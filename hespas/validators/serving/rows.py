@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +17,7 @@ import pandas as pd
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
 from hespas.generators.llm.model import Experts
 from hespas.graph.errors import FormatError, UsageError
+from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
 
 __all__ = ["Row", "read_rows"]
 
@@ -32,7 +33,9 @@ _DEVICES: Mapping[str, str] = {
     "l40s": "L40S",
 }
 _PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "": "bf16"}
-_SPREAD_LENGTHS = re.compile(r"^(source_file=)?(db-dump/)?\d{4}-\d\d-\d\d")
+_SPREAD_LENGTHS = re.compile(
+    r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
+)
 """Sources whose benchmark draws lengths evenly from 0.8 x the stated one to the stated one (InferenceMAX:
 ``random-range-ratio`` 0.8); others send prompts of equal length.
 """
@@ -43,7 +46,7 @@ _RATIO = 0.8
 class Row:
     """A run: ``concurrency`` requests under way at any time, each of ``prompt`` tokens and ``output`` ones,
     or of ``ratio`` times as many and more. ``reason`` says why it cannot be predicted (empty: it can).
-    ``assumed`` names what the source does not say.
+    ``assumed`` names what the source does not say; ``source``: whose benchmark it was, how far that is told.
     """
 
     row: int
@@ -60,6 +63,8 @@ class Row:
     ttft_ms: float
     tpot_ms: float
     layout: Layout
+    launch: Launch
+    source: str = ""
     step: ServingStep | None = None
     reason: str = ""
     assumed: tuple[str, ...] = ()
@@ -105,15 +110,27 @@ def _degree(record: Mapping[str, object], name: str) -> int:
 
 def _row(number: int, record: Mapping[str, object]) -> Row:
     source = _text(record, "silicon_data_source")
+    published, stack = bool(_SPREAD_LENGTHS.match(source)), _text(record, "backend")
     told = re.search(r"silicon_concurrency=(\d+)", source)
-    layout, twice = _layout(record)
-    concurrency = int(told[1]) if told else round(_number(record, "batch_size", 1.0)) * layout.dp
     model, precision = _text(record, "model_path").rpartition("/")[2], _text(record, "precision")
+    clients = int(told[1]) if told else round(_number(record, "batch_size", 1.0))
+    layout, twice = _layout(record, shares=published and stack == "vllm" and not spreads(precision, clients))
+    concurrency = clients if told else clients * layout.dp
     system = _text(record, "system")
     assumed = [*(["degrees counted twice"] if twice else []), *([] if told else ["concurrency"])]
     step, reason = _step(model, precision, layout)
+    prompt, output = int(_number(record, "isl", 1.0)), int(_number(record, "osl", 1.0))
+    release = _text(record, "backend_version")
+    dated = re.search(r"measured=([\d-]+)", source)
+    launch = launch_of(Started(
+        model=model if step is None else step.model.name, hardware=_DEVICES.get(system, system), stack=stack,
+        release=release, precision=precision, layout=layout, prompt=prompt, output=output,
+        clients=concurrency, date=dated[1] if dated else "", is_published=published,
+    ))  # fmt: skip
+    if step is not None and launch.cache:
+        step = replace(step, cache=launch.cache)
     if _text(record, "mode") != "agg":
-        step, reason = None, "prefill and decode on servers of their own: their numbers are not recorded"
+        step, reason = None, _apart(record)
     elif system not in _DEVICES:
         step, reason = None, f"no device {system}"
     elif layout.tp > _LARGEST_TENSOR:
@@ -122,36 +139,55 @@ def _row(number: int, record: Mapping[str, object]) -> Row:
         row=number,
         model=model if step is None else step.model.name,
         hardware=_DEVICES.get(system, system),
-        stack=_text(record, "backend"),
-        release=_text(record, "backend_version"),
+        stack=stack,
+        release=release,
         precision=precision or "bf16",
         split=_text(record, "split"),
-        prompt=int(_number(record, "isl", 1.0)),
-        output=int(_number(record, "osl", 1.0)),
+        prompt=prompt,
+        output=output,
         concurrency=max(1, concurrency),
-        ratio=_RATIO if _SPREAD_LENGTHS.match(source) else 1.0,
+        ratio=_RATIO if published else 1.0,
         ttft_ms=_number(record, "silicon_ttft_ms", float("nan")),
         tpot_ms=_number(record, "silicon_tpot_ms", float("nan")),
         layout=layout if step is None else step.layout,
+        launch=launch,
+        source=_benchmark(dated[1] if dated else "") if published else "others",
         step=step,
         reason=reason,
         assumed=tuple(assumed),
     )
 
 
+def _apart(record: Mapping[str, object]) -> str:
+    """Why servers that only prefill, and those that only decode, are not predicted."""
+    names = ("prefill_num_workers", "decode_num_workers")
+    if any(_number(record, name, 0.0) < 1 for name in names):
+        return "prefill and decode on servers of their own: their numbers are not recorded"
+    return "prefill and decode on servers of their own are not simulated"
+
+
 _LARGEST_TENSOR = 8
+_WARMED = "2026-01-21"
+"""Since this day InferenceMAX sends requests of two rounds before those that it measures; what servers
+compile at the first prompts of some shape was part of its times before.
+"""
 
 
-def _layout(record: Mapping[str, object]) -> tuple[Layout, bool]:
+def _benchmark(date: str) -> str:
+    return "InferenceMAX" if not date or date >= _WARMED else f"InferenceMAX before {_WARMED}"
+
+
+def _layout(record: Mapping[str, object], *, shares: bool) -> tuple[Layout, bool]:
     """The layout, and whether the source counts degrees twice: attention of ``tp`` ranks, or of data ranks,
-    and experts over the same ranks, told as the product of both.
+    and experts over the same ranks, told as the product of both. ``shares``: ranks that are told as both
+    share attention.
     """
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tp, dp, etp, ep = (_degree(record, name) for name in names)
     if etp == ep > 1 and max(tp, dp) == etp * ep:
         return (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
     if tp == dp > 1:
-        return Layout(dp=dp, ep=dp), True
+        return (Layout(tp=tp, ep=tp) if shares else Layout(dp=dp, ep=dp)), True
     if dp > 1:
         return Layout(dp=dp, tp=tp, ep=ep, etp=max(1, dp * tp // ep)), False
     return Layout(tp=tp, ep=ep, etp=max(1, tp // ep)), False
