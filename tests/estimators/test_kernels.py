@@ -86,6 +86,39 @@ def test_devices_of_recorded_vendors_answer_for_kernels_and_a_users_own_fits_com
     assert Calibrated().predict(ops, own).duration_ns[0] > 9e5
 
 
+def of_bandwidth(name: str, ops: Operations) -> float:
+    device = load_device(name)
+    return float(
+        ops.bytes_moved[0]
+        / Calibrated().predict(ops, device).duration_ns[0]
+        / (device.main_memory.bandwidth_bytes_per_s / 1e9)
+    )
+
+
+@pytest.mark.parametrize("name", ["P4", "T4", "P100-PCIe-16GB"])
+def test_what_a_devices_own_table_reached_comes_before_what_others_have_in_common(name: str) -> None:
+    """The table: memory at 0.77 to 0.79 of the data sheet; and some 25 us of a host in every time."""
+    device = load_device(name)
+    [mine] = [fit for fit in device.fits if (fit.kind, fit.op) == ("vector", "add")]
+    large = kernels("vector", "add", 25088, 4096, scheme="f32_full")
+    assert of_bandwidth(name, large) == pytest.approx(mine.value("memory"), rel=0.05)
+    small = kernels("vector", "add", 1, 64, scheme="f32_full")
+    assert mine.value("t0_ns") > 20e3
+    assert Calibrated().predict(small, device).duration_ns[0] < 6e3
+    found = Diagnostics()
+    Calibrated().predict(small, device, found)
+    assert "calibrated.event-times" not in found.counts()
+
+
+def test_recordings_of_the_device_itself_come_before_its_table() -> None:
+    ops = kernels("vector", "add", 25088, 4096, scheme="f32_full")
+    [recorded] = [fit for fit in common_fits(H100) if (fit.kind, fit.op) == ("vector", "add")]
+    machine = machine_of(H100, "vector", "f32_full")
+    values = {each.name: each.value for each in recorded.parameters}
+    said = Calibrated().predict(ops, H100).duration_ns
+    assert said == pytest.approx(form_time_ns(KERNELS, values, ops, machine), rel=1e-6)
+
+
 def test_fits_that_ship_are_nobodys_own() -> None:
     assert fits_of_user(replace(H100, own_fits=H100.fits, fits_of="")) == ()
 
