@@ -56,6 +56,19 @@ def test_shortening_floats_has_a_kernel_of_vectors() -> None:
     assert f32 == pytest.approx(time_ns(kernels("vector", "relu", 8944, 1024, scheme="f32")))
 
 
+def test_arithmetic_counts_in_fusions_alone() -> None:
+    """Peaks count two FLOPs of a fused multiplication and addition: without these it takes twice as long."""
+    lanes = machine_of(H100, "vector", "bf16").lane_flops_per_ns
+    elements = 25088 * 4096
+    for op, inner in (("add", 0.0), ("fusion", 2.0)):
+        light = kernels("vector", op, 25088, 4096)
+        heavy = replace(light, flops=np.full(1, 400.0 * elements))
+        roots = replace(light, transcendentals=np.full(1, 50.0 * elements))
+        expected = inner * 400 * elements / lanes
+        assert time_ns(heavy) - time_ns(light) == pytest.approx(expected, rel=0.4)
+        assert time_ns(roots) == pytest.approx(time_ns(heavy), rel=0.05)
+
+
 def test_rows_that_no_vector_divides_are_walked_twice() -> None:
     even = time_ns(kernels("normalization", "softmax", 301152, 3136))
     odd = time_ns(kernels("normalization", "softmax", 301152, 3137))
