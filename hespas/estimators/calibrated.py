@@ -225,9 +225,10 @@ _QUANTIZED_BY: Mapping[str, str] = {
 """Element type -> the scheme that quantises to it within the operation."""
 
 
-_OWN_FIRST = ("vector",)
-"""Kinds of which a device's own table comes before the kernels of its vendor's other devices: what streams
-its data shows what share of the memory a device reaches. Normalisations of tables and of programs differ more
+_OWN_FIRST: Mapping[str, int] = {"vector": 5}
+"""Kinds of which a device's own table comes before the kernels of its vendor's other devices, and how many
+operations it has to hold to speak of others: what streams its data shows what share of the memory a device
+reaches, rotations and gated activations alone do not. Normalisations of tables and of programs differ more
 from each other than devices do (`benchmarks.single_gpu`: no better on devval, worse on the MI100).
 """
 
@@ -313,6 +314,8 @@ class FitIndex:
             return None
         same = next((group for group in _SAME_FORMAT if scheme in group), frozenset({scheme}))
         for each in (scheme, *sorted(same - {scheme})):
+            if op == ANY and sum(key[::2] == (kind, each) for key in self.by_class) <= _OWN_FIRST[kind]:
+                continue
             if fits := self._fits(kind, op, each, ""):
                 found = tuple(_without_host(fit, common.value("t0_ns")) for fit in fits)
                 return _Choice(fits=found, scheme=each)

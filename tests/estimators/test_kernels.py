@@ -123,6 +123,12 @@ def test_what_a_devices_own_table_reached_comes_before_what_others_have_in_commo
     assert "calibrated.event-times" not in found.counts()
 
 
+def test_a_table_of_few_operations_speaks_of_these_alone() -> None:
+    """The A100-SXM-80GB sums at 0.86 of the data sheet; it rotates and gates at half of it."""
+    assert of_bandwidth("A100-SXM-80GB", kernels("vector", "add", 25088, 4096, scheme="f16")) < 0.88
+    assert of_bandwidth("A100-SXM-80GB", kernels("vector", "tanh", 25088, 4096, scheme="f16")) > 0.7
+
+
 def test_recordings_of_the_device_itself_come_before_its_table() -> None:
     ops = kernels("vector", "add", 25088, 4096, scheme="f32_full")
     [recorded] = [fit for fit in common_fits(H100) if (fit.kind, fit.op) == ("vector", "add")]
