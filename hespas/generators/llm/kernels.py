@@ -22,6 +22,8 @@ from hespas.graph.groups import GroupSet
 __all__ = ["AttentionShape", "Kernels", "Tensor", "Value"]
 
 _ACCUMULATOR = "f32"
+_MESSAGES, _RING, _FIRST_QUEUE = 0, 1, 2
+"""Streams of messages between stages, of those round a ring, and of the first communicator."""
 
 
 Value = int | str
@@ -93,8 +95,9 @@ class Kernels:
     """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
     ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
     forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
-    ``made`` are gradients of weights since it was last emptied. ``pending`` are results that are yet to be
-    added to the residual stream, ``sums`` the nodes that did it.
+    ``made`` are gradients of weights since it was last emptied. ``queues``: each communicator has a stream of
+    its own, as those of NCCL, and what is sent to another stage has one. ``pending`` are results that are yet
+    to be added to the residual stream, ``sums`` the nodes that did it.
     """
 
     builder: GraphBuilder
@@ -104,6 +107,7 @@ class Kernels:
     local: dict[str, int] = field(default_factory=dict[str, int])
     follow: list[int] = field(default_factory=list[int])
     made: list[int] = field(default_factory=list[int])
+    queues: bool = False
     pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -399,10 +403,13 @@ class Kernels:
             control=control,
             port=port,
         )
+        group_set = self.builder.group_set(groups)
+        if self.queues:
+            self.builder.set(node, stream=_FIRST_QUEUE + group_set)
         self.builder.add_collective(
             node,
             kind,
-            group_set=self.builder.group_set(groups),
+            group_set=group_set,
             comm_bytes=operand,
             operand_bytes=operand,
             result_bytes=result,
@@ -435,6 +442,8 @@ class Kernels:
             port=port,
         )
         self.builder.add_p2p(node, permutation=self.builder.permutation(way), comm_bytes=size, tag=tag)
+        if self.queues and sends:
+            self.builder.set(node, stream=_MESSAGES)
         if not sends:
             self.part.posts.append(node)
         return node
@@ -459,6 +468,8 @@ class Kernels:
             after=after,
             control=control,
         )
+        if self.queues:
+            self.builder.set(node, stream=_RING)
         self.builder.add_p2p(
             node, permutation=self.builder.permutation(way), comm_bytes=self.bytes_of(tensor), tag=-1
         )
