@@ -48,8 +48,8 @@ the same run (tests/validators/league/test_pipeline.py holds them together: tens
 parallelism to 0.01 %, pipelines with a sharded optimizer to 0.4 %, where the simulator puts gathers of
 updated weights elsewhere beside the first passes), but for two things. The league adds the host's time to
 issue kernels, which the simulator of a generated job does not know; and it slows kernels beside communication
-by one share, where the simulator has its own model (`--no-interference` leaves it out). What a row's text says
-stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board with that limit.
+by one share, where the simulator has its own model (`--no-interference` leaves it out). What a row's text
+says stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board with that limit.
 
 ## Calibration
 
@@ -60,9 +60,10 @@ stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board
 The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
 of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
 release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
-alone. Intervals of 90 % are quantiles of what is left of rows of other groups. `hespas-validate calibrate
---hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
-standard errors, and the errors before and on groups left out.
+alone. Intervals of 90 % are quantiles of what is left of rows of other groups, in which those of the own
+source count more the more there are: 20 as much as all others together. `hespas-validate calibrate --hardware
+NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their standard errors,
+and the errors before and on groups left out.
 
 ## Your own cluster
 

@@ -131,7 +131,8 @@ def _products(graph: OpGraph, device: Device, shares: TrainingShares, times: Flo
         if share is not None and not isnan(peak):
             sustained_ns = table.flops[rows] / (share.sustained * peak) * 1e9
             if share.filled:
-                times[nodes] = sustained_ns / _filled(graph, rows, device)
+                moved_ns = graph.bytes_moved[nodes] / device.main_memory.bandwidth_bytes_per_s * 1e9
+                times[nodes] = np.fmax(sustained_ns / _filled(graph, rows, device), moved_ns)
             else:
                 times[nodes] = np.fmax(times[nodes], sustained_ns)
 

@@ -77,6 +77,7 @@ _VECTORS: Mapping[str, _Vector] = {
     "cross_entropy": _Vector("cross_entropy", OpClass.NORMALIZATION, 4.0, 1.0),
     "cast": _Vector("aten::_to_copy", OpClass.ELEMENTWISE, 0.0),
     "quantize": _Vector("quantize", OpClass.QUANTIZE, 2.0),
+    "absmax": _Vector("absmax", OpClass.REDUCTION, 2.0),
     "permute": _Vector("moe_permute", OpClass.GATHER, 0.0),
     "unpermute": _Vector("moe_unpermute", OpClass.SCATTER, 2.0),
     "embedding": _Vector("aten::embedding", OpClass.GATHER, 0.0),
@@ -86,6 +87,8 @@ _VECTORS: Mapping[str, _Vector] = {
     "conv1d": _Vector("causal_conv1d", OpClass.ELEMENTWISE, 8.0, 1.0),
     "decay": _Vector("segment_sum_exp", OpClass.TRANSCENDENTAL, 2.0, 1.0),
     "copy": _Vector("aten::copy_", OpClass.MOVE, 0.0),
+    "cat": _Vector("aten::cat", OpClass.MOVE, 0.0),
+    "sum": _Vector("aten::sum", OpClass.REDUCTION, 1.0),
 }
 """Kernels by what they do. Names are those of PyTorch and of the libraries that fuse them."""
 

@@ -52,6 +52,7 @@ _COUNTED = "moe_permute"
 _BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
 _BY_OP: Mapping[str, str] = {
     "aten::bmm": "experts",
+    "absmax": "quantize",
     "aten::_fused_adamw_": "optimizer",
     "cpu_adam": "optimizer",
 }
