@@ -33,16 +33,23 @@ MLPerf is under its rules; the names are those of their owners.
 
 The generator (docs/generation.md) writes the passes of each distinct pipeline stage. Each kernel takes what
 the estimator says, each collective and message what the network of the system makes of where its ranks lie.
-Passes are walked in program order, communication beside computation where the framework overlaps it, kernels
-not before their host has issued them; the schedule then runs pass by pass. On the same times the simulator
-says the same (tests/validators/league/test_pipeline.py). The step is a sum over its critical path, so every
-prediction comes apart into matrix products, attention, collectives and so on without remainder: `parts` in
-the document.
+Passes are walked in program order, communication beside computation where the framework overlaps it, each
+communicator on a stream of its own, kernels not before their host has issued them; the schedule then runs
+pass by pass. The step is a sum over its critical path, so every prediction comes apart into matrix products,
+attention, collectives and so on without remainder: `parts` in the document.
 
-What nobody measured on a device is taken from what libraries are published to reach, by family of devices
-(`hespas/validators/league/kernels.py`): products of 8 bits on NVIDIA's devices, fused attention, products on
-TPUs, and the share of the peak that a device at its power limit sustains. These shares are few and round, and
-were set with the rows below in sight: the row *none* is free of a fit, not of that.
+The estimator is `training` (docs/user-guide.md) on `composite`. What nobody measured on a device is data with
+sources, by family of devices (`hespas/hardware/training`): products of 8 bits on NVIDIA's devices, fused
+attention, products on TPUs, and the share of the peak that a device at its power limit sustains. These shares
+are few and round, and were set with the rows below in sight: the row *none* is free of a fit, not of that.
+
+One answer: `hespas generate llm`, then `hespas simulate --estimator training --system NAME` say the same of
+the same run (tests/validators/league/test_pipeline.py holds them together: tensor, context, data and expert
+parallelism to 0.01 %, pipelines with a sharded optimizer to 0.4 %, where the simulator puts gathers of
+updated weights elsewhere beside the first passes), but for two things. The league adds the host's time to
+issue kernels, which the simulator of a generated job does not know; and it slows kernels beside communication
+by one share, where the simulator has its own model (`--no-interference` leaves it out). What a row's text
+says stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board with that limit.
 
 ## Calibration
 
@@ -53,9 +60,10 @@ were set with the rows below in sight: the row *none* is free of a fit, not of t
 The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
 of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
 release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
-alone. Intervals of 90 % are quantiles of what is left of rows of other groups. `hespas-validate calibrate
---hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
-standard errors, and the errors before and on groups left out.
+alone. Intervals of 90 % are quantiles of what is left of rows of other groups, in which those of the own
+source count more the more there are: 20 as much as all others together. `hespas-validate calibrate --hardware
+NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their standard errors,
+and the errors before and on groups left out.
 
 ## Your own cluster
 

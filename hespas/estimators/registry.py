@@ -320,6 +320,7 @@ BUILTIN: dict[str, str] = {
     "collectives": "hespas.estimators.collectives:Collectives",
     "database": "hespas.estimators.database:Database",
     "composite": "hespas.estimators.composite:Composite",
+    "training": "hespas.estimators.training:Training",
     "xla": "hespas.estimators.compiled:Xla",
     "compiler": "hespas.estimators.compiler:Compiler",
     "iree": "hespas.estimators.compiled:Iree",

@@ -23,6 +23,7 @@ from hespas.simulator.schedule import Simulation, Simulator
 
 __all__ = ["simulate"]
 
+_TALKING = (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
 _MOST_TRIPS = 2.0**53
 """Up to here floats count."""
 
@@ -105,8 +106,12 @@ def _settled(
 
 def _on_one_queue(graph: OpGraph, found: Diagnostics) -> OpGraph:
     """The graph without the streams of its device: an estimate is of an operation that has the device to
-    itself, so two of a kind do not run side by side. Threads of the host stay.
+    itself, so two of a kind do not run side by side. Threads of the host stay, and queues of communicators
+    where nothing else names a stream: those are of a model of a step, and no recording.
     """
+    talks = np.isin(graph.kind, _TALKING)
+    if (graph.stream[~talks] < 0).all():
+        return graph
     named = np.unique(graph.stream[(graph.stream >= 0) & (graph.resource == int(Resource.DEVICE))])
     if len(named) < 2:
         return graph

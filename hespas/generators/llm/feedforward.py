@@ -4,7 +4,7 @@ Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are p
 expert stand together, travel to the ranks that hold their experts, pass two grouped products, and travel
 back, where they are summed by their scores. Loads are balanced but for the stated imbalance; with a capacity
 factor each expert has room for that many times its share, and all of it travels and is worked on. A shared
-expert is a feed-forward block beside it.
+expert is a feed-forward block beside it. Biases are added expert by expert where nothing fuses them.
 """
 
 from __future__ import annotations
@@ -168,6 +168,44 @@ def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value
     return y
 
 
+def _bias_sizes(r: Rank, mixture: _Mixture) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Results of experts, the same in 32 bits, and the scores of their rows, where biases are added expert by
+    expert: a compiler makes them part of other kernels.
+    """
+    if not mixture.block.bias or r.training.style != "megatron":
+        return None
+    rows, width = mixture.received, mixture.width
+    return r.value(rows, width), Tensor((rows, width), "f32"), Tensor((rows, 1), "f32")
+
+
+def _biased(r: Rank, k: Kernels, mixture: _Mixture, y: Value) -> Value:
+    """Results with the biases of their experts times the scores of their rows, in 32 bits, put together
+    again: Megatron-Core has no fused kernel for it (``TEGroupedMLP``).
+    """
+    sizes = _bias_sizes(r, mixture)
+    if sizes is None:
+        return y
+    narrow, wide, scores = sizes
+    bias = k.vector("fc2.bias", "mul", [scores], [wide], after=[y])
+    y = k.vector("fc2.bias_add", "add", [narrow, wide], [wide], after=[y, bias])
+    y = k.vector("fc2.bias_cat", "cat", [wide], [wide], after=[y])
+    return k.vector("fc2.bias_to", "cast", [wide], [narrow], after=[y])
+
+
+def _biased_backward(r: Rank, k: Kernels, mixture: _Mixture, grad: Value) -> Value:
+    """The gradient of results without biases; beside it those of biases and of scores."""
+    sizes = _bias_sizes(r, mixture)
+    if sizes is None:
+        return grad
+    narrow, wide, scores = sizes
+    grad = k.vector("fc2.bias_to.backward", "cast", [narrow], [wide], after=[grad])
+    for name, summed in (("bias", Tensor((1, mixture.width), "f32")), ("scores", scores)):
+        part = k.vector(f"fc2.{name}.mul", "mul", [wide, summed], [wide], after=[grad])
+        k.vector(f"fc2.{name}.sum", "sum", [wide], [summed], after=[part])
+    back = k.vector("fc2.bias_add.backward", "cast", [wide], [narrow], after=[grad])
+    return k.vector("fc2.bias_cat.backward", "cat", [narrow], [narrow], after=[back])
+
+
 def forward_experts(r: Rank, k: Kernels, block: Experts, key: str, x: Value) -> Value:
     """A mixture, from the residual stream to the residual stream."""
     mixture = _Mixture.of(r, block)
@@ -190,6 +228,7 @@ def forward_experts(r: Rank, k: Kernels, block: Experts, key: str, x: Value) -> 
     k.name_port(f"{key}.arrived", arrived)
     wide = r.linear(k, fc1, arrived, f"{key}.fc1")
     y = r.linear(k, fc2, expert_activation(r, k, block, key, wide))
+    y = _biased(r, k, mixture, y)
     y = _travel(r, k, "combine", mixture, y, back=True)
     y = k.vector("unpermute", "unpermute", [travelled], [whole], after=[y, chosen], port=f"{key}.combined")
     if block.latent:
@@ -212,7 +251,7 @@ def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
     routed = _travel(r, k, "combine.backward", mixture, routed, back=False)
     if block.shared_ffn and not early:
         shared = _shared_backward(r, k, block, key, inner)
-    routed = r.linear_backward(k, fc2, routed, f"{key}.act")
+    routed = r.linear_backward(k, fc2, _biased_backward(r, k, mixture, routed), f"{key}.act")
     wide, narrow = r.value(mixture.received, fc1.outputs), r.value(mixture.received, fc2.inputs)
     routed = _activation_backward(k, block, wide, narrow, [routed, f"{key}.fc1"])
     routed = r.linear_backward(k, fc1, routed, f"{key}.arrived")

@@ -22,6 +22,8 @@ from hespas.graph.groups import GroupSet
 __all__ = ["AttentionShape", "Kernels", "Tensor", "Value"]
 
 _ACCUMULATOR = "f32"
+_MESSAGES, _RING, _FIRST_QUEUE = 0, 1, 2
+"""Streams of messages between stages, of those round a ring, and of the first communicator."""
 
 
 Value = int | str
@@ -75,6 +77,7 @@ _VECTORS: Mapping[str, _Vector] = {
     "cross_entropy": _Vector("cross_entropy", OpClass.NORMALIZATION, 4.0, 1.0),
     "cast": _Vector("aten::_to_copy", OpClass.ELEMENTWISE, 0.0),
     "quantize": _Vector("quantize", OpClass.QUANTIZE, 2.0),
+    "absmax": _Vector("absmax", OpClass.REDUCTION, 2.0),
     "permute": _Vector("moe_permute", OpClass.GATHER, 0.0),
     "unpermute": _Vector("moe_unpermute", OpClass.SCATTER, 2.0),
     "embedding": _Vector("aten::embedding", OpClass.GATHER, 0.0),
@@ -84,6 +87,8 @@ _VECTORS: Mapping[str, _Vector] = {
     "conv1d": _Vector("causal_conv1d", OpClass.ELEMENTWISE, 8.0, 1.0),
     "decay": _Vector("segment_sum_exp", OpClass.TRANSCENDENTAL, 2.0, 1.0),
     "copy": _Vector("aten::copy_", OpClass.MOVE, 0.0),
+    "cat": _Vector("aten::cat", OpClass.MOVE, 0.0),
+    "sum": _Vector("aten::sum", OpClass.REDUCTION, 1.0),
 }
 """Kernels by what they do. Names are those of PyTorch and of the libraries that fuse them."""
 
@@ -93,8 +98,9 @@ class Kernels:
     """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
     ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
     forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
-    ``made`` are gradients of weights since it was last emptied. ``pending`` are results that are yet to be
-    added to the residual stream, ``sums`` the nodes that did it.
+    ``made`` are gradients of weights since it was last emptied. ``queues``: each communicator has a stream of
+    its own, as those of NCCL, and what is sent to another stage has one. ``pending`` are results that are yet
+    to be added to the residual stream, ``sums`` the nodes that did it.
     """
 
     builder: GraphBuilder
@@ -104,6 +110,7 @@ class Kernels:
     local: dict[str, int] = field(default_factory=dict[str, int])
     follow: list[int] = field(default_factory=list[int])
     made: list[int] = field(default_factory=list[int])
+    queues: bool = False
     pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -399,10 +406,13 @@ class Kernels:
             control=control,
             port=port,
         )
+        group_set = self.builder.group_set(groups)
+        if self.queues:
+            self.builder.set(node, stream=_FIRST_QUEUE + group_set)
         self.builder.add_collective(
             node,
             kind,
-            group_set=self.builder.group_set(groups),
+            group_set=group_set,
             comm_bytes=operand,
             operand_bytes=operand,
             result_bytes=result,
@@ -435,6 +445,8 @@ class Kernels:
             port=port,
         )
         self.builder.add_p2p(node, permutation=self.builder.permutation(way), comm_bytes=size, tag=tag)
+        if self.queues and sends:
+            self.builder.set(node, stream=_MESSAGES)
         if not sends:
             self.part.posts.append(node)
         return node
@@ -459,6 +471,8 @@ class Kernels:
             after=after,
             control=control,
         )
+        if self.queues:
+            self.builder.set(node, stream=_RING)
         self.builder.add_p2p(
             node, permutation=self.builder.permutation(way), comm_bytes=self.bytes_of(tensor), tag=-1
         )

@@ -22,6 +22,7 @@ from hespas.graph import CollectiveKind, StridedGroups
 __all__ = ["Linear", "Rank"]
 
 _Deferred = Callable[[Kernels], object]
+_SCALE = Tensor((1,), "f32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,20 +232,42 @@ class Rank:
         if element == self.precision.compute:
             return x
         copies = 2 if self.trains_weights and not self.serves else 1
-        narrow = [Tensor(tensor.shape, element)] * copies
-        return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=[x])
+        if copies == 1 or not self.precision.by_row:
+            return self._converted(k, name, tensor, x, [Tensor(tensor.shape, element)] * copies)
+        first = self._converted(k, name, tensor, x, [Tensor(tensor.shape, element)])
+        self._converted(k, f"{name}.transposed", tensor, x, [Tensor(tensor.shape, element)])
+        return first
+
+    def _converted(self, k: Kernels, name: str, tensor: Tensor, x: Value, narrow: Sequence[Tensor]) -> Value:
+        after = [x]
+        if self.precision.looks_first and not self.serves:
+            after.append(k.vector(f"{name}.absmax", "absmax", [tensor], [_SCALE], after=[x]))
+        return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=after)
+
+    def _matrix(self, k: Kernels, name: str, layer: Linear, x: Value, element: str) -> list[Value]:
+        """The matrix of a layer in the format of products, where it is converted at each use: Megatron-Core
+        converts it when it is updated.
+        """
+        converts = element != self.precision.compute and self.training.style != "megatron"
+        if not converts or self.serves or not self.trains_weights:
+            return []
+        lead = (layer.count,) if layer.count > 1 else ()
+        shape = (*lead, layer.inputs, layer.outputs)
+        whole = Tensor(shape, self.precision.compute)
+        return [self._converted(k, f"{name}.matrix", whole, x, [Tensor(shape, element)])]
 
     def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
         """``x`` times the matrix, and through adapters where it has some."""
         element = self._format(layer)
         narrow = self.quantized(k, layer.name, self._of(layer, layer.inputs), x, element)
+        matrix = self._matrix(k, layer.name, layer, x, element)
         y = k.product(
             layer.name,
             (layer.rows, layer.outputs, layer.inputs),
             left=element,
             result=self.precision.compute,
             batch=layer.count,
-            after=[narrow],
+            after=[narrow, *matrix],
             port=port,
         )
         return self._adapted(k, layer, x, y, port) if layer.adapter else y
@@ -274,9 +297,10 @@ class Rank:
         """
         element, compute = self._format(layer), self.precision.compute
         narrow = self.quantized(k, f"{layer.name}.grad", self._of(layer, layer.outputs), grad, element)
+        matrix = self._matrix(k, f"{layer.name}.dgrad", layer, grad, element)
         back = k.product(
             f"{layer.name}.dgrad", (layer.rows, layer.inputs, layer.outputs),
-            left=element, result=compute, batch=layer.count, after=[narrow],
+            left=element, result=compute, batch=layer.count, after=[narrow, *matrix],
         )  # fmt: skip
         if self.trains_weights:
             self._weights(k, layer, narrow, x if gathered is None else gathered, element)
@@ -400,11 +424,17 @@ class Rank:
         ring = self.groups.tensor_ring
         piece = self.value(sizes[0], sizes[2])
         sent, done = self.quantized(k, f"{layer.name}{suffix}", piece, x, element), -1
+        matrix = self._matrix(k, f"{layer.name}{suffix}", layer, x, element)
         for step in range(self.layout.tp):
             name = f"{layer.name}{suffix}.{step}"
             last = port if step == self.layout.tp - 1 else ""
             done = k.product(
-                name, sizes, left=element, result=self.precision.compute, after=[sent, done], port=last
+                name,
+                sizes,
+                left=element,
+                result=self.precision.compute,
+                after=[sent, done, *matrix],
+                port=last,
             )
             if not last and step < self.layout.tp - 1:
                 sent = k.permute(f"{name}.ring", ring, Tensor(piece.shape, element), after=[sent])
@@ -415,11 +445,12 @@ class Rank:
         ring = self.groups.tensor_ring
         whole = self.value(layer.rows, sizes[2])
         narrow = self.quantized(k, f"{layer.name}{suffix}", whole, x, element)
+        narrows = [narrow, *self._matrix(k, f"{layer.name}{suffix}", layer, x, element)]
         piece = self.value(sizes[0], sizes[1])
         moved: Value = -1
         for step in range(self.layout.tp):
             name = f"{layer.name}{suffix}.{step}"
-            made = k.product(name, sizes, left=element, result=self.precision.compute, after=[narrow])
+            made = k.product(name, sizes, left=element, result=self.precision.compute, after=narrows)
             if step:
                 made = k.vector(f"{name}.add", "add", [piece, piece], [piece], after=[made, moved])
             if step == self.layout.tp - 1:

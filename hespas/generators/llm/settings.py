@@ -46,8 +46,9 @@ class Precision:
     inside attention, ``compute`` of activations between operations and of weights as they are used,
     ``gradient`` of accumulated gradients, ``head`` of the output projection.
 
-    ``quantizes``: operands of products are converted from ``compute`` first. Scales of 8-bit formats, one for
-    a tensor, a row or a block, are not counted; those of mxfp8 and nvfp4 are part of the format.
+    ``quantizes``: operands of products are converted from ``compute`` first. Bytes of scales of 8-bit
+    formats, one for a tensor, a row or a block, are not counted; those of mxfp8 and nvfp4 are part of the
+    format.
     """
 
     name: str
@@ -56,6 +57,10 @@ class Precision:
     attention: str = "bf16"
     gradient: str = "f32"
     head: str = "bf16"
+    looks_first: bool = False
+    """Scales are of what is converted, so that its largest value is looked for before."""
+    by_row: bool = False
+    """Scales are of rows along the sum of a product: each layout of an operand has its own."""
 
     @property
     def quantizes(self) -> bool:
@@ -70,14 +75,14 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision(name="fp16", matmul="f16", compute="f16", attention="f16", head="f16"),
         Precision(name="f32", matmul="f32", compute="f32", attention="f32", head="f32"),
         Precision(name="fp8-delayed", matmul="f8E4M3FN"),
-        Precision(name="fp8-current", matmul="f8E4M3FN"),
+        Precision(name="fp8-current", matmul="f8E4M3FN", looks_first=True),
         Precision(name="fp8-block", matmul="f8E4M3FN"),
-        Precision(name="fp8-rowwise", matmul="f8E4M3FN"),
+        Precision(name="fp8-rowwise", matmul="f8E4M3FN", looks_first=True, by_row=True),
         Precision(name="fp8-attention", matmul="f8E4M3FN", attention="f8E4M3FN"),
         Precision(name="mxfp8", matmul="mxfp8"),
-        Precision(name="nvfp4", matmul="nvfp4"),
-        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN"),
-        Precision(name="int8", matmul="i8"),
+        Precision(name="nvfp4", matmul="nvfp4", looks_first=True),
+        Precision(name="nvfp4-attention", matmul="nvfp4", attention="f8E4M3FN", looks_first=True),
+        Precision(name="int8", matmul="i8", looks_first=True, by_row=True),
     )
 }
 """By name, as ``--precision`` takes them. Those that end in ``-attention`` compute attention in fp8."""

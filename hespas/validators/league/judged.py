@@ -10,17 +10,20 @@ from typing import Literal
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.validators.league.fit import Facts, Posterior, central_rows, posterior
+from hespas.validators.league.fit import Factor, Facts, Posterior, applied, central_rows, posterior
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow
 
 __all__ = ["CALIBRATIONS", "Calibration", "JudgedRow", "Status", "facts_of", "judged"]
 
-Calibration = Literal["none", "one-per-accelerator", "leave-group-out"]
+Calibration = Literal["none", "one-per-accelerator", "leave-group-out", "factors"]
 CALIBRATIONS: tuple[Calibration, ...] = ("none", "one-per-accelerator", "leave-group-out")
+"""Those that learn from the rows themselves; ``factors`` were fitted before."""
 Status = Literal["predicted", "assumed", "calibrating", "refused"]
 
 _LOW, _HIGH = 0.05, 0.95
+_NORMAL = 1.645
+"""Deviations of a normal error between its middle and these."""
 _FEWEST = 20
 """Rows of other groups from which an interval is taken; below, :data:`_START` holds."""
 _START = (0.75, 1.6)
@@ -91,14 +94,22 @@ def facts_of(rows: Sequence[LeagueRow]) -> Facts:
     )
 
 
-def judged(rows: Sequence[LeagueRow], calibrate: Calibration) -> list[JudgedRow]:
-    """All rows, in order, in one mode of calibration."""
+def judged(
+    rows: Sequence[LeagueRow], calibrate: Calibration, factors: Sequence[Factor] = ()
+) -> list[JudgedRow]:
+    """All rows, in order, in one mode of calibration; ``factors`` are those of the mode of that name."""
     some = [row for row in rows if not row.predicted.refused]
     facts = facts_of(some)
     measured = ~np.isnan(facts.log_error)
     groups = np.array(_groups(facts))
-    mean, deviation, calibrating = _factors(facts, groups, measured, calibrate)
-    low, high = _bounds(facts.log_error - mean, deviation, groups, measured & ~calibrating)
+    if calibrate == "factors":
+        said = applied(facts, factors)
+        mean, calibrating = said.mean, np.zeros(len(facts), np.bool_)
+        low, high = -_NORMAL * said.deviation, _NORMAL * said.deviation
+    else:
+        mean, deviation, calibrating = _factors(facts, groups, measured, calibrate)
+        known = measured & ~calibrating
+        low, high = _bounds(facts.log_error - mean, deviation, groups, facts.keys["source"], known)
     found: dict[int, JudgedRow] = {}
     for place, row in enumerate(some):
         factor = exp(mean[place])
@@ -162,24 +173,45 @@ def _factors(
 
 
 _LEAST = 0.03
+_POOL = 20.0
+"""Rows of a source that count as much as all other sources together."""
 
 
 def _bounds(
     left: FloatArray,
     deviation: FloatArray,
     groups: np.ndarray[tuple[int], np.dtype[np.str_]],
+    sources: Sequence[str],
     known: BoolArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Ends of 90 % intervals of the logarithm of what is left: quantiles over rows of other groups of it in
-    units of its deviation.
+    units of its deviation. Rows of one software stack err alike, so those of a row's own source count more,
+    the more there are.
     """
     scale = np.sqrt(deviation**2 + _LEAST**2)
-    units = left / scale
+    units, stack = left / scale, np.array(sources)
     low, high = np.full(len(left), np.log(_START[0])), np.full(len(left), np.log(_START[1]))
     for group in np.unique(groups):
         mine = groups == group
-        others = units[known & ~mine]
-        if len(others) >= _FEWEST:
-            low[mine] = np.quantile(others, _LOW) * scale[mine]
-            high[mine] = np.quantile(others, _HIGH) * scale[mine]
+        others = known & ~mine
+        if others.sum() >= _FEWEST:
+            own = stack[others] == stack[mine][0]
+            ends = _quantiles(units[others], _weights(own), (_LOW, _HIGH))
+            low[mine], high[mine] = (end * scale[mine] for end in ends)
     return low, high
+
+
+def _weights(own: BoolArray) -> FloatArray:
+    """Of rows of the own source and of others; their sum is 1."""
+    count, rest = int(own.sum()), int((~own).sum())
+    share = count / (count + _POOL) if rest else 1.0
+    return np.where(own, share / max(count, 1), (1.0 - share) / max(rest, 1))
+
+
+def _quantiles(values: FloatArray, weights: FloatArray, levels: Sequence[float]) -> list[float]:
+    """Quantiles of weighted values, each of which stands for itself beside an unknown one of its weight."""
+    order = np.argsort(values)
+    place = np.cumsum(weights[order]) - weights[order] / 2
+    margin = float((weights**2).sum()) / 2
+    wide = (max(level - margin, 0.0) if level < 0.5 else min(level + margin, 1.0) for level in levels)
+    return [float(np.interp(level, place, values[order])) for level in wide]

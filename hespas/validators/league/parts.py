@@ -52,6 +52,7 @@ _COUNTED = "moe_permute"
 _BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
 _BY_OP: Mapping[str, str] = {
     "aten::bmm": "experts",
+    "absmax": "quantize",
     "aten::_fused_adamw_": "optimizer",
     "cpu_adam": "optimizer",
 }
@@ -110,11 +111,11 @@ def stage_nodes(
     bits = dict(zip(graph.contractions.node.tolist(), graph.contractions.lhs.tolist(), strict=True))
     component: list[int] = []
     stream: list[int] = []
-    group_of = dict(zip(graph.collectives.node.tolist(), graph.collectives.group_set.tolist(), strict=True))
+    queue = graph.stream.tolist()
     for node, kind in enumerate(kinds):
         name = _component(graph, node, kind, classes[node], bits.get(node, -1))
         component.append(_ROW[name])
-        stream.append(_stream(kind, name, group_of.get(node, -1)))
+        stream.append(_stream(kind, queue[node]))
     data, control = graph.data_deps, graph.control_deps
     starts, values = data.offsets.tolist(), data.values.tolist()
     more, others = control.offsets.tolist(), control.values.tolist()
@@ -142,16 +143,11 @@ def _component(graph: OpGraph, node: int, kind: int, op_class: int, code: int) -
     return found or _BY_CLASS.get(op_class, "vector")
 
 
-_MESSAGES = 1_000
 _LOADS, _STORES = 2_000, 2_001
 
 
-def _stream(kind: int, component: str, group: int) -> int:
-    """One stream computes, one each copies to and from the host, one each carries the collectives of one
-    communicator, and one messages.
-    """
+def _stream(kind: int, queue: int) -> int:
+    """One stream computes, one each copies to and from the host, others communicate as the graph says."""
     if kind in _COPIES:
         return _LOADS if kind == int(NodeKind.MEM_LOAD) else _STORES
-    if kind not in _TALKS:
-        return COMPUTE
-    return _MESSAGES + _ROW[component] if group < 0 else 1 + group
+    return 1 + max(queue, 0) if kind in _TALKS else COMPUTE

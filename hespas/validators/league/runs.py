@@ -5,12 +5,11 @@ by an estimator and of communication by the network of the system.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.estimators import load_estimator
-from hespas.estimators.registry import Estimator, for_job
+from hespas.estimators.registry import Estimator
 from hespas.generators.llm.layout import check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.stage import StagePasses, stage_passes
@@ -18,12 +17,7 @@ from hespas.graph import Diagnostics, Estimate, NodeKind, Workload
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, System, load_device
 from hespas.simulator.network import Network, on_system
-from hespas.validators.league.kernels import (
-    attention_library,
-    in_16_bits,
-    trained_times,
-    variant_of,
-)
+from hespas.validators.league.kernels import estimator_of
 from hespas.validators.league.parts import StageNodes, stage_nodes
 from hespas.validators.league.pipeline import Schedule
 from hespas.validators.league.places import system_of
@@ -52,7 +46,7 @@ def timed_run(
     network = Network(system_of(run, system, device), device)
     like, first = _distinct(run)
     passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
-    model = for_job(load_estimator(estimator), run.layout.ranks)
+    model = estimator_of(run, device, estimator)
     times = _times(_Clock(run, device, model, network, diagnostics), passes, like)
     stages: list[StageNodes] = []
     unknown = 0
@@ -133,13 +127,7 @@ def _times(clock: _Clock, passes: list[StagePasses], like: list[int]) -> list[Fl
     graphs = tuple(each.graph for each in passes)
     ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
     job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
-    library, variant = attention_library(run, device), variant_of(run, device)
-    estimates: list[Estimate] = []
-    for graph in graphs:
-        said = clock.model.estimate(in_16_bits(graph, device), device, diagnostics)
-        fused = run.training.compiled
-        times = trained_times(graph, device, library, said.duration_ns, variant, fused=fused)
-        estimates.append(replace(said, duration_ns=times))
+    estimates: list[Estimate] = [clock.model.estimate(graph, device, diagnostics) for graph in graphs]
     parted, placed = on_system(job, estimates, clock.network, diagnostics)
     longest = [np.full(len(graph), np.nan) for graph in graphs]
     for number, estimate in enumerate(placed or ()):

@@ -144,3 +144,18 @@ def test_scaling_is_told_after_a_fit_on_the_fewest() -> None:
     assert (found.base, found.num_accelerators) == (8, 16)
     assert found.published_efficiency == pytest.approx(100 / 120)
     assert found.relative_error == pytest.approx(100 / 120 - 1)
+
+
+def test_intervals_are_those_of_the_own_source_where_it_has_many_rows() -> None:
+    """A stack that errs by much has wide intervals, and does not widen those of one that does not."""
+    calm = [made(number, 100.0 + number % 2, model=f"m{number % 10}") for number in range(100)]
+    wild = [
+        made(100 + number, 100.0 if number % 5 else 180.0, model=f"m{number % 11}", source="there")
+        for number in range(100)
+    ]
+    found = judged([*calm, *wild], "none")
+    width = {row.row.cells["source"]: row.high_ms / row.low_ms for row in found}
+    assert width["there"] > 1.7
+    assert width["here"] < 1.4 < width["there"]
+    few = judged([*calm[:4], *wild], "none")
+    assert few[0].high_ms / few[0].low_ms > 1.5, "four rows say little"

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hespas.estimators import load_estimator
+from hespas import api
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.published import PublishedRun
-from hespas.generators.llm.settings import ScheduleName, Training
+from hespas.generators.llm.settings import ScheduleName, Training, precision_of
 from hespas.generators.llm.step import training_workload
-from hespas.graph import Diagnostics, OpGraph
-from hespas.graph.columns import FloatArray
-from hespas.hardware import load_device, load_system
-from hespas.simulator import simulate
+from hespas.graph import Diagnostics
+from hespas.hardware import load_system
 from hespas.simulator.job import JobScheduler
-from hespas.simulator.network import Network, on_system
 from hespas.validators.league import runs
 from hespas.validators.league.pipeline import Schedule, step_span
 from tests.validators.league.small_stages import PIPELINE, PRODUCTS, plain_stage, scale
@@ -64,43 +63,54 @@ def test_messages_cost_where_they_are_waited_for() -> None:
     )
 
 
-def _as_it_is(graph: OpGraph, *_: object) -> OpGraph:
-    return graph
-
-
-def _times_as_they_are(
-    _graph: OpGraph, _device: object, _library: object, time_ns: FloatArray, *_: object, **__: object
-) -> FloatArray:
-    return time_ns
+_CLOSE = 4e-3
+"""Of several stages the simulator puts gathers of updated weights in other places beside the first passes."""
 
 
 @pytest.mark.parametrize(
-    ("layout", "most"),
+    ("name", "layout", "more", "most"),
     [
-        (Layout(dp=8, zero=3), 1e-9),
-        (Layout(dp=8, zero=1), 1e-9),
-        # of several stages the simulator has collectives and messages of a rank in one queue
-        (Layout(dp=2, pp=4, zero=1), 0.04),
-        (Layout(dp=2, tp=2, pp=2, zero=1), 0.06),
+        ("Llama-3-8B", Layout(dp=8, zero=3), {}, 1e-9),
+        ("Llama-3-8B", Layout(dp=8, zero=1), {"precision": precision_of("fp8-current")}, 1e-9),
+        ("Llama-3-8B", Layout(dp=4, tp=2, zero=1), {}, 1e-6),
+        ("Llama-3-8B", Layout(tp=8, zero=1), {}, 2e-4),
+        ("Llama-3-8B", Layout(dp=2, tp=2, cp=2, zero=1), {}, 1e-6),
+        ("Llama-3-8B", Layout(dp=2, pp=4, zero=0), {}, 1e-6),
+        ("Llama-3-8B", Layout(dp=2, pp=4, zero=1), {}, _CLOSE),
+        ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, zero=1), {}, _CLOSE),
+        ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, vp=2, zero=1), {"schedule": "interleaved"}, _CLOSE),
+        ("Qwen3-30B-A3B", Layout(dp=8, ep=8, zero=1), {}, 1e-9),
+        ("Qwen3-30B-A3B", Layout(dp=4, ep=4, pp=2, zero=1), {}, _CLOSE),
     ],
 )
-def test_the_simulator_says_the_same_of_the_same_times(
-    layout: Layout, most: float, monkeypatch: pytest.MonkeyPatch
+def test_the_simulator_says_the_same_of_the_job(
+    name: str, layout: Layout, more: dict[str, Any], most: float
 ) -> None:
-    monkeypatch.setattr(runs, "in_16_bits", _as_it_is)
-    monkeypatch.setattr(runs, "trained_times", _times_as_they_are)
-    whole = load_model("Llama-3-8B")
+    """What a user gets with ``hespas simulate --estimator training``, but for the host and interference."""
+    whole = load_model(name)
     model = replace(whole, layers=whole.layers[:4])
-    training = Training(seq=4096, global_batch=16)
+    training = Training(seq=4096, global_batch=16, **more)
     run = PublishedRun(
         model=model, layout=layout, training=training, row={"accelerator": "H100-SXM"}, place="here"
     )
     timed = runs.timed_run(run, "composite", Diagnostics())
     done = step_span(timed.stages, timed.schedule, scale())
-    device, told = load_device("H100-SXM"), Diagnostics()
+    system = load_system("dgx-h100").sized(layout.ranks)
     workload = training_workload(model, layout, training)
-    estimates = [load_estimator("composite").estimate(graph, device, told) for graph in workload.classes]
-    network = Network(load_system("dgx-h100").sized(layout.ranks), device)
-    placed, timings = on_system(workload, estimates, network, told)
-    simulated = simulate(placed, timings, simulator=JobScheduler(interference=False), device=device)
+    simulated = api.simulate(
+        workload, estimator="training", system=system, simulator=JobScheduler(interference=False)
+    )
     assert done.time_ns == pytest.approx(simulated.step_ns, rel=most)
+
+
+def test_files_of_the_job_say_what_the_job_does(tmp_path: Path) -> None:
+    whole = load_model("Llama-3-8B")
+    model = replace(whole, layers=whole.layers[:2])
+    training = Training(seq=4096, global_batch=4, precision=precision_of("fp8-current"))
+    workload = training_workload(model, Layout(dp=2, tp=2, pp=2, zero=1), training)
+    api.convert(workload, tmp_path / "job", target_format="chakra")
+    steps = [
+        api.simulate(each, estimator="training", system="dgx-h100").step_ns
+        for each in (workload, tmp_path / "job")
+    ]
+    assert steps[1] == pytest.approx(steps[0], rel=1e-4)

@@ -1,0 +1,112 @@
+"""What kernels of a training step are taken to reach, by family of devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hespas.estimators import load_estimator
+from hespas.estimators.registry import Estimator
+from hespas.estimators.training import Training as TrainingKernels
+from hespas.generators.llm.layout import Layout
+from hespas.generators.llm.model_file import load_model
+from hespas.generators.llm.settings import Training, precision_of
+from hespas.generators.llm.stage import stage_passes
+from hespas.graph import Diagnostics, OpClass, OpGraph
+from hespas.graph.columns import FloatArray
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device, load_device
+from hespas.hardware.peaks import peak_for
+
+
+def graph(precision: str = "bf16") -> OpGraph:
+    whole = load_model("Llama-3-8B")
+    training = Training(seq=4096, global_batch=8, precision=precision_of(precision))
+    return stage_passes(replace(whole, layers=whole.layers[:1]), Layout(dp=8), training, 0).graph
+
+
+def times(model: Estimator, found: OpGraph, device: Device) -> FloatArray:
+    return model.estimate(found, device, Diagnostics()).duration_ns
+
+
+def rates(precision: str, device: Device) -> FloatArray:
+    """Of the products in the format of the precision, the share of their peak."""
+    found = graph(precision)
+    table = found.contractions
+    name = precision_of(precision).matmul
+    peak = peak_for(device, "matrix", name).flops_per_s
+    mine = [
+        found.types.dtype_of(int(found.operands.values[found.operands.offsets[node]])) for node in table.node
+    ]
+    rows = np.array([kind is not None and kind.name == name for kind in mine])
+    taken = times(TrainingKernels(), found, device)[table.node[rows]]
+    share: FloatArray = table.flops[rows] / taken * 1e9 / peak
+    return share
+
+
+@pytest.mark.parametrize("device", ["H100-SXM", "B200-SXM", "GB200", "L40S", "TPU-v5p"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current", "mxfp8"])
+def test_large_products_reach_a_good_part_of_their_peak_and_not_all(device: str, precision: str) -> None:
+    hardware = load_device(device)
+    if precision != "bf16" and hardware.family not in {"Blackwell", "Hopper", "Ada"}:
+        pytest.skip("not a format of the device")
+    if precision == "mxfp8" and hardware.family != "Blackwell":
+        pytest.skip("a format of Blackwell devices")
+    found = rates(precision, hardware)
+    assert 0.3 < float(np.median(found)) < 0.93
+    assert found.max() < 0.95
+
+
+def test_devices_that_were_measured_in_a_format_keep_their_times() -> None:
+    found, device = graph("fp8-current"), load_device("MI300X")
+    assert (
+        times(TrainingKernels(), found, device).tolist()
+        == times(load_estimator("composite"), found, device).tolist()
+    )
+
+
+def test_attention_is_faster_in_a_newer_library() -> None:
+    found, device = graph(), load_device("H100-SXM")
+    nodes = np.flatnonzero(found.op_class == int(OpClass.ATTENTION))
+    taken = {
+        library: times(TrainingKernels(attention=library), found, device)[nodes]
+        for library in ("", "flash1", "flash2", "cudnn", "measured")
+    }
+    assert (taken["flash1"] > taken["flash2"]).all()
+    assert (taken["flash2"] > taken["cudnn"]).all()
+    assert taken[""].tolist() == taken["cudnn"].tolist()
+    assert taken["measured"].tolist() == times(load_estimator("composite"), found, device)[nodes].tolist()
+
+
+def test_a_power_limit_and_another_memory_slow_what_they_limit() -> None:
+    found, device = graph(), load_device("H100-SXM")
+    plain = times(TrainingKernels(), found, device)
+    slower = times(TrainingKernels(power_w=device.tdp_w / 4, bandwidth=0.5), found, device)
+    heavy = np.isin(found.op_class, (int(OpClass.CONTRACTION), int(OpClass.ATTENTION)))
+    talks = np.isin(found.op_class, (int(OpClass.COLLECTIVE), int(OpClass.P2P)))
+    ratio = slower[plain > 0] / plain[plain > 0]
+    assert ratio == pytest.approx(np.where(talks, 1.0, 2.0)[plain > 0])
+    apart = times(TrainingKernels(fused=False), found, device)
+    assert (apart[heavy | talks] == plain[heavy | talks]).all()
+    assert (apart[~heavy & ~talks] == 2.0 * plain[~heavy & ~talks]).all()
+
+
+def test_an_estimate_says_who_said_what_and_keeps_its_intervals_around_it() -> None:
+    found, device = graph(), load_device("H100-SXM")
+    told = Diagnostics()
+    said = TrainingKernels().estimate(found, device, told)
+    assert said.estimators[-1] == "training"
+    changed = said.estimator == len(said.estimators) - 1
+    assert 0 < changed.sum() < len(found)
+    bounded = ~np.isnan(said.low_ns)
+    assert (said.low_ns[bounded] <= said.duration_ns[bounded]).all()
+    assert (said.high_ns[bounded] >= said.duration_ns[bounded]).all()
+    assert {"training.attention", "training.shares"} <= {each.code for each in told}
+
+
+def test_options_that_cannot_be() -> None:
+    for spelling in ("training:attention=flash9", "training:base=training", "training:bandwidth=0"):
+        with pytest.raises(UsageError, match="training"):
+            load_estimator(spelling)

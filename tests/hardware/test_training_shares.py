@@ -1,0 +1,64 @@
+"""What kernels of training steps reach, as data: sources, devices they speak of, faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hespas.graph.errors import FormatError
+from hespas.hardware import device_names, load_device
+from hespas.hardware.training_file import TRAINING_FOLDER, read_training_shares, training_shares
+
+FILES = sorted(TRAINING_FOLDER.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_figure_has_a_source_and_is_a_share(path: Path) -> None:
+    found = read_training_shares(path)
+    assert found.name == path.stem
+    keys = {row.source for row in found.attention} | {row.source for row in found.products}
+    keys |= {found.power.source, found.apart.source}
+    assert all(map(found.source_text, keys))
+    assert keys == {each.key for each in found.sources}
+    assert all(row.backward <= row.forward <= 1 for row in found.attention)
+    assert all(row.sustained <= 1 for row in found.products)
+    assert found.library == "measured" or found.attention_of(found.library)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("A100-SXM-80GB", "ampere"),
+        ("H200-SXM", "hopper"),
+        ("GB300", "blackwell"),
+        ("L40S", "nvidia"),
+        ("TPU-v6e", "tpu"),
+        ("MI300X", "common"),
+    ],
+)
+def test_a_device_has_the_file_of_its_family(device: str, name: str) -> None:
+    assert training_shares(load_device(device)).name == name
+
+
+def test_every_device_has_one() -> None:
+    assert all(training_shares(load_device(name)) for name in device_names())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "position"),
+    [
+        ('source = "clock"', 'source = "nobody"', "power.source"),
+        ('library = "cudnn", forward', 'library = "flash1", forward', "attention[2]"),
+        ("backward = 0.32,", "", "attention[0].backward"),
+        ("exponent = 0.5", "exponent = -1", "power.exponent"),
+    ],
+)
+def test_faults_name_the_key(old: str, new: str, position: str, tmp_path: Path) -> None:
+    text = (TRAINING_FOLDER / "ampere.toml").read_text("utf-8")
+    assert old in text
+    path = tmp_path / "wrong.toml"
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    with pytest.raises(FormatError) as caught:
+        read_training_shares(path)
+    assert caught.value.position == position
