@@ -26,7 +26,7 @@ BENCHMARKS = {
     "kernel_names": "what names of kernels alone say of profiles: classes, and bounds on their work",
     "many_ranks": "one trace of a 65,536-rank job, and 1,024 traces against a plain copy",
     "published_flops": "model FLOPs of published training runs against those of the generator, by source",
-    "published_llama3": "published step times of Llama-3-like models on four GPUs, from captured programs",
+    "published_hespas": "published step times of Llama 3 and ResNets on four GPUs, from captured programs",
     "published_memory": "peak memory of published training runs against the predicted, and which fit",
     "pytorch_link": "a profile and an execution trace linked and written as a Chakra trace, by size",
     "rank_files": "files of all ranks against a plain copy, memory at most ranks, one file per class",

@@ -61,6 +61,7 @@ def league(
     table: str | Path,
     *,
     calibrate: Calibration = "none",
+    factors: str | Path | None = None,
     estimator: str = "composite",
     jobs: int = 2,
     progress: Callable[[int, int], None] | None = None,
@@ -69,18 +70,22 @@ def league(
     and judged beside its ``step_time_ms``; models that do not ship are read from ``models.csv`` beside it.
 
     ``calibrate``: ``none``; ``one-per-accelerator``, on one row of each accelerator and source;
-    ``leave-group-out``, each source, model and accelerator on all other rows. Rows are predicted by ``jobs``
-    processes and kept between runs. Raises ``UsageError`` for another word, ``FormatError`` for a table that
-    is none.
+    ``leave-group-out``, each source, model and accelerator on all other rows. ``factors`` instead: a file of
+    :func:`calibrate_end_to_end`, of other rows; nothing is fitted to the table, which needs no measured
+    times. Rows are predicted by ``jobs`` processes and kept between runs. Raises ``UsageError`` for another
+    word, ``FormatError`` for a table that is none and a file without factors.
     """
-    from hespas.validators.league.document import league_of
+    from hespas.validators.league.document import league_of, read_factors
     from hespas.validators.league.judged import CALIBRATIONS
     from hespas.validators.league.predict import predicted_rows
 
     if calibrate not in CALIBRATIONS:
         raise UsageError(f"no calibration '{calibrate}'", hint=f"one of {', '.join(CALIBRATIONS)}")
+    if factors is not None and calibrate != "none":
+        raise UsageError(f"`factors` and `calibrate={calibrate}`", hint="one of both")
+    known = [] if factors is None else read_factors(Path(factors))
     rows = predicted_rows(Path(table), estimator=estimator, jobs=jobs, progress=progress)
-    return LeagueReport(league_of(str(table), rows, calibrate))
+    return LeagueReport(league_of(str(table), rows, calibrate if factors is None else "factors", known))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

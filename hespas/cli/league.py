@@ -36,11 +36,17 @@ def league(
         typer.Option(
             metavar="FILE.csv", help="Runs, a row each, with models.csv beside it: see docs/league.md."
         ),
-    ],
+    ] = Path("published_training.csv"),
     calibrate: Annotated[
         _Calibrate,
         typer.Option(help="On nothing, on one row of each accelerator and source, or on all other groups."),
     ] = "none",
+    factors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="Those of calibrate --end-to-end, of other rows: fit nothing here."
+        ),
+    ] = None,
     estimator: Annotated[str, typer.Option(metavar="NAME", help="Times of kernels.")] = "composite",
     report: Annotated[
         Path | None,
@@ -58,8 +64,9 @@ def league(
 
     hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
     """
-    with command_line(debug, source=str(table), documents=[json_file], reads=[table], writes=[report]):
-        check_reports({"--json": json_file}, {"--table": [table]}, overwrite=overwrite)
+    reads = [table, *([factors] if factors else [])]
+    with command_line(debug, source=str(table), documents=[json_file], reads=reads, writes=[report]):
+        check_reports({"--json": json_file}, {"--table": reads}, overwrite=overwrite)
         if report:
             from hespas.validators.league.report import check_folder
 
@@ -67,7 +74,9 @@ def league(
         from hespas import api
 
         with progress_bar("predicting", progress) as callback:
-            done = api.league(table, calibrate=calibrate, estimator=estimator, jobs=jobs, progress=callback)
+            done = api.league(
+                table, calibrate=calibrate, factors=factors, estimator=estimator, jobs=jobs, progress=callback
+            )
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:

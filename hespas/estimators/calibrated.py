@@ -225,6 +225,14 @@ _QUANTIZED_BY: Mapping[str, str] = {
 """Element type -> the scheme that quantises to it within the operation."""
 
 
+_OWN_FIRST: Mapping[str, int] = {"vector": 5}
+"""Kinds of which a device's own table comes before the kernels of its vendor's other devices, and how many
+operations it has to hold to speak of others: what streams its data shows what share of the memory a device
+reaches, rotations and gated activations alone do not. Normalisations of tables and of programs differ more
+from each other than devices do (`benchmarks.single_gpu`: no better on devval, worse on the MI100).
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
     """Fits in order of preference: an operation takes the first that was fitted on sizes like its own.
@@ -274,13 +282,18 @@ class FitIndex:
     def choose(self, kind: str, op: str, scheme: str, variant: str) -> _Choice | None:
         """The fits for a class, None where none covers it: the operation's own before those of its kind, and
         of equal ones those of its format before those of any (which recordings make), unless these are of
-        kernels as programs run them. What names no variant is taken for one of the kernels that the vendor's
-        devices have in common before it is taken for a row of a table, of one library, that ships.
+        kernels as programs run them. What names no variant is taken for one of the kernels that were recorded
+        on the device; else for a row of the device's own table, in its format; else for one of the kernels
+        that the vendor's devices have in common, before any other fit.
         """
         names = (op, ANY) if op != ANY else (ANY,)
-        for name in () if variant or not scheme else names:
-            if common := self.common.get((kind, name)):
-                return _Choice(fits=(common,), scheme=scheme, assumed=self._distance())
+        if not variant and scheme:
+            for name in names if self._distance()[1] else ():
+                if own := self._own_kernel(kind, name, scheme):
+                    return own
+            for name in names:
+                if common := self.common.get((kind, name)):
+                    return _Choice(fits=(common,), scheme=scheme, assumed=self._distance())
         for name in names:
             recorded = () if variant or not scheme else self.by_class.get((kind, name, ANY), ())
             if recorded and recorded[0].form == KERNELS.name:
@@ -290,6 +303,23 @@ class FitIndex:
             if recorded:
                 return _Choice(fits=recorded, scheme=scheme)
         return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
+
+    def _own_kernel(self, kind: str, op: str, scheme: str) -> _Choice | None:
+        """The device's own measured fits of a kernel that has a common one, too; of times that a host took
+        with events, with the start that the common one has: a table says how a device's memory and units do,
+        and its host only how long a launch took.
+        """
+        common = self.common.get((kind, op)) or self.common.get((kind, ANY))
+        if common is None or kind not in _OWN_FIRST:
+            return None
+        same = next((group for group in _SAME_FORMAT if scheme in group), frozenset({scheme}))
+        for each in (scheme, *sorted(same - {scheme})):
+            if op == ANY and sum(key[::2] == (kind, each) for key in self.by_class) <= _OWN_FIRST[kind]:
+                continue
+            if fits := self._fits(kind, op, each, ""):
+                found = tuple(_without_host(fit, common.value("t0_ns")) for fit in fits)
+                return _Choice(fits=found, scheme=each)
+        return None
 
     def _distance(self) -> tuple[str, str]:
         text = distance_of_kernels(self.device)
@@ -344,6 +374,17 @@ class FitIndex:
             return None  # fitted on products alone, whose start and traffic are not those of other kinds
         text = f"no fit of {kind} in {scheme}: the whole chip's stands in"
         return _Choice(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
+
+
+def _without_host(fit: Fit, start_ns: float) -> Fit:
+    """A fit of times that a host took with events, with the start of a kernel in place of the launch."""
+    if not timed_with_events(fit.variant):
+        return fit
+    parameters = tuple(
+        FitParameter(name=each.name, value=min(each.value, start_ns)) if each.name == "t0_ns" else each
+        for each in fit.parameters
+    )
+    return replace(fit, variant="", parameters=parameters)
 
 
 def _preference(fit: Fit) -> tuple[bool, int, str]:

@@ -10,6 +10,8 @@ and unit of the device; of few long rows, each is read by one unit at a unit's s
 
     time = t0 + norm(bytes, elements and rows, longest row)
 
+Fusions, of which each is a kernel of a compiler's own making, have their arithmetic beside their elements.
+
 Structure by the kernels' sources: https://github.com/pytorch/pytorch, ``aten/src/ATen/native/cuda``
 (Loops.cuh, Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Shape.cu).
 """
@@ -68,6 +70,12 @@ _SCANS = ("cumsum", "cumprod", "asynchronous_complete_cumsum")
 """Running sums: one of a whole tensor is cut into parts for all units (``scan_dim`` of ScanUtils.cuh asks
 CUB), others walk a row in one.
 """
+_FUSED = ("fusion",)
+"""Operations of many steps an element, whose arithmetic is beside what any element takes."""
+_FLOPS_OF_SLOT, _SLOTS_OF_FUNCTION = 2.0, 8.0
+"""Peaks count a fused multiplication and addition, two FLOPs, where other arithmetic has one; an exponential
+or a root takes some of those (as many as :mod:`~hespas.estimators.forms` counts).
+"""
 _COPIED = ("local_scalar_dense",)
 """Operations that copy without a kernel, and their share of a kernel's start."""
 _COPY_START = 0.5
@@ -89,12 +97,18 @@ def _columns(ops: Operations, machine: Machine) -> Columns:
     return {
         "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
         "element_ns": rows * columns / machine.lane_flops_per_ns,
+        "inner_ns": np.where(_are(ops.op, _FUSED), _inner_flops(ops) / machine.lane_flops_per_ns, 0.0),
         "walks": walks,
         "rows": np.where(by_row, rows / machine.units * shared * share, 0.0),
         "start_ns": start,
         "starts": np.where(_are(ops.op, _COPIED), _COPY_START, 1.0),
         "longest_ns": np.where(by_row, row_bytes / unit_bytes_per_ns, 0.0),
     }
+
+
+def _inner_flops(ops: Operations) -> FloatArray:
+    flops = np.nan_to_num(ops.flops) + _SLOTS_OF_FUNCTION * np.nan_to_num(ops.transcendentals)
+    return _FLOPS_OF_SLOT * flops
 
 
 def _are(labels: Labels, names: Sequence[str]) -> BoolArray:
@@ -114,7 +128,7 @@ def _walks(ops: Operations, columns: FloatArray, vector: float) -> FloatArray:
 def _time_ns(values: Values, columns: Columns) -> FloatArray:
     walks = columns["walks"]
     element = values["walked"] * walks + values["element"] * (walks == 0)
-    work = columns["element_ns"] * element + columns["rows"] * values["row_ns"]
+    work = columns["element_ns"] * element + columns["inner_ns"] + columns["rows"] * values["row_ns"]
     memory, longest = columns["memory_ns"] / values["memory"], columns["longest_ns"] / values["unit"]
     return (
         values["t0_ns"] * columns["starts"] + columns["start_ns"] + soft_max(_OVERLAP, memory, work, longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import nan, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,9 +138,10 @@ def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
 
 
 def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
-    """``rows`` and ``columns`` of the larger of first result and first operand, NaN where unknown; and the
-    row of its type (one past all types where there is none). Of what reads or writes a part of that tensor,
-    as an update in place does, they are those of the largest tensor that it can have gone through.
+    """``rows`` and ``columns`` of the larger of first result and first operand, of fusions, whose operands
+    stand in any order, of the largest of all, NaN where unknown; and the row of its type (one past all types
+    where there is none). Of what reads or writes a part of that tensor, as an update in place does, they are
+    those of the largest tensor that it can have gone through.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
@@ -156,8 +157,26 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     elements = rows * columns
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
-    chosen = _touched(graph, np.where(larger, operand, result))
+    chosen = _largest_of_fusions(graph, elements, np.where(larger, operand, result))
+    chosen = _touched(graph, chosen)
     return {"rows": rows[chosen], "columns": columns[chosen]}, chosen
+
+
+def _largest_of_fusions(graph: OpGraph, elements: FloatArray, chosen: IntArray) -> IntArray:
+    """The rows of types ``chosen``, those of fusions with the most elements that one of their tensors has."""
+    fused = graph.op_class == int(OpClass.FUSION)
+    found = chosen.copy()
+    most = np.where(fused, np.nan_to_num(elements[chosen], nan=-1.0), np.inf)
+    for tensors in (graph.operands, graph.results):
+        node, row = tensors.row_ids, tensors.values
+        order = np.argsort(elements[row], kind="stable")
+        last = np.full(len(graph), -1, np.int64)
+        last[node[order]] = row[order]  # the largest is written last
+        has = last >= 0
+        size = np.where(has, np.nan_to_num(elements[last], nan=-1.0), -1.0)
+        better = size > most
+        found[better], most[better] = last[better], size[better]
+    return found
 
 
 def _touched(graph: OpGraph, chosen: IntArray) -> IntArray:
@@ -347,22 +366,65 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
     ``elementwise`` nor ``streamed``.
 
     Elements are walked alike in the same shape and order. What is ``streamed`` may have other shapes
-    (reductions, concatenations): there, operand and result are both row by row, or both not. O(operands).
+    (reductions, concatenations): there, operand and result are both row by row, or both not. A fusion is a
+    kernel of its own making: see :func:`_transposes`. O(operands).
     """
     by_order, by_shape = _walks(graph)
     found = np.where(elementwise | streamed, 0.0, np.nan)
     operands, results = graph.operands, graph.results
     if not len(operands.values) or not len(results.values):
         return found
+    fused = elementwise & (graph.op_class == int(OpClass.FUSION))
     node = operands.row_ids
     first = np.minimum(results.offsets[:-1], len(results.values) - 1)
     answers = results.offsets[1:] > results.offsets[:-1]
-    for walk, asked in ((by_shape, elementwise), (by_order, streamed & ~elementwise)):
+    by_order_too = fused | (streamed & ~elementwise)
+    for walk, asked in ((by_shape, elementwise & ~fused), (by_order, by_order_too)):
         of_result = np.where(answers, walk[results.values[first]], _ONE)[node]
         of_operand = walk[operands.values]
         differs = asked[node] & (of_operand != of_result) & (of_operand != _ONE) & (of_result != _ONE)
         found[node[differs]] = 1.0
+    found[_transposes(graph, fused & answers)] = 1.0
     return found
+
+
+def _transposes(graph: OpGraph, asked: BoolArray) -> IntArray:
+    """Of the fusions asked, those that write as many elements as an operand has, in another order.
+
+    A compiler works out addresses for the shapes it knows and reads vectors where rows end together, and
+    what is broadcast comes from the caches; so neither costs a fusion more. One order is another's where
+    the extents from the last on multiply to the same numbers, of either or of both: rows that were only
+    joined or cut.
+    """
+    operands, results = graph.operands, graph.results
+    node = operands.row_ids
+    mine = np.flatnonzero(asked[node])
+    if not len(mine):
+        return mine
+    pairs = np.stack((operands.values[mine], results.values[results.offsets[:-1][node[mine]]]))
+    distinct, place = np.unique(pairs, axis=1, return_inverse=True)
+    couples: list[list[int]] = distinct.T.tolist()
+    apart = np.array(
+        [_is_reordered(graph.types.shape(a), graph.types.shape(b)) for a, b in couples], np.bool_
+    )
+    return node[mine[apart[place.reshape(-1)]]]
+
+
+def _is_reordered(operand: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    if DYNAMIC in operand or DYNAMIC in result or prod(operand) != prod(result):
+        return False
+    ends, others = _row_ends(operand), _row_ends(result)
+    return not (ends <= others or others <= ends)
+
+
+def _row_ends(shape: tuple[int, ...]) -> set[int]:
+    """How many elements the rows of the last, the last two, ... extents have."""
+    found: set[int] = set()
+    length = 1
+    for extent in reversed(shape):
+        length *= extent
+        found.add(length)
+    return found - {1}
 
 
 def _walks(graph: OpGraph) -> tuple[IntArray, IntArray]:

@@ -159,6 +159,10 @@ class Convolution(NamedTuple):
 
 _USUAL = (_Layout((0, 3), (2, 3), (0, 3)), _Layout((0, 1), (1, 0), (0, 1)), _Layout((0, 3), (3, 0), (0, 3)))
 """Two-dimensional layouts that frameworks use."""
+_USUAL_BACKWARD = (
+    _Layout((3, 0), (0, 3), (2, 3)), _Layout((0, 3), (3, 2), (0, 3)), _Layout((1, 0), (0, 1), (1, 0))
+)  # fmt: skip
+"""Those of gradients: JAX's of a kernel and of an input, and of a kernel with features before places."""
 
 
 def usual_convolution(left: _Shape, right: _Shape, out: _Shape) -> Convolution | None:
@@ -207,13 +211,18 @@ def _layouts(left: _Shape, right: _Shape, out: _Shape) -> Iterator[_Layout]:
             yield _Layout(lhs, rhs, made, groups, batches)
 
 
+def _unusual(layout: _Layout) -> bool:
+    """Orders layouts that frameworks use before others: dimensions of equal extent leave a choice."""
+    return layout._replace(feature_groups=1, batch_groups=1) not in _USUAL + _USUAL_BACKWARD
+
+
 @lru_cache(maxsize=4096)
 def find_convolution(
     left: _Shape, right: _Shape, out: _Shape, spec: float, useful: float
 ) -> Convolution | None:
     """The plan whose FLOPs are nearest to ``useful``, None where none is within the tolerance."""
     best: Convolution | None = None
-    for layout in _layouts(left, right, out):
+    for layout in sorted(_layouts(left, right, out), key=_unusual):
         kernel = _rest(right, layout.rhs)
         taken = right[layout.rhs[0]]
         if not isnan(spec) and 2.0 * prod(out) * taken * prod(kernel) != spec:

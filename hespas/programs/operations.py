@@ -139,6 +139,14 @@ def _moved(op: str, result: Tensor, attributes: str = "") -> Operator:
     return lambda values: pretty(op, values, result, attributes)
 
 
+def _copy(operands: _Types, result: Tensor) -> Operator | None:
+    """What moves as many bytes, and is part of a fusion where a copy would be: StableHLO has none."""
+    if operands != (result,):
+        return None
+    op = "not" if result.is_bool else "negate"
+    return lambda values: f"stablehlo.{op} {values[0]} : {result}"
+
+
 def _transpose(operands: _Types, result: Tensor) -> Operator | None:
     """A real one where extents are equal: one that moves nothing would be none."""
     if len(operands) != 1 or operands[0].element is not result.element:
@@ -346,12 +354,14 @@ def _convolution(operands: _Types, result: Tensor) -> Operator | None:
 
 _RULES: Mapping[str, _Infer] = MappingProxyType(
     {
+        "broadcast": _broadcast,
         "broadcast_in_dim": _broadcast,
         "clamp": _clamp,
         "compare": _compare,
         "concatenate": _concatenate,
         "constant": _constant,
         "convolution": _convolution,
+        "copy": _copy,
         "dot": _dot,
         "dot_general": _dot,
         "dynamic_slice": _dynamic_slice,

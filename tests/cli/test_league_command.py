@@ -169,3 +169,68 @@ def test_a_table_without_the_columns(tmp_path: Path) -> None:
 def test_the_interface_refuses_another_word(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no calibration 'all'"):
         hespas.league(table(tmp_path, {}), calibrate=cast("Calibration", "all"))
+
+
+def test_factors_of_a_site_are_applied_to_runs_that_nobody_measured(tmp_path: Path) -> None:
+    runs, factors = table(tmp_path, {}, {"dp": "4", "tp": "2"}), tmp_path / "factors.json"
+    fitted = run("calibrate", "--hardware", "TPU-v5e", "--end-to-end", "--table", runs, "--out", factors)
+    assert fitted.exit_code == 0, fitted.output
+    folder = tmp_path / "new"
+    folder.mkdir()
+    new = table(folder, {"step_time_ms": ""}, {"step_time_ms": "", "source": "elsewhere"})
+    plain, own = tmp_path / "plain.json", tmp_path / "own.json"
+    assert run("league", "--table", new, "--json", plain, "--jobs", "1").exit_code == 0
+    done = run("league", "--table", new, "--factors", factors, "--json", own, "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    before, after = (cast("list[dict[str, float]]", valid(path, "league")["rows"]) for path in (plain, own))
+    stated = cast("list[dict[str, float]]", json.loads(factors.read_text())["factors"])
+    products = next(each for each in stated if cast("str", each["component"]) == "products")
+    ratio = after[0]["predicted_ms"] / before[0]["predicted_ms"]
+    assert ratio != pytest.approx(1.0, abs=0.01)
+    assert (ratio > 1) == (products["factor"] > 1)
+    assert after[0]["low_ms"] < after[0]["predicted_ms"] < after[0]["high_ms"]
+    # Of another stack nothing is known: as predicted, with a wider interval.
+    assert after[1]["predicted_ms"] == pytest.approx(before[1]["predicted_ms"])
+    assert after[1]["high_ms"] / after[1]["predicted_ms"] > after[0]["high_ms"] / after[0]["predicted_ms"]
+
+
+MAGIC: dict[str, str | int] = {
+    "source": "a", "accelerator": "b", "component": "magic", "factor": 1, "std_error": 0, "prior_std": 0,
+    "share": 0, "n": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "no factors"),
+        ('{"factors": []}', "no factors in it"),
+        (
+            json.dumps({"factors": [MAGIC]}),
+            "component 'magic'",
+        ),
+    ],
+)
+def test_files_without_factors_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    runs, factors = table(tmp_path, {}), tmp_path / "factors.json"
+    factors.write_text(text)
+    done = run("league", "--table", runs, "--factors", factors, "--jobs", "1")
+    assert done.exit_code == 3
+    assert said in done.stderr
+    assert "--end-to-end" in done.stderr
+
+
+def test_factors_and_a_calibration_contradict_each_other(tmp_path: Path) -> None:
+    runs, factors = table(tmp_path, {}), tmp_path / "factors.json"
+    done = run("league", "--table", runs, "--factors", factors, "--calibrate", "leave-group-out")
+    assert done.exit_code == 2
+    assert "--factors and --calibrate leave-group-out" in done.stderr
+
+
+def test_without_a_table_the_folder_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("league")
+    assert done.exit_code == 3
+    assert "published_training.csv" in done.stderr
+    table(tmp_path, {}).rename(tmp_path / "published_training.csv")
+    assert run("league", "--jobs", "1").exit_code == 0

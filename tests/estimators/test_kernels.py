@@ -56,6 +56,19 @@ def test_shortening_floats_has_a_kernel_of_vectors() -> None:
     assert f32 == pytest.approx(time_ns(kernels("vector", "relu", 8944, 1024, scheme="f32")))
 
 
+def test_arithmetic_counts_in_fusions_alone() -> None:
+    """Peaks count two FLOPs of a fused multiplication and addition: without these it takes twice as long."""
+    lanes = machine_of(H100, "vector", "bf16").lane_flops_per_ns
+    elements = 25088 * 4096
+    for op, inner in (("add", 0.0), ("fusion", 2.0)):
+        light = kernels("vector", op, 25088, 4096)
+        heavy = replace(light, flops=np.full(1, 400.0 * elements))
+        roots = replace(light, transcendentals=np.full(1, 50.0 * elements))
+        expected = inner * 400 * elements / lanes
+        assert time_ns(heavy) - time_ns(light) == pytest.approx(expected, rel=0.4)
+        assert time_ns(roots) == pytest.approx(time_ns(heavy), rel=0.05)
+
+
 def test_rows_that_no_vector_divides_are_walked_twice() -> None:
     even = time_ns(kernels("normalization", "softmax", 301152, 3136))
     odd = time_ns(kernels("normalization", "softmax", 301152, 3137))
@@ -84,6 +97,45 @@ def test_devices_of_recorded_vendors_answer_for_kernels_and_a_users_own_fits_com
     own = replace(unknown, own_fits=(slow,))
     assert fits_of_user(own) == (slow,)
     assert Calibrated().predict(ops, own).duration_ns[0] > 9e5
+
+
+def of_bandwidth(name: str, ops: Operations) -> float:
+    device = load_device(name)
+    return float(
+        ops.bytes_moved[0]
+        / Calibrated().predict(ops, device).duration_ns[0]
+        / (device.main_memory.bandwidth_bytes_per_s / 1e9)
+    )
+
+
+@pytest.mark.parametrize("name", ["P4", "T4", "P100-PCIe-16GB"])
+def test_what_a_devices_own_table_reached_comes_before_what_others_have_in_common(name: str) -> None:
+    """The table: memory at 0.77 to 0.79 of the data sheet; and some 25 us of a host in every time."""
+    device = load_device(name)
+    [mine] = [fit for fit in device.fits if (fit.kind, fit.op) == ("vector", "add")]
+    large = kernels("vector", "add", 25088, 4096, scheme="f32_full")
+    assert of_bandwidth(name, large) == pytest.approx(mine.value("memory"), rel=0.05)
+    small = kernels("vector", "add", 1, 64, scheme="f32_full")
+    assert mine.value("t0_ns") > 20e3
+    assert Calibrated().predict(small, device).duration_ns[0] < 6e3
+    found = Diagnostics()
+    Calibrated().predict(small, device, found)
+    assert "calibrated.event-times" not in found.counts()
+
+
+def test_a_table_of_few_operations_speaks_of_these_alone() -> None:
+    """The A100-SXM-80GB sums at 0.86 of the data sheet; it rotates and gates at half of it."""
+    assert of_bandwidth("A100-SXM-80GB", kernels("vector", "add", 25088, 4096, scheme="f16")) < 0.88
+    assert of_bandwidth("A100-SXM-80GB", kernels("vector", "tanh", 25088, 4096, scheme="f16")) > 0.7
+
+
+def test_recordings_of_the_device_itself_come_before_its_table() -> None:
+    ops = kernels("vector", "add", 25088, 4096, scheme="f32_full")
+    [recorded] = [fit for fit in common_fits(H100) if (fit.kind, fit.op) == ("vector", "add")]
+    machine = machine_of(H100, "vector", "f32_full")
+    values = {each.name: each.value for each in recorded.parameters}
+    said = Calibrated().predict(ops, H100).duration_ns
+    assert said == pytest.approx(form_time_ns(KERNELS, values, ops, machine), rel=1e-6)
 
 
 def test_fits_that_ship_are_nobodys_own() -> None:

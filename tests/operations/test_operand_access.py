@@ -42,6 +42,13 @@ def one_node(op_class: OpClass, operands: list[_Type], result: _Type) -> OpGraph
         (OpClass.REDUCTION, [((4, 8), "0,1")], ((4,), ""), 1.0),
         (OpClass.ELEMENTWISE, [((4, -1), "")], ((4, 8), ""), 0.0),
         (OpClass.GATHER, [((4, 8), "0,1")], ((4, 8), ""), np.nan),
+        (OpClass.FUSION, [((4, 8), ""), ((8,), "")], ((4, 8), ""), 0.0),
+        (OpClass.FUSION, [((6, 4, 8), "")], ((24, 8), ""), 0.0),
+        (OpClass.FUSION, [((6, 4, 8), "")], ((6, 8), ""), 0.0),
+        (OpClass.FUSION, [((6, 4, 8), "")], ((8, 24), ""), 1.0),
+        (OpClass.FUSION, [((8,), ""), ((6, 1, 32), "")], ((32, 6), ""), 1.0),
+        (OpClass.FUSION, [((4, 8), "0,1")], ((4, 8), ""), 1.0),
+        (OpClass.FUSION, [((-1, 8), "")], ((4, 8), ""), 0.0),
     ],
 )
 def test_operands_in_another_order_are_seen(
@@ -57,6 +64,15 @@ def test_elementwise_operations_of_one_size_are_one_however_they_are_shaped() ->
     assert {(float(ops.dim("rows")[0]), float(ops.dim("columns")[0])) for ops in sizes} == {(588.0, 4096.0)}
     small = operations_of(one_node(OpClass.ELEMENTWISE, [((3, 5), "")], ((3, 5), "")))
     assert (small.dim("rows")[0], small.dim("columns")[0]) == (1.0, 15.0)
+
+
+def test_a_fusion_is_as_large_as_its_largest_tensor_wherever_that_stands() -> None:
+    types: list[_Type] = [((8,), ""), ((4, 1024), ""), ((4, 8), "")]
+    for op_class, elements in ((OpClass.FUSION, 4096.0), (OpClass.ELEMENTWISE, 32.0)):
+        ops = operations_of(one_node(op_class, types, ((4, 8), "")))
+        assert ops.dim("rows")[0] * ops.dim("columns")[0] == elements
+        ops = operations_of(one_node(op_class, types[:1], ((4, 1024), "")))
+        assert ops.dim("rows")[0] * ops.dim("columns")[0] == 4096.0
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,9 @@ CASES: dict[str, tuple[str, list[Tensor], list[Tensor]]] = {
     "complex": ("complex", [FLOAT, FLOAT], [COMPLEX]),
     "abs of complex": ("abs", [COMPLEX], [FLOAT]),
     "reshape": ("reshape", [tensor(2, 3)], [tensor(6)]),
+    "broadcast of HLO": ("broadcast", [FLOAT], [tensor(2, 3)]),
+    "copy": ("copy", [FLOAT], [FLOAT]),
+    "copy truth values": ("copy", [BOOL], [BOOL]),
     "compare": ("compare", [FLOAT, FLOAT], [BOOL]),
     "compare complex": ("compare", [COMPLEX, COMPLEX], [BOOL]),
     "select": ("select", [BOOL, FLOAT, FLOAT], [FLOAT]),
@@ -159,3 +162,11 @@ def test_literals_are_of_their_type() -> None:
         "dense<(1.0,",
         "dense<1>",
     ]
+
+
+def test_of_layouts_that_fit_frameworks_use_the_usual_ones() -> None:
+    """The gradient of a kernel whose features are as many as the places of an input."""
+    found = find_convolution((32, 16, 16, 16), (32, 8, 8, 32), (3, 3, 16, 32), 18874368.0, 17334272.0)
+    assert found is not None
+    assert (found.layout.lhs, found.layout.rhs, found.layout.out) == ((3, 0), (0, 3), (2, 3))
+    assert [each.rhs_dilation for each in found.windows] == [2, 2]

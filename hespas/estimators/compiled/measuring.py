@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from hespas.estimators.compiled.units import Unit, baseline_of, loop_text
+from hespas.estimators.compiled.units import Unit, baseline_of, call_text, loop_text
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
 from hespas.graph.errors import UnsupportedError
@@ -45,12 +45,15 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """How units are measured: with which compiler, how often, how long at most, kept where."""
+    """How units are measured: with which compiler, how often, how long at most, kept where, and on how many
+    devices at once.
+    """
 
     toolchain: str
     repeats: int
     timeout_s: float
     folder: Path | None
+    devices: int = 1
     command: tuple[str, ...] = ()
 
     def run(self, units: Sequence[Unit], progress: Progress | None = None) -> Measured:
@@ -59,14 +62,13 @@ class Measuring:
         Raises ``UnsupportedError`` where the compiler does not start, ``OutputError`` where the folder
         cannot be written.
         """
-        with Session(self.toolchain, self.timeout_s, self.command) as session:
+        command = self.command or worker_command(self.toolchain, self.devices)
+        with Session(self.toolchain, self.timeout_s, command) as session:
             machine = session.machine()
             folder = self.folder or cache_folder("compiled")
             cache = ResultCache(folder / self.toolchain, Timing)
             key = partial(_key, machine, self.repeats)
-            jobs = [
-                _job(unit, self.repeats, barrier=self.toolchain not in _WITHOUT_BARRIER) for unit in units
-            ]
+            jobs = [_job(unit, self.repeats, self.toolchain) for unit in units]
             keys = [key(job) for job in jobs]
             timings = [cache.get(each) for each in keys]
             missing = [place for place, timing in enumerate(timings) if timing is None]
@@ -93,11 +95,20 @@ def _key(machine: Machine, repeats: int, job: Job) -> str:
     return content_key((_METHOD, identity, str(repeats), job.program, job.baseline))
 
 
-def _job(unit: Unit, repeats: int, *, barrier: bool) -> Job:
+_CALLED = {"xla": "stablehlo.convolution"}
+"""What a compiler makes something else of inside a loop: XLA for CPUs brings convolutions into the layout of
+its library at the top level of a program only (``ConvCanonicalization``).
+"""
+
+
+def _job(unit: Unit, repeats: int, toolchain: str) -> Job:
     empty = baseline_of(unit)
+    called = toolchain in _CALLED and any(_CALLED[toolchain] in line for line in unit.lines)
+    write = call_text if called else partial(loop_text, barrier=toolchain not in _WITHOUT_BARRIER)
     return Job(
-        program=loop_text(unit, barrier=barrier),
-        baseline=loop_text(empty, barrier=barrier),
+        program=write(unit),
+        baseline=write(empty),
+        looped=not called,
         arguments=_types(unit.arguments),
         baseline_arguments=_types(empty.arguments),
         repeats=repeats,
@@ -115,9 +126,9 @@ _END_S = 5.0
 _LISTED = 2000
 
 
-def worker_command(toolchain: str) -> tuple[str, ...]:
+def worker_command(toolchain: str, devices: int = 1) -> tuple[str, ...]:
     """What starts the measuring process: this Python, with the package as it is here, isolated."""
-    return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain))
+    return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain, str(devices)))
 
 
 class Session:
@@ -248,22 +259,28 @@ def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Programs to time: the loop with the work and the one without, and the types of their arguments."""
+    """Programs to time: the loop with the work and the one without, and the types of their arguments. Not
+    ``looped``: they are called so many times instead.
+    """
 
     program: str
     baseline: str
+    looped: bool = True
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
     baseline_arguments: tuple[tuple[str, tuple[int, ...]], ...]
     repeats: int
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Who measures: a compiler with its version, on a device with its processor and flags."""
+    """Who measures: a compiler with its version, on a device with its processor and flags, or on several of
+    them at once.
+    """
 
     compiler: str
     platform: str
     device: str
     flags: str
+    devices: int = 1
     fault: str = ""
 
 

@@ -1,7 +1,8 @@
 """The compiled estimators: each distinct region of a program, compiled and timed on the present device.
 
-What a compiler does across regions (fusing further, reusing memory in place, overlapping) is not seen, nor
-is communication. Times are of the machine this runs on, whatever device is asked for: that is told.
+What a compiler does across regions (fusing further, reusing memory in place, overlapping) is not seen.
+Communication is seen between the devices of one machine only. Times are of the machine this runs on, whatever
+device is asked for: that is told.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from hespas.operations import Operations
 __all__ = ["Iree", "Xla"]
 
 _LISTED = 5
+_MOST_DEVICES = 64
+"""Devices of one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,11 @@ class _Compiled:
         """What the registry and reports call the model."""
         return self.toolchain
 
+    @property
+    def _at_once(self) -> int:
+        """Devices that run a region at the same time."""
+        return 1
+
     @classmethod
     def available(cls) -> Availability:
         """Whether the compiler is installed."""
@@ -80,7 +88,7 @@ class _Compiled:
         region fails (unless ``failed`` is ``unknown``).
         """
         found = Diagnostics() if diagnostics is None else diagnostics
-        units = units_of(graph, fused=self.region == "fused")
+        units = units_of(graph, fused=self.region == "fused", devices=self._at_once)
         _tell_uncovered(self.name, graph.name, units.uncovered, found)
         measured = self._measured(units.units, graph.name, device, found)
         times = np.full((3, len(graph)), np.nan)
@@ -129,6 +137,7 @@ class _Compiled:
             repeats=self.repeats,
             timeout_s=self.timeout_s,
             folder=Path(self.cache) if self.cache else None,
+            devices=self._at_once,
         )
         measured = measuring.run(units, self.progress)
         _tell_machine(self.name, where, measured, device, diagnostics)
@@ -188,7 +197,8 @@ def _tell_machine(
     machine = measured.machine
     clocks = sorted(each.clock_mhz for each in measured.timings if each.clock_mhz)
     at = f" at {clocks[len(clocks) // 2]:,.0f} MHz" if clocks else ""
-    text = f"{machine.device} ({machine.platform}, {machine.compiler}){at}"
+    several = f"{machine.devices} at once of " if machine.devices > 1 else ""
+    text = f"{several}{machine.device} ({machine.platform}, {machine.compiler}){at}"
     diagnostics.info(f"{name}.measured", where, f"measured on {text}")
     if not _is_same(machine, device):
         warning = f"times are of {text}, where this runs, not of {device.name}"
@@ -206,12 +216,27 @@ def _is_same(machine: Machine, device: Device) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xla(_Compiled):
-    """XLA, on the device that JAX uses. Options: see :class:`_Compiled`."""
+    """XLA, on the device that JAX uses. Options: see :class:`_Compiled`; with ``devices`` above 1 each region
+    is timed while so many devices of this machine run it at once (those of a CPU share its cores), and so are
+    collectives over them.
+    """
+
+    devices: int = 1
 
     toolchain: ClassVar[str] = "xla"
     what: ClassVar[str] = "Regions of the program, compiled by XLA and timed on the device that JAX uses."
     extra: ClassVar[str] = "jax"
     modules: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
+
+    def __post_init__(self) -> None:
+        """Check the options; raises ``UsageError``."""
+        _Compiled.__post_init__(self)
+        if not 1 <= self.devices <= _MOST_DEVICES:
+            raise UsageError(f"xla: devices is {self.devices}", hint=f"1 to {_MOST_DEVICES}")
+
+    @property
+    def _at_once(self) -> int:
+        return self.devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,16 +18,21 @@ import numpy as np
 
 from hespas.estimators.registry import takes_no_time
 from hespas.graph import DTypeKind, NodeKind, OpClass, OpGraph, Resource
-from hespas.graph.columns import DType, find_dtype
+from hespas.graph.columns import DType, dtype, find_dtype
+from hespas.graph.membership import member_rows
 from hespas.graph.passes import topological_order
 from hespas.operations import Operations
-from hespas.programs.operations import BINARY, UNARY, operator
+from hespas.programs.collectives import collective, permute
+from hespas.programs.contractions import convolution_text, find_convolution
+from hespas.programs.operations import BINARY, UNARY, Operator, operator
 from hespas.programs.text import Tensor, Value, dense
+from hespas.programs.windows import reduce_window, select_and_scatter
 
 __all__ = [
     "Unit",
     "Units",
     "baseline_of",
+    "call_text",
     "loop_text",
     "renewed_argument",
     "units_of",
@@ -36,6 +41,7 @@ __all__ = [
 ]
 
 _INDEX = "tensor<i32>"
+_INTEGER = dtype("i32")
 _RENEWED = frozenset({DTypeKind.FLOAT, DTypeKind.SIGNED, DTypeKind.UNSIGNED})
 _PACKED_BITS = 8
 
@@ -108,6 +114,22 @@ def loop_text(unit: Unit, *, barrier: bool = True) -> str:
     return "module {\n" + "\n".join(lines) + "\n}\n"
 
 
+def call_text(unit: Unit) -> str:
+    """The program of a unit without a loop: ``@main`` takes its arguments."""
+    arguments = ", ".join(f"%p{place}: {each}" for place, each in enumerate(unit.arguments))
+    results = unit.results or (Value("%one", Tensor(_INTEGER, ())),)
+    types = ", ".join(str(each.type) for each in results)
+    lines = [
+        f"func.func public @main({arguments}) -> ({types}) {{",
+        f"%zero = stablehlo.constant dense<0> : {_INDEX}",
+        f"%one = stablehlo.constant dense<1> : {_INDEX}",
+        *unit.lines,
+        f"return {', '.join(each.name for each in results)} : {types}",
+        "}",
+    ]
+    return "module {\n" + "\n".join(lines) + "\n}\n"
+
+
 def _renewal(unit: Unit, place: int) -> list[str]:
     """The turn's number as the first element of an argument."""
     if place < 0:
@@ -165,11 +187,16 @@ def write_operation(
     write = operator(op, tuple(each.type for each in operands), tuple(results))
     if write is None:
         return None
-    name, text = f"%v{next(names)}", write(operands)
+    lines, made = _named(write(operands), results, names)
+    return [*before, *lines], made
+
+
+def _named(text: str, results: Sequence[Tensor], names: Iterator[int]) -> tuple[list[str], tuple[Value, ...]]:
+    name = f"%v{next(names)}"
     if len(results) == 1:
-        return [*before, f"{name} = {text}"], (Value(name, results[0]),)
+        return [f"{name} = {text}"], (Value(name, results[0]),)
     made = tuple(Value(f"{name}#{place}", each) for place, each in enumerate(results))
-    return [*before, f"{name}:{len(results)} = {text}"], made
+    return [f"{name}:{len(results)} = {text}"], made
 
 
 _JOIN = frozenset(
@@ -191,6 +218,8 @@ _REPEATED = frozenset({OpClass.GENERATE, OpClass.BROADCAST, OpClass.FREE})
 """What a compiler makes anew for each of several users rather than keep."""
 _MOST_NODES = 64
 _MOST_REPEATED = 3
+_TALKS = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
+"""Communication that every device takes part in."""
 
 
 class Units(NamedTuple):
@@ -202,12 +231,13 @@ class Units(NamedTuple):
     uncovered: Counter[str]
 
 
-def units_of(graph: OpGraph, *, fused: bool) -> Units:
+def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> Units:
     """The units of all nodes that take time. ``fused``: chains of elementwise work into their consumer.
+    Collectives are units where all of their groups are of ``devices`` and there are several of these.
 
     O(nodes + edges), in Python: what follows compiles.
     """
-    reader = _Reader(graph)
+    reader = _Reader(graph, devices)
     wanted = reader.wanted
     groups = _groups(graph, wanted) if fused else [(node,) for node in np.flatnonzero(wanted).tolist()]
     number: dict[Unit, int] = {}
@@ -288,17 +318,19 @@ class _Writing:
 class _Reader:
     """A graph as its units are read from it."""
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: OpGraph, devices: int) -> None:
+        self.graph, self.devices = graph, devices
         self.deps = graph.data_deps.to_lists()
         self.operands, self.results = graph.operands.to_lists(), graph.results.to_lists()
         self.types = [_tensor(graph, row) for row in range(len(graph.types))]
         self.names: Mapping[int, str] = {
-            row: graph.strings[row].rpartition(".")[2] for row in np.unique(graph.op_row).tolist()
+            row: graph.strings[row].rpartition(".")[2].replace("-", "_")  # as HLO spells it
+            for row in np.unique(graph.op_row).tolist()
         }
         self.op: list[int] = graph.op_row.tolist()
         self.classes: list[int] = graph.op_class.tolist()
-        timed = (graph.kind == int(NodeKind.COMPUTE)) & (graph.resource == int(Resource.DEVICE))
+        kinds = [NodeKind.COMPUTE, *(_TALKS if devices > 1 else ())]
+        timed = np.isin(graph.kind, kinds) & (graph.resource == int(Resource.DEVICE))
         # A node of a branch that is not taken never runs.
         timed &= ~takes_no_time(graph) & (graph.multiplicity != 0)
         self.wanted: list[bool] = timed.tolist()
@@ -320,12 +352,79 @@ class _Reader:
         if len(stated) < len(results) or len(known) < len(wanted):
             return False
         operands = self._bound(writing, node, known, inside, repeats)
-        made = write_operation(self.names[self.op[node]], operands, stated, writing.names)
+        made = self._said(node, operands, stated, writing.names)
         if made is None:
             return False
         lines, writing.values[node] = made
         writing.lines += lines
         return True
+
+    def _said(
+        self, node: int, operands: Sequence[Value], results: Sequence[Tensor], names: Iterator[int]
+    ) -> tuple[list[str], tuple[Value, ...]] | None:
+        """The lines of a node and what they make, with what the graph knows beside types."""
+        op = self.names[self.op[node]]
+        types, made = tuple(each.type for each in operands), tuple(results)
+        match op, int(self.graph.kind[node]):
+            case _, NodeKind.COLLECTIVE:
+                groups = self._groups(node)
+                write = None if groups is None else collective(op, types, made, groups)
+            case _, NodeKind.PERMUTE:
+                pairs = self._pairs(node)
+                write = None if pairs is None else permute(types, made, pairs)
+            case ("convolution", _):
+                write = self._convolution(node, types, made)
+            case (("reduce_window" | "select_and_scatter"), _):
+                write = self._pool(op, node, types, made)
+            case _:
+                return write_operation(op, operands, results, names)
+        return None if write is None else _named(write(operands), results, names)
+
+    def _convolution(
+        self, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> Operator | None:
+        """The convolution whose FLOPs are the node's, those on padding left out."""
+        if len(types) != 2 or len(results) != 1:
+            return None
+        rows = np.flatnonzero(self.graph.contractions.node == node)
+        shapes = types[0].shape, types[1].shape, results[0].shape
+        if not len(rows):
+            return operator("convolution", types, results)
+        table, row = self.graph.contractions, int(rows[0])
+        plan = find_convolution(*shapes, float(table.flops[row]), float(table.useful_flops[row]))
+        if plan is None:
+            return None
+        return lambda values: convolution_text(values[0], values[1], results[0], plan)
+
+    def _pool(
+        self, op: str, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> Operator | None:
+        """A window of as many places as the node's FLOPs say: one fewer operations for each result."""
+        flops = float(self.graph.flops[node])
+        if op == "reduce_window":
+            return reduce_window(types, results, flops / max(results[0].elements, 1) + 1) if results else None
+        sources = types[1].elements if len(types) > 1 else 1
+        return select_and_scatter(types, results, flops / max(sources, 1))
+
+    def _groups(self, node: int) -> list[list[int]] | None:
+        """Who takes part; None where others than the devices at hand do."""
+        table = self.graph.collectives
+        row = int(table.group_set[np.flatnonzero(table.node == node)[0]])
+        if row < 0:
+            return [list(range(self.devices))]
+        found = [list(map(int, group)) for group in member_rows(self.graph.group_sets[row])]
+        return (
+            found if sorted(rank for group in found for rank in group) == list(range(self.devices)) else None
+        )
+
+    def _pairs(self, node: int) -> list[tuple[int, int]] | None:
+        """Who sends to whom; None where nobody says, or others than the devices at hand do."""
+        table = self.graph.p2p
+        row = int(table.permutation[np.flatnonzero(table.node == node)[0]])
+        if row < 0 or self.graph.permutations[row].num_ranks != self.devices:
+            return None
+        targets = self.graph.permutations[row].targets_of(np.arange(self.devices, dtype=np.int64)).tolist()
+        return [(source, target) for source, target in enumerate(targets) if target >= 0]
 
     def _bound(
         self, writing: _Writing, node: int, wanted: Sequence[Tensor], inside: frozenset[int], repeats: int

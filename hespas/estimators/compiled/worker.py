@@ -51,10 +51,26 @@ def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _measured(toolchain: Toolchain, job: Job, empty: dict[str, Slope]) -> Timing:
     if job.baseline not in empty:
-        run = toolchain.compile(job.baseline, _arguments(job.baseline_arguments))
+        run = _turning(toolchain, job.baseline, job.baseline_arguments, looped=job.looped)
         empty[job.baseline] = slope_of(run, job.repeats)
-    work = slope_of(toolchain.compile(job.program, _arguments(job.arguments)), job.repeats)
+    work = slope_of(_turning(toolchain, job.program, job.arguments, looped=job.looped), job.repeats)
     return timing_of(work, empty[job.baseline])
+
+
+def _turning(
+    toolchain: Toolchain, program: str, types: Sequence[tuple[str, tuple[int, ...]]], *, looped: bool
+) -> Callable[[int], object]:
+    """A function that runs a program so many turns: in its own loop, or called as often."""
+    values = _arguments(types)
+    if looped:
+        return toolchain.compile(program, values, counted=True)
+    call = toolchain.compile(program, values, counted=False)
+
+    def run(turns: int) -> None:
+        for _ in range(turns):
+            call(1)
+
+    return run
 
 
 def _arguments(types: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray[Any, np.dtype[Any]]]:
@@ -83,13 +99,15 @@ def _say(answers: BinaryIO, message: msgspec.Struct) -> None:
 
 
 def main() -> int:
-    """The process: measures with the toolchain that its argument names."""
-    name = sys.argv[1]
+    """The process: measures with the toolchain that its first argument names, on as many devices at once as
+    its second says.
+    """
+    name, devices = sys.argv[1], int(sys.argv[2])
     # Libraries write to standard output what they like: the answers go to a copy of it.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        toolchain = TOOLCHAINS[name]()
+        toolchain = TOOLCHAINS[name](devices)
         toolchain.machine()
     except Exception as error:
         # A compiler that is installed and does not start is told as what it says itself.
@@ -173,8 +191,10 @@ class Toolchain(Protocol):
         """Who measures."""
         ...
 
-    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
-        """A function that runs the program so many turns and returns when it is done."""
+    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
+        """A function that runs the program so many turns and returns when it is done; not ``counted``: the
+        program takes no number of turns, and is run once.
+        """
         ...
 
 
@@ -191,38 +211,53 @@ def _processor() -> str:
 
 
 class _Xla:
-    """XLA through jaxlib, on JAX's default device."""
+    """XLA through jaxlib, on JAX's default device; or on the first of them at once, each a replica: those of
+    a CPU are threads that share it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int) -> None:
+        if devices > 1:
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+            os.environ["XLA_FLAGS"] = flags.strip()
         self.jax: Any = import_module("jax")
         self.jax.config.update("jax_enable_x64", True)
         self.client: Any = import_module("jaxlib.xla_client")
-        self.device: Any = self.jax.devices()[0]
+        found: Sequence[Any] = self.jax.devices()
+        if len(found) < devices:
+            raise ValueError(f"JAX has {len(found)} devices here, not {devices}")
+        self.devices = found[:devices]
+        replicas = self.jax.sharding.Mesh(np.array(self.devices), ("replica",))
+        self.everywhere: Any = self.jax.sharding.NamedSharding(replicas, self.jax.sharding.PartitionSpec())
 
     def machine(self) -> Machine:
         """JAX's device; a CPU by its own name."""
-        is_cpu = self.device.platform == "cpu"
+        device = self.devices[0]
         return Machine(
             compiler=f"jaxlib {version('jaxlib')}",
-            platform=str(self.device.platform),
-            device=_processor() if is_cpu else str(self.device.device_kind),
+            platform=str(device.platform),
+            device=_processor() if device.platform == "cpu" else str(device.device_kind),
             flags=os.environ.get("XLA_FLAGS", ""),
+            devices=len(self.devices),
         )
 
-    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
-        """One executable; arguments are put on the device once."""
-        backend, xla = self.device.client, self.client
-        loaded = backend.compile_and_load(
-            program.encode(), xla.DeviceList((self.device,)), xla.CompileOptions()
+    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
+        """One executable for all devices; arguments are put on each once."""
+        xla, count = self.client, len(self.devices)
+        options = xla.CompileOptions()
+        options.num_replicas = count
+        options.device_assignment = xla.DeviceAssignment.create(
+            np.array([[each.id] for each in self.devices], np.int32)
         )
-        buffers = [self.jax.device_put(each, self.device) for each in arguments]
+        listed = xla.DeviceList(tuple(self.devices))
+        loaded = self.devices[0].client.compile_and_load(program.encode(), listed, options)
+        buffers = [self.jax.device_put(each, self.everywhere) for each in arguments]
         counts: dict[int, Any] = {}
 
         def run(turns: int) -> object:
-            count = counts.get(turns)
-            if count is None:
-                count = counts[turns] = self.jax.device_put(np.int32(turns), self.device)
-            results = loaded.execute_sharded([count, *buffers]).disassemble_into_single_device_arrays()
+            if counted and turns not in counts:
+                counts[turns] = self.jax.device_put(np.int32(turns), self.everywhere)
+            given = [counts[turns], *buffers] if counted else buffers
+            results = loaded.execute_sharded(given).disassemble_into_single_device_arrays()
             return self.jax.block_until_ready(results)
 
         return run
@@ -231,7 +266,9 @@ class _Xla:
 class _Iree:
     """IREE's own compiler and runtime, on the CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int) -> None:
+        if devices != 1:
+            raise ValueError(f"iree measures on one device, not on {devices}")
         self.compiler: Any = import_module("iree.compiler")
         self.runtime: Any = import_module("iree.runtime")
 
@@ -244,7 +281,7 @@ class _Iree:
             flags="llvm-cpu host",
         )
 
-    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
+    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
         """One module of the virtual machine."""
         runtime = self.runtime
         made = self.compiler.compile_str(
@@ -258,7 +295,7 @@ class _Iree:
         buffers = [runtime.asdevicearray(config.device, each) for each in arguments]
 
         def run(turns: int) -> object:
-            results: Any = module.main(np.int32(turns), *buffers)
+            results: Any = module.main(*([np.int32(turns)] if counted else []), *buffers)
             parts: Sequence[Any] = (results,) if hasattr(results, "to_host") else results
             # The whole waits for one: to fetch a result.
             return cast("object", parts[0].to_host())
@@ -266,4 +303,4 @@ class _Iree:
         return run
 
 
-TOOLCHAINS: Mapping[str, Callable[[], Toolchain]] = MappingProxyType({"xla": _Xla, "iree": _Iree})
+TOOLCHAINS: Mapping[str, Callable[[int], Toolchain]] = MappingProxyType({"xla": _Xla, "iree": _Iree})

@@ -30,6 +30,7 @@ from hespas.estimators.learned.bases import (
     combined_ns,
     relatives,
 )
+from hespas.estimators.learned.convolved import APART, as_products, without_library
 from hespas.estimators.learned.ensemble import features_of
 from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.serialization import (
@@ -91,14 +92,7 @@ class Learned:
         O(ops x trees): about 2 us per operation and 300 trees. Raises ``FormatError`` for a model that is
         damaged or gone, ``UsageError`` where there is none at all.
         """
-        libraries = self._libraries(device)
-        deep = runs_on_tf32(ops, device)
-        answer = _Answer.none(len(ops))
-        for rows, ask in ((np.setdiff1d(np.arange(len(ops)), deep), _asked), (deep, _asked_of_tf32)):
-            if len(rows):
-                said = ask(libraries, ops.take(rows) if len(deep) else ops, device, diagnostics)
-                answer.times[:, rows] = said.times
-                answer.reasons.update(said.reasons)
+        answer = _answered(self._libraries(device), ops, device, diagnostics)
         for reason, count in answer.reasons.items():
             if diagnostics is not None:
                 diagnostics.warning("learned.refused", device.name, f"no duration, {reason}", count=count)
@@ -230,6 +224,21 @@ class _Library:
         return answer
 
 
+def _answered(
+    libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _Answer:
+    """What the libraries say of each operation, or of what stands in for it."""
+    deep, convolved = runs_on_tf32(ops, device), without_library(ops)
+    rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved)))
+    answer = _Answer.none(len(ops))
+    for rows, ask in ((rest, _asked), (deep, _asked_of_tf32), (convolved, _asked_of_convolutions)):
+        if len(rows):
+            said = ask(libraries, ops.take(rows) if len(rows) < len(ops) else ops, device, diagnostics)
+            answer.times[:, rows] = said.times
+            answer.reasons.update(said.reasons)
+    return answer
+
+
 def _asked(
     libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _Answer:
@@ -260,6 +269,24 @@ def _asked_of_tf32(
         answer = _Answer(answer.times, said.reasons)
         if diagnostics is not None and (count := int((~np.isnan(times[0])).sum())):
             text = "matmul f32 on TF32 units: estimated as bf16 of twice the depth"
+            diagnostics.info("learned.stand-in", device.name, text, count=count)
+    return answer
+
+
+def _asked_of_convolutions(
+    libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _Answer:
+    """The same of convolutions: the products they are stand in where no model speaks of them."""
+    answer = _asked(libraries, ops, device, diagnostics)
+    rows = np.flatnonzero(np.isnan(answer.times[0]))
+    if len(rows):
+        part = ops.take(rows)
+        said = _answered(libraries, as_products(part), device, diagnostics)
+        wider = np.exp(APART * np.array([[0.0], [-1.0], [1.0]]))
+        times = answer.times[:, rows] = within_roof(said.times * wider, part, device)
+        answer = _Answer(answer.times, said.reasons)
+        if diagnostics is not None and (count := int((~np.isnan(times[0])).sum())):
+            text = f"convolution {' '.join(part.scheme.used())}: estimated as the products they are"
             diagnostics.info("learned.stand-in", device.name, text, count=count)
     return answer
 

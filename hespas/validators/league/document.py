@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
+from hespas.files.streams import limits, read_document
+from hespas.graph.errors import FormatError
 from hespas.validators.league.fit import Factor, factors_of
 from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
+from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow, league_rows
 from hespas.validators.league.summaries import (
     NOISE_FLOOR,
@@ -34,6 +39,7 @@ __all__ = [
     "league_document",
     "league_json",
     "league_of",
+    "read_factors",
     "row_json",
 ]
 
@@ -57,9 +63,13 @@ class League:
         return next((each for each in self.groups if each.by == "all"), None)
 
 
-def league_of(table: str, rows: Sequence[LeagueRow], calibrate: Calibration) -> League:
-    """Judge the predicted rows of a table."""
-    found = judged(rows, calibrate)
+def league_of(
+    table: str, rows: Sequence[LeagueRow], calibrate: Calibration, factors: Sequence[Factor] = ()
+) -> League:
+    """Judge the predicted rows of a table; ``factors`` are those of the mode of that name."""
+    found = judged(rows, calibrate, factors)
+    if calibrate not in {"none", "factors"}:
+        factors = factors_of(facts_of(league_rows(rows)))
     return League(
         table=table,
         calibrate=calibrate,
@@ -68,7 +78,7 @@ def league_of(table: str, rows: Sequence[LeagueRow], calibrate: Calibration) -> 
         baselines=tuple(baselines(found)),
         layouts=tuple(layout_sets(found, calibrate)),
         scaling=tuple(scaling(found, calibrate)),
-        factors=() if calibrate == "none" else tuple(factors_of(facts_of(league_rows(rows)))),
+        factors=tuple(factors),
     )
 
 
@@ -203,6 +213,33 @@ class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
     hardware: str
     factors: list[_Factor]
     summary: list[_Group]
+
+
+def read_factors(path: Path) -> list[Factor]:
+    """The factors of a document that ``hespas-validate calibrate --end-to-end`` or ``league`` wrote. Raises
+    ``FormatError`` for another.
+    """
+    content = read_document(path, limits().report_bytes, "factors")
+    try:
+        rows = msgspec.json.decode(content, type=_Stated).factors
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"no factors: {error}", path=str(path), hint=_WRITES_FACTORS) from error
+    if not rows:
+        raise FormatError("no factors in it", path=str(path), hint=_WRITES_FACTORS)
+    for number, each in enumerate(rows):
+        if each.component not in COMPONENTS or not (0 < each.factor < inf and 0 <= each.std_error < inf):
+            raise FormatError(
+                f"component {each.component!r}, factor {each.factor}, std_error {each.std_error}",
+                path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
+            )  # fmt: skip
+    return [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
+
+
+_WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"
+
+
+class _Stated(msgspec.Struct, frozen=True):
+    factors: list[_Factor]
 
 
 def factors_json(before: League, after: League, hardware: str) -> bytes:

@@ -17,7 +17,17 @@ import numpy as np
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.validators.league.parts import COMPONENTS
 
-__all__ = ["EFFECTS", "Effect", "Factor", "Facts", "Posterior", "central_rows", "factors_of", "posterior"]
+__all__ = [
+    "EFFECTS",
+    "Effect",
+    "Factor",
+    "Facts",
+    "Posterior",
+    "applied",
+    "central_rows",
+    "factors_of",
+    "posterior",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +206,25 @@ def factors_of(facts: Facts) -> list[Factor]:
             )
         )
     return found
+
+
+def applied(facts: Facts, factors: Sequence[Factor]) -> Posterior:
+    """What factors that were fitted before say of rows of their accelerator and software stack; of others,
+    that nothing is known. Deviations have in them what factors leave open: model, number format, release.
+    """
+    cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
+    place = {name: number for number, name in enumerate(COMPONENTS)}
+    mean, variance = np.zeros((2, len(facts)))
+    known = np.zeros(len(facts), np.bool_)
+    for each in factors:
+        rows = np.array([cell == (each.source, each.accelerator) for cell in cells], np.bool_)
+        share = facts.shares[:, place[each.component]] * rows
+        mean += share * np.log(each.factor)
+        variance += (share * each.std_error) ** 2
+        known |= rows
+    own = np.diag(facts.covariance()) if len(facts) else mean
+    left = sum(each.whole**2 for each in EFFECTS if not set(each.columns) <= set(_OF_STACK)) + _NOISE**2
+    return Posterior(mean, np.sqrt(np.where(known, variance + left, own + _NOISE**2)))
 
 
 _LEAST_SHARE = 0.005

@@ -10,17 +10,20 @@ from typing import Literal
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.validators.league.fit import Facts, Posterior, central_rows, posterior
+from hespas.validators.league.fit import Factor, Facts, Posterior, applied, central_rows, posterior
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow
 
 __all__ = ["CALIBRATIONS", "Calibration", "JudgedRow", "Status", "facts_of", "judged"]
 
-Calibration = Literal["none", "one-per-accelerator", "leave-group-out"]
+Calibration = Literal["none", "one-per-accelerator", "leave-group-out", "factors"]
 CALIBRATIONS: tuple[Calibration, ...] = ("none", "one-per-accelerator", "leave-group-out")
+"""Those that learn from the rows themselves; ``factors`` were fitted before."""
 Status = Literal["predicted", "assumed", "calibrating", "refused"]
 
 _LOW, _HIGH = 0.05, 0.95
+_NORMAL = 1.645
+"""Deviations of a normal error between its middle and these."""
 _FEWEST = 20
 """Rows of other groups from which an interval is taken; below, :data:`_START` holds."""
 _START = (0.75, 1.6)
@@ -91,15 +94,22 @@ def facts_of(rows: Sequence[LeagueRow]) -> Facts:
     )
 
 
-def judged(rows: Sequence[LeagueRow], calibrate: Calibration) -> list[JudgedRow]:
-    """All rows, in order, in one mode of calibration."""
+def judged(
+    rows: Sequence[LeagueRow], calibrate: Calibration, factors: Sequence[Factor] = ()
+) -> list[JudgedRow]:
+    """All rows, in order, in one mode of calibration; ``factors`` are those of the mode of that name."""
     some = [row for row in rows if not row.predicted.refused]
     facts = facts_of(some)
     measured = ~np.isnan(facts.log_error)
     groups = np.array(_groups(facts))
-    mean, deviation, calibrating = _factors(facts, groups, measured, calibrate)
-    known = measured & ~calibrating
-    low, high = _bounds(facts.log_error - mean, deviation, groups, facts.keys["source"], known)
+    if calibrate == "factors":
+        said = applied(facts, factors)
+        mean, calibrating = said.mean, np.zeros(len(facts), np.bool_)
+        low, high = -_NORMAL * said.deviation, _NORMAL * said.deviation
+    else:
+        mean, deviation, calibrating = _factors(facts, groups, measured, calibrate)
+        known = measured & ~calibrating
+        low, high = _bounds(facts.log_error - mean, deviation, groups, facts.keys["source"], known)
     found: dict[int, JudgedRow] = {}
     for place, row in enumerate(some):
         factor = exp(mean[place])

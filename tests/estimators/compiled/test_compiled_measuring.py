@@ -89,10 +89,10 @@ def test_a_process_that_ends_with_the_thread_that_started_it_is_started_anew() -
     assert found[0].duration_ns != found[1].duration_ns
 
 
-def answer(value: object) -> Callable[[str], object]:
+def answer(value: object) -> Callable[..., object]:
     """A function that says the same of everything."""
 
-    def always(_: str) -> object:
+    def always(*_: object) -> object:
         return value
 
     return always
@@ -299,7 +299,7 @@ class Fake:
     def machine(self) -> Machine:
         return Machine(compiler="fake", platform="cpu", device="fake", flags="")
 
-    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
+    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
         if "bad" in program:
             raise RuntimeError("bad program")
         assert [each.dtype for each in arguments] == [np.dtype("float32")]
