@@ -49,7 +49,8 @@ parallelism to 0.01 %, pipelines with a sharded optimizer to 0.4 %, where the si
 updated weights elsewhere beside the first passes), but for two things. The league adds the host's time to
 issue kernels, which the simulator of a generated job does not know; and it slows kernels beside communication
 by one share, where the simulator has its own model (`--no-interference` leaves it out). What a row's text
-says stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board with that limit.
+says stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board with that limit. Both
+take communicators as running side by side even where they share links, which do not get slower for that.
 
 ## Calibration
 

@@ -325,6 +325,7 @@ _PRECISIONS = (
     ("fp8 attention", "fp8-attention"),
     ("rowwise", "fp8-rowwise"),
     ("delayed", "fp8-delayed"),
+    ("tensorwise", "fp8-current"),
     ("fp8-te", "fp8-delayed"),  # Composer asks Transformer Engine for delayed scaling
     ("block", "fp8-block"),
     ("fp8", "fp8-current"),

@@ -172,6 +172,7 @@ def test_recomputation_of_some_layers_and_what_goes_to_the_host() -> None:
         ("mxfp8-rceil", "mxfp8"),
         ("fp8-current-scaling", "fp8-current"),
         ("fp8 hybrid, delayed scaling", "fp8-delayed"),
+        ("fp8-te", "fp8-delayed"),
         ("fp8 delayed scaling; fp8 attention", "fp8-attention"),
         ("fp8-rowwise", "fp8-rowwise"),
         ("fp8-tensorwise-dynamic (torchao Float8 linear)", "fp8-current"),
