@@ -18,6 +18,7 @@ BENCHMARKS = {
     "estimate_speed": "a graph of a million operations estimated by the composite",
     "et_codec": "the Chakra codec against the protobuf library",
     "graph_replay_peer": "matrix products of replayed graphs, beside a peer's table of the same recordings",
+    "host_devices": "training steps on 1 and 4 devices of this CPU, predicted, then run",
     "hub_memory": "memory of a graph of a million nodes",
     "interference": "kernels beside collectives in recorded traces: factors, and each trace by the others",
     "job_speed": "jobs of 256 and 32,768 ranks that wait for each other, against one rank of each class",

@@ -46,7 +46,8 @@ _TARGET = """
 ## Against the targets
 
 Medians of absolute errors with one calibrated run of each deployment, beside what all of a stack's runs say
-and without that (`one-per-deployment`); targets are 14 % (TTFT), 8 % (TPOT) and 6 % (tokens/s).
+and without that (`one-per-deployment`); targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and
+{tokens_per_s:.0%} (tokens/s).
 
 | calibration | runs | n | TTFT | TPOT | tokens/s | missed by, in points |
 |---|---|---|---|---|---|---|"""
@@ -54,11 +55,11 @@ _MISSES = """
 What is known of the misses:
 
 - `InferenceMAX before 2026-01-21` measured from the first request on: what a server compiles at the first
-  prompts of some shape is part of its mean TTFT (SGLang with DeepSeek and 32 clients or more: some 70 s of
-  the first round). No such time is simulated.
+  prompts of some shape is part of its mean TTFT (SGLang with DeepSeek most of all). It is not
+  simulated.
 - `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with guesses and without them; up to 64 clients no column
   tells which, so all count as without. How often guesses are right depends on the text, and is one number
-  for a stack here. Runs that were repeated differ by 10 to 30 % of TPOT in places (GPT-OSS on vLLM).
+  for a stack here. Runs that were repeated differ, too (GPT-OSS on vLLM).
 - `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests
   waited for places, though no limit is known that would make them; vLLM 0.12.0 with prompts of 1,024 tokens
   answers sooner than a burst of as many clients could be.
@@ -84,7 +85,14 @@ from that on two; of each, the fifth of the requests that was done first speaks.
 
 def page(judgements: list[Judgement], replays: list[Replay]) -> str:
     """The page from its results."""
-    parts = [_HEAD, _TARGET, *_against_targets(judgements), _MISSES, *_refused(judgements[0])]
+    target = _TARGET.format(**_TARGETS)
+    parts = [
+        _HEAD,
+        target,
+        *_against_targets(judgements),
+        _MISSES,
+        *_refused(judgements[0]),
+    ]
     for judged in judgements:
         parts.append(f"\n## Calibration: {judged.calibrate}\n{_TABLE}")
         parts += [

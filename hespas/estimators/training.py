@@ -24,6 +24,7 @@ from hespas.hardware.training_file import (
     LIBRARIES,
     AttentionShare,
     TrainingShares,
+    common_shares,
     training_shares,
 )
 
@@ -77,16 +78,14 @@ class Training:
         times = said.duration_ns.copy()
         _products(graph, device, shares, times)
         attention = _attention(graph, device, shares, self.attention, times)
-        done = _with_times(said, self.name, self._scaled(graph, device, shares, times))
+        done = _with_times(said, self.name, self._scaled(graph, device, times))
         changed = int((done.estimator == len(said.estimators)).sum())
         _tell(shares, self.attention, changed, len(attention), found)
         return done
 
-    def _scaled(
-        self, graph: OpGraph, device: Device, shares: TrainingShares, times: FloatArray
-    ) -> FloatArray:
+    def _scaled(self, graph: OpGraph, device: Device, times: FloatArray) -> FloatArray:
         """Times at another power limit and another memory, and of kernels that nothing fuses."""
-        limits = self.power_w > 0 and device.tdp_w > 0
+        limits, shares = self.power_w > 0 and device.tdp_w > 0, common_shares()
         rate = (self.power_w / device.tdp_w) ** shares.power.exponent if limits else 1.0
         slower = self.bandwidth if self.fused else self.bandwidth / shares.apart.factor
         heavy = np.isin(graph.op_class, _HEAVY)
@@ -205,7 +204,7 @@ def _tell(shares: TrainingShares, library: str, changed: int, attention: int, fo
         found.info(
             "training.attention",
             shares.name,
-            f"attention reaches what {share.library} is published to: {shares.source_text(share.source)}",
+            f"attention reaches what {share.library} is published to: {shares.sources[share.source]}",
             count=attention,
         )
     found.info(

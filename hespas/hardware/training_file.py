@@ -3,20 +3,19 @@
 They say what no fit of a device does: shares of the dense peak that libraries of attention are published to
 reach, and products that a step keeps at the device's power limit. Top level: ``name``, ``description``,
 ``vendor``, ``kind``, ``families`` (empty: all others of the vendor), ``library``, ``stands_in``, lists of
-tables ``attention`` and ``products``, tables ``power`` and ``apart``, and ``sources``, a table of texts that
-every row's ``source`` refers to.
+tables ``attention`` and ``products``, in the file for all also tables ``power`` and ``apart``, and
+``sources``, a table of texts that every row's ``source`` refers to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Literal, cast
 
-from hespas.hardware.model import Device, Positive, PositiveOrNan, Row, Source, Text
+from hespas.hardware.model import Device, Positive, PositiveOrNan, Row, Text
 from hespas.hardware.typed_toml import FileKind, check_source_keys, read_rows, refuse_repeats
 
 __all__ = [
@@ -24,10 +23,12 @@ __all__ = [
     "TRAINING_FOLDER",
     "Apart",
     "AttentionShare",
+    "CommonShares",
     "Library",
     "Power",
     "ProductShare",
     "TrainingShares",
+    "common_shares",
     "read_training_shares",
     "training_shares",
 ]
@@ -90,7 +91,11 @@ class Apart(Row, frozen=True, kw_only=True):
     source: Text
 
 
-class _File(Row, frozen=True, kw_only=True):
+class TrainingShares(Row, frozen=True, kw_only=True):
+    """A file. ``library`` is whose attention is meant where nobody says; ``stands_in`` are number formats of
+    products which estimators know of other vendors' devices only, so that those in 16 bits stand in.
+    """
+
     name: Text
     description: Text
     vendor: str
@@ -100,29 +105,7 @@ class _File(Row, frozen=True, kw_only=True):
     stands_in: tuple[Text, ...]
     attention: tuple[AttentionShare, ...]
     products: tuple[ProductShare, ...]
-    power: Power
-    apart: Apart
     sources: dict[str, Text]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingShares:
-    """A file. ``library`` is whose attention is meant where nobody says; ``stands_in`` are number formats of
-    products which estimators know of other vendors' devices only, so that those in 16 bits stand in.
-    """
-
-    name: str
-    description: str
-    vendor: str
-    kind: str
-    families: tuple[str, ...]
-    library: Library
-    stands_in: tuple[str, ...]
-    attention: tuple[AttentionShare, ...]
-    products: tuple[ProductShare, ...]
-    power: Power
-    apart: Apart
-    sources: tuple[Source, ...]
 
     def attention_of(self, library: str) -> AttentionShare | None:
         """What is known of a library."""
@@ -132,30 +115,40 @@ class TrainingShares:
         """What is known of products of operands of so many bits; scales of blocks do not count."""
         return next((each for each in self.products if each.bits == min(16, round(bits))), None)
 
-    def source_text(self, key: str) -> str:
-        """What a row's ``source`` stands for; raises ``KeyError`` for a key that the file does not have."""
-        return {each.key: each.text for each in self.sources}[key]
+
+class CommonShares(TrainingShares, frozen=True, kw_only=True):
+    """The file that holds for all devices: what no family changes, and devices of which nothing is known."""
+
+    power: Power
+    apart: Apart
 
 
 def read_training_shares(path: Path) -> TrainingShares:
     """What a file says. Raises ``FormatError`` naming file, key path and what was expected."""
-    table, file = read_rows(path, _File, _ABOUT)
+    table, file = read_rows(path, CommonShares if path.stem == _COMMON else TrainingShares, _ABOUT)
     for name in ("attention", "products"):
         rows = cast("list[Mapping[str, object]]", table[name])
         for index, row in enumerate(rows):
             check_source_keys(row, f"{name}[{index}].", file.sources, path)
-    for name in ("power", "apart"):
-        check_source_keys(cast("Mapping[str, object]", table[name]), f"{name}.", file.sources, path)
+    if isinstance(file, CommonShares):
+        for name in ("power", "apart"):
+            check_source_keys(cast("Mapping[str, object]", table[name]), f"{name}.", file.sources, path)
     refuse_repeats(path, "attention", ((each.library,) for each in file.attention))
     refuse_repeats(path, "products", ((each.bits,) for each in file.products))
-    stated = {name: getattr(file, name) for name in file.__struct_fields__ if name != "sources"}
-    sources = tuple(Source(key=key, text=text) for key, text in file.sources.items())
-    return TrainingShares(**stated, sources=sources)
+    return file
+
+
+_COMMON = "common"
 
 
 @cache
 def _shipped() -> tuple[TrainingShares, ...]:
     return tuple(read_training_shares(path) for path in sorted(TRAINING_FOLDER.glob("*.toml")))
+
+
+def common_shares() -> CommonShares:
+    """What holds for all devices."""
+    return next(each for each in _shipped() if isinstance(each, CommonShares))
 
 
 def training_shares(device: Device) -> TrainingShares:
@@ -165,5 +158,4 @@ def training_shares(device: Device) -> TrainingShares:
     mine = [each for each in _shipped() if (each.vendor, each.kind) == (device.vendor, device.kind)]
     ranked = [each for each in mine if device.family in each.families]
     ranked += [each for each in mine if not each.families]
-    ranked += [each for each in _shipped() if not each.vendor]
-    return ranked[0]
+    return ranked[0] if ranked else common_shares()

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from hespas.programs.operations import Operator
 from hespas.programs.text import Tensor, generic
 
-__all__ = ["collective", "permute"]
+__all__ = ["collective", "exchanged_axes", "permute", "scaled_axis"]
 
 _Types = tuple[Tensor, ...]
 _Groups = Sequence[Sequence[int]]
@@ -59,20 +59,34 @@ def _all_reduce(operands: _Types, results: _Types, groups: _Groups) -> Operator 
     return lambda values: generic("all_reduce", values, results, _groups(groups), region)
 
 
-def _axis(part: Tensor, whole: Tensor, times: int) -> int | None:
-    """The dimension in which one type is so many times the other and equal elsewhere."""
-    if part.element is not whole.element or part.rank != whole.rank:
+def scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
+    """The dimension along which one type is ``factor`` times the other, None where it is not."""
+    if small.element is not large.element or len(small.shape) != len(large.shape):
         return None
-    axes = range(part.rank)
-    longer = [axis for axis in axes if part.shape[axis] != whole.shape[axis]]
-    if times == 1:
-        return 0 if part.rank and not longer else None
-    fits = len(longer) == 1 and whole.shape[longer[0]] == part.shape[longer[0]] * times
-    return longer[0] if fits else None
+    for axis, (less, more) in enumerate(zip(small.shape, large.shape, strict=True)):
+        rest = small.shape[:axis] + small.shape[axis + 1 :] == large.shape[:axis] + large.shape[axis + 1 :]
+        if rest and less * factor == more:
+            return axis
+    return None
+
+
+def exchanged_axes(operand: Tensor, result: Tensor, count: int) -> tuple[int, int] | None:
+    """The dimension that an all-to-all of ``count`` ranks splits, and the one it joins; None for none."""
+    if operand.element is not result.element or len(operand.shape) != len(result.shape):
+        return None
+    for split, extent in enumerate(operand.shape):
+        for joined in range(len(operand.shape)):
+            shape = list(operand.shape)
+            if extent % count == 0:
+                shape[split] //= count
+                shape[joined] *= count
+                if tuple(shape) == result.shape:
+                    return split, joined
+    return None
 
 
 def _all_gather(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
-    axes = {_axis(part, whole, len(groups[0])) for part, whole in zip(operands, results, strict=True)}
+    axes = {scaled_axis(part, whole, len(groups[0])) for part, whole in zip(operands, results, strict=True)}
     axis = axes.pop()
     if axes or axis is None:
         return None
@@ -81,7 +95,7 @@ def _all_gather(operands: _Types, results: _Types, groups: _Groups) -> Operator 
 
 
 def _reduce_scatter(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
-    axis = _axis(results[0], operands[0], len(groups[0])) if len(operands) == 1 else None
+    axis = scaled_axis(results[0], operands[0], len(groups[0])) if len(operands) == 1 else None
     if axis is None:
         return None
     attributes, region = f"scatter_dimension = {axis} : i64, {_groups(groups)}", _sum(operands[0].scalar)
@@ -89,23 +103,12 @@ def _reduce_scatter(operands: _Types, results: _Types, groups: _Groups) -> Opera
 
 
 def _all_to_all(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
-    """Of one operand: split in one dimension, joined in another, or in the same where types are equal."""
     count = len(groups[0])
-    if len(operands) != 1 or operands[0].element is not results[0].element:
-        return None
-    before, after = operands[0].shape, results[0].shape
-    if len(before) != len(after):
-        return None
-    axes = range(len(before))
-    if before == after:
-        split = concat = next((axis for axis in axes if before[axis] % count == 0), -1)
-    else:
-        split = next((axis for axis in axes if before[axis] == after[axis] * count), -1)
-        concat = next((axis for axis in axes if after[axis] == before[axis] * count), -1)
-    if split < 0 or concat < 0:
+    axes = exchanged_axes(operands[0], results[0], count) if len(operands) == 1 else None
+    if axes is None:
         return None
     attributes = (
-        f"split_dimension = {split} : i64, concat_dimension = {concat} : i64, "
+        f"split_dimension = {axes[0]} : i64, concat_dimension = {axes[1]} : i64, "
         f"split_count = {count} : i64, {_groups(groups)}"
     )
     return lambda values: generic("all_to_all", values, results, attributes)

@@ -228,10 +228,11 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
 def test_a_step_that_is_not_known_is_compared_as_such(tmp_path: Path) -> None:
     known = tmp_path / "known.json"
     assert run(PROGRAM, "--hardware", "H100-SXM", "--json", known).exit_code == 0
-    unknown = tmp_path / "unknown.json"
-    unknown.write_text(json.dumps(json.loads(known.read_text()) | {"step_ns": None}), encoding="utf-8")
+    unknown, simulated = tmp_path / "unknown.json", json.loads(known.read_text())
+    unknown.write_text(json.dumps(simulated | {"step_ns": None}), encoding="utf-8")
     done = run("--compare", known, unknown)
-    assert done.stdout.splitlines()[0] == "step 0.021 ms -> unknown", done.output
+    step = f"step {simulated['step_ns'] / 1e6:.3f} ms -> unknown"
+    assert done.stdout.splitlines()[0] == step, done.output
 
 
 def test_what_is_no_simulation(tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ def test_findings_of_one_place_share_prefix_and_location() -> None:
 
 def test_findings_are_handed_on_under_another_name() -> None:
     into = Diagnostics()
-    renamed = Renamed(into, "/tmp/x/copy", "trace.json", without=("no.news",))
-    renamed.warning("some.code", "/tmp/x/copy:3", "odd", path="/tmp/x/copy", count=4)
-    renamed.warning("no.news", "/tmp/x/copy", "known")
+    renamed = Renamed(into, "folder/copy", "trace.json", without=("no.news",))
+    renamed.warning("some.code", "folder/copy:3", "odd", path="folder/copy", count=4)
+    renamed.warning("no.news", "folder/copy", "known")
     assert into.counts() == renamed.counts() == {"some.code": 4}
     (found,) = into
     assert (found.location, found.path) == ("trace.json:3", "trace.json")

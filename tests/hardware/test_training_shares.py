@@ -8,7 +8,12 @@ import pytest
 
 from hespas.graph.errors import FormatError
 from hespas.hardware import device_names, load_device
-from hespas.hardware.training_file import TRAINING_FOLDER, read_training_shares, training_shares
+from hespas.hardware.training_file import (
+    TRAINING_FOLDER,
+    CommonShares,
+    read_training_shares,
+    training_shares,
+)
 
 FILES = sorted(TRAINING_FOLDER.glob("*.toml"))
 
@@ -18,9 +23,10 @@ def test_every_figure_has_a_source_and_is_a_share(path: Path) -> None:
     found = read_training_shares(path)
     assert found.name == path.stem
     keys = {row.source for row in found.attention} | {row.source for row in found.products}
-    keys |= {found.power.source, found.apart.source}
-    assert all(map(found.source_text, keys))
-    assert keys == {each.key for each in found.sources}
+    if isinstance(found, CommonShares):
+        keys |= {found.power.source, found.apart.source}
+    assert keys == set(found.sources)
+    assert all(found.sources.values())
     assert all(row.backward <= row.forward <= 1 for row in found.attention)
     assert all(row.sustained <= 1 for row in found.products)
     assert found.library == "measured" or found.attention_of(found.library)
@@ -46,18 +52,18 @@ def test_every_device_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "position"),
+    ("name", "old", "new", "position"),
     [
-        ('source = "clock"', 'source = "nobody"', "power.source"),
-        ('library = "cudnn", forward', 'library = "flash1", forward', "attention[2]"),
-        ("backward = 0.32,", "", "attention[0].backward"),
-        ("exponent = 0.5", "exponent = -1", "power.exponent"),
+        ("common", 'source = "clock"', 'source = "nobody"', "power.source"),
+        ("ampere", 'library = "cudnn", forward', 'library = "flash1", forward', "attention[2]"),
+        ("ampere", "backward = 0.32,", "", "attention[0].backward"),
+        ("common", "exponent = 0.5", "exponent = -1", "power.exponent"),
     ],
 )
-def test_faults_name_the_key(old: str, new: str, position: str, tmp_path: Path) -> None:
-    text = (TRAINING_FOLDER / "ampere.toml").read_text("utf-8")
+def test_faults_name_the_key(name: str, old: str, new: str, position: str, tmp_path: Path) -> None:
+    text = (TRAINING_FOLDER / f"{name}.toml").read_text("utf-8")
     assert old in text
-    path = tmp_path / "wrong.toml"
+    path = tmp_path / f"{name}.toml"
     path.write_text(text.replace(old, new, 1), "utf-8")
     with pytest.raises(FormatError) as caught:
         read_training_shares(path)

@@ -15,6 +15,7 @@ from hespas.converters.stablehlo.replay_emit import F32, Emitter, Node
 from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation
 from hespas.graph.columns import IntArray, dtype
 from hespas.graph.errors import UnsupportedError
+from hespas.programs.collectives import exchanged_axes, scaled_axis
 from hespas.programs.text import Tensor, Value
 
 __all__ = [
@@ -166,7 +167,7 @@ def _single(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Val
     if link.kind is CollectiveKind.ALL_TO_ALL:
         return _all_to_all(node, link, operand, result)
     if link.kind is CollectiveKind.REDUCE_SCATTER:
-        axis = _scaled_axis(result, operand, link.groups.size)
+        axis = scaled_axis(result, operand, link.groups.size)
         return None if axis is None else _reduce_scatter(node, link, operand, axis)
     if link.kind is CollectiveKind.BROADCAST and operand == result:
         return _written(node, link, "collective_broadcast", [operand], [result])
@@ -245,19 +246,8 @@ def _all_reduce(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Va
     return _written(node, link, "all_reduce", operands, operands)
 
 
-def _scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
-    """The dimension along which one type is ``factor`` times the other."""
-    if small.element is not large.element or len(small.shape) != len(large.shape):
-        return None
-    for axis, (less, more) in enumerate(zip(small.shape, large.shape, strict=True)):
-        rest = small.shape[:axis] + small.shape[axis + 1 :] == large.shape[:axis] + large.shape[axis + 1 :]
-        if rest and less * factor == more:
-            return axis
-    return None
-
-
 def _all_gather(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    axes = [_scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)]
+    axes = [scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)]
     if axes[0] is None or set(axes) != {axes[0]}:
         return None
     return _written(node, link, "all_gather", operands, node.results, f"all_gather_dim = {axes[0]} : i64")
@@ -271,7 +261,7 @@ def _reduce_scatter(node: Node, link: Link, operand: Tensor, axis: int) -> list[
 
 
 def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Value] | None:
-    axes = _exchanged_axes(operand, result, link.groups.size)
+    axes = exchanged_axes(operand, result, link.groups.size)
     if axes is None:
         return None
     attributes = (
@@ -280,21 +270,6 @@ def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list
         f"split_count = {link.groups.size} : i64",
     )
     return _written(node, link, "all_to_all", [operand], [result], *attributes)
-
-
-def _exchanged_axes(operand: Tensor, result: Tensor, count: int) -> tuple[int, int] | None:
-    """The dimension that is split and the one that is concatenated."""
-    if operand.element is not result.element or len(operand.shape) != len(result.shape):
-        return None
-    for split, extent in enumerate(operand.shape):
-        for joined in range(len(operand.shape)):
-            shape = list(operand.shape)
-            if extent % count == 0:
-                shape[split] //= count
-                shape[joined] *= count
-                if tuple(shape) == result.shape:
-                    return split, joined
-    return None
 
 
 def _sized(node: Node, link: Link) -> list[Value]:

@@ -328,6 +328,14 @@ class _Reader:
             for row in np.unique(graph.op_row).tolist()
         }
         self.op: list[int] = graph.op_row.tolist()
+        collectives, p2p, products = graph.collectives, graph.p2p, graph.contractions
+        self.group_set: dict[int, int] = dict(
+            zip(collectives.node.tolist(), collectives.group_set.tolist(), strict=True)
+        )
+        self.permutation: dict[int, int] = dict(zip(p2p.node.tolist(), p2p.permutation.tolist(), strict=True))
+        of_product: list[int] = products.node.tolist()
+        self.product = {node: row for row, node in reversed(list(enumerate(of_product)))}
+        """The first product of a node, by its row."""
         self.classes: list[int] = graph.op_class.tolist()
         kinds = [NodeKind.COMPUTE, *(_TALKS if devices > 1 else ())]
         timed = np.isin(graph.kind, kinds) & (graph.resource == int(Resource.DEVICE))
@@ -386,11 +394,10 @@ class _Reader:
         """The convolution whose FLOPs are the node's, those on padding left out."""
         if len(types) != 2 or len(results) != 1:
             return None
-        rows = np.flatnonzero(self.graph.contractions.node == node)
         shapes = types[0].shape, types[1].shape, results[0].shape
-        if not len(rows):
+        table, row = self.graph.contractions, self.product.get(node)
+        if row is None:
             return operator("convolution", types, results)
-        table, row = self.graph.contractions, int(rows[0])
         plan = find_convolution(*shapes, float(table.flops[row]), float(table.useful_flops[row]))
         if plan is None:
             return None
@@ -408,19 +415,15 @@ class _Reader:
 
     def _groups(self, node: int) -> list[list[int]] | None:
         """Who takes part; None where others than the devices at hand do."""
-        table = self.graph.collectives
-        row = int(table.group_set[np.flatnonzero(table.node == node)[0]])
+        row, everyone = self.group_set.get(node, -1), list(range(self.devices))
         if row < 0:
-            return [list(range(self.devices))]
+            return [everyone]
         found = [list(map(int, group)) for group in member_rows(self.graph.group_sets[row])]
-        return (
-            found if sorted(rank for group in found for rank in group) == list(range(self.devices)) else None
-        )
+        return found if sorted(rank for group in found for rank in group) == everyone else None
 
     def _pairs(self, node: int) -> list[tuple[int, int]] | None:
         """Who sends to whom; None where nobody says, or others than the devices at hand do."""
-        table = self.graph.p2p
-        row = int(table.permutation[np.flatnonzero(table.node == node)[0]])
+        row = self.permutation.get(node, -1)
         if row < 0 or self.graph.permutations[row].num_ranks != self.devices:
             return None
         targets = self.graph.permutations[row].targets_of(np.arange(self.devices, dtype=np.int64)).tolist()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,7 +232,7 @@ def _answered(
     deep, convolved = runs_on_tf32(ops, device), without_library(ops)
     rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved)))
     answer = _Answer.none(len(ops))
-    for rows, ask in ((rest, _asked), (deep, _asked_of_tf32), (convolved, _asked_of_convolutions)):
+    for rows, ask in ((rest, _asked), (deep, _TF32.asked), (convolved, _CONVOLUTIONS.asked)):
         if len(rows):
             said = ask(libraries, ops.take(rows) if len(rows) < len(ops) else ops, device, diagnostics)
             answer.times[:, rows] = said.times
@@ -255,40 +256,45 @@ def _asked(
     return answer
 
 
-def _asked_of_tf32(
-    libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
-) -> _Answer:
-    """The same of products on TF32 units: those of bf16 stand in where no model speaks of them."""
-    answer = _asked(libraries, ops, device, diagnostics)
-    rows = np.flatnonzero(np.isnan(answer.times[0]))
-    if len(rows):
+class _StandIn(NamedTuple):
+    """What is asked where no model speaks of operations, and how it is said (``{}``: their formats)."""
+
+    ask: Callable[[Sequence[_Library], Operations, Device, Diagnostics | None], _Answer]
+    text: str
+
+    def asked(
+        self, libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
+    ) -> _Answer:
+        """What the libraries say; gaps are what stands in, no faster than the device can be."""
+        answer = _asked(libraries, ops, device, diagnostics)
+        rows = np.flatnonzero(np.isnan(answer.times[0]))
+        if not len(rows):
+            return answer
         part = ops.take(rows)
-        said = _asked(libraries, as_deeper_products(part), device, diagnostics)
-        times = within_roof(said.times + wider_output_ns(part, device), part, device)
-        answer.times[:, rows] = times
-        answer = _Answer(answer.times, said.reasons)
+        said = self.ask(libraries, part, device, diagnostics)
+        times = answer.times[:, rows] = within_roof(said.times, part, device)
         if diagnostics is not None and (count := int((~np.isnan(times[0])).sum())):
-            text = "matmul f32 on TF32 units: estimated as bf16 of twice the depth"
+            text = self.text.format(" ".join(part.scheme.used()))
             diagnostics.info("learned.stand-in", device.name, text, count=count)
-    return answer
+        return _Answer(answer.times, said.reasons)
 
 
-def _asked_of_convolutions(
+def _as_deeper(
     libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _Answer:
-    """The same of convolutions: the products they are stand in where no model speaks of them."""
-    answer = _asked(libraries, ops, device, diagnostics)
-    rows = np.flatnonzero(np.isnan(answer.times[0]))
-    if len(rows):
-        part = ops.take(rows)
-        said = _answered(libraries, as_products(part), device, diagnostics)
-        wider = np.exp(APART * np.array([[0.0], [-1.0], [1.0]]))
-        times = answer.times[:, rows] = within_roof(said.times * wider, part, device)
-        answer = _Answer(answer.times, said.reasons)
-        if diagnostics is not None and (count := int((~np.isnan(times[0])).sum())):
-            text = f"convolution {' '.join(part.scheme.used())}: estimated as the products they are"
-            diagnostics.info("learned.stand-in", device.name, text, count=count)
-    return answer
+    said = _asked(libraries, as_deeper_products(ops), device, diagnostics)
+    return _Answer(said.times + wider_output_ns(ops, device), said.reasons)
+
+
+def _as_products(
+    libraries: Sequence[_Library], ops: Operations, device: Device, diagnostics: Diagnostics | None
+) -> _Answer:
+    said = _answered(libraries, as_products(ops), device, diagnostics)
+    return _Answer(said.times * np.exp(APART * np.array([[0.0], [-1.0], [1.0]])), said.reasons)
+
+
+_TF32 = _StandIn(_as_deeper, "matmul f32 on TF32 units: estimated as bf16 of twice the depth")
+_CONVOLUTIONS = _StandIn(_as_products, "convolution {}: estimated as the products they are")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

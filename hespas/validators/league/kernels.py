@@ -17,19 +17,19 @@ __all__ = ["attention_library", "estimator_of"]
 
 def estimator_of(run: PublishedRun, device: Device, base: str) -> Estimator:
     """The estimator of training steps on ``base``, with what a row says: whose attention its framework runs,
-    another power limit and memory (``accelerator_variant``), whether a compiler fuses. A
-    library or limit that ``base`` itself names stays.
+    another power limit and memory (``accelerator_variant``), whether a compiler fuses. What ``base`` itself
+    names of attention, power and memory stays.
     """
     named = load_estimator(base)
     text = run.row.get("accelerator_variant", "")
     power, memory = re.search(r"(\d+) W power limit", text), re.search(r"(\d+(?:\.\d+)?) TB/s", text)
-    own = device.main_memory.bandwidth_bytes_per_s
     model = named if isinstance(named, Training) else Training(base=base)
+    ratio = float(memory[1]) * 1e12 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
     return replace(
         model,
         attention=model.attention or attention_library(run, device),
         power_w=model.power_w or (float(power[1]) if power else 0.0),
-        bandwidth=float(memory[1]) * 1e12 / own if memory else 1.0,
+        bandwidth=ratio if model.bandwidth == 1.0 else model.bandwidth,
         fused=run.training.compiled,
         num_ranks=run.layout.ranks,
     )

@@ -10,7 +10,7 @@ import pytest
 from hespas import read
 from hespas.estimators.compiled import Xla
 from hespas.estimators.compiled.measuring import Job, Session, Timing
-from hespas.graph import Diagnostics, NodeKind, Workload
+from hespas.graph import Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device
 
@@ -26,14 +26,18 @@ func.func @main(%a: tensor<32x64xf32>, %b: tensor<64x16xf32>) -> tensor<32x16xf3
 """
 
 
+def graph_of(text: str, folder: Path) -> OpGraph:
+    path = folder / "p.mlir"
+    path.write_text(text)
+    workload = read(path)
+    assert isinstance(workload, Workload)
+    return workload.classes[0]
+
+
 def test_a_program_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    path = tmp_path / "p.mlir"
-    path.write_text(PROGRAM)
-    workload = read(path)
-    assert isinstance(workload, Workload)
-    graph = workload.classes[0]
+    graph = graph_of(PROGRAM, tmp_path)
     model, found = Xla(cache=str(tmp_path / "kept"), repeats=2), Diagnostics()
     first = model.estimate(graph, load_device("H100-SXM"), found)
     costs = graph.bytes_moved > 0
@@ -67,11 +71,7 @@ def test_devices_of_this_machine_run_a_region_at_once_and_talk_to_each_other(
 ) -> None:
     pytest.importorskip("jax")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    path = tmp_path / "p.mlir"
-    path.write_text(TALKING)
-    workload = read(path)
-    assert isinstance(workload, Workload)
-    graph = workload.classes[0]
+    graph = graph_of(TALKING, tmp_path)
     known = {
         devices: Xla(cache=str(tmp_path / "kept"), repeats=2, devices=devices)
         .estimate(graph, load_device("H100-SXM"))
@@ -96,10 +96,7 @@ func.func @main(%a: tensor<8x32x32x3xf32>, %b: tensor<8x16x16x16xf32>) -> tensor
 def test_a_convolution_is_timed_outside_of_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    path = tmp_path / "p.mlir"
-    path.write_text(CONVOLVING)
-    workload = read(path)
-    assert isinstance(workload, Workload)
+    graph = graph_of(CONVOLVING, tmp_path)
     given: list[Job] = []
     time = Session.time
 
@@ -108,7 +105,7 @@ def test_a_convolution_is_timed_outside_of_loops(tmp_path: Path, monkeypatch: py
         return time(self, job)
 
     monkeypatch.setattr(Session, "time", seen)
-    said = Xla(cache=str(tmp_path / "kept"), repeats=2).estimate(workload.classes[0], load_device("H100-SXM"))
+    said = Xla(cache=str(tmp_path / "kept"), repeats=2).estimate(graph, load_device("H100-SXM"))
     assert [job.looped for job in given] == [False]
     assert "stablehlo.while" not in given[0].program
     assert np.nanmax(said.duration_ns) > 0
