@@ -73,7 +73,9 @@ def rows_of(table: Path) -> Iterator[Mapping[str, str]]:
             for row in reader:
                 yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"cannot be read: {error}", path=str(table)) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        hint = "name a CSV file: `table=runs.csv`; docs/league.md says its columns"
+        raise FormatError(f"cannot be read: {why}", path=str(table), hint=hint) from error
 
 
 def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
