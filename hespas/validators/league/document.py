@@ -24,11 +24,13 @@ from hespas.validators.league.summaries import (
     Group,
     LayoutSet,
     Scaled,
+    Speedup,
     baselines,
     group_of,
     group_rows,
     layout_sets,
     scaling,
+    speedups,
 )
 
 __all__ = [
@@ -55,6 +57,7 @@ class League:
     baselines: tuple[Baseline, ...]
     layouts: tuple[LayoutSet, ...]
     scaling: tuple[Scaled, ...]
+    speedups: tuple[Speedup, ...]
     factors: tuple[Factor, ...]
 
     @property
@@ -78,6 +81,7 @@ def league_of(
         baselines=tuple(baselines(found)),
         layouts=tuple(layout_sets(found, calibrate)),
         scaling=tuple(scaling(found, calibrate)),
+        speedups=tuple(speedups(found, calibrate)),
         factors=tuple(factors),
     )
 
@@ -102,6 +106,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_gib: Figure
     published_memory_gib: Figure
     parts: dict[str, float]
+    error_parts: dict[str, float]
+    dominant: str
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +154,21 @@ class _Scaled(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: Figure
 
 
+class _Speedup(msgspec.Struct, frozen=True, kw_only=True):
+    calibrate: Calibration
+    source: str
+    model: str
+    precision: str
+    base: str
+    base_accelerators: Count
+    accelerator: str
+    num_accelerators: Count
+    published: Figure
+    predicted: Figure
+    right_side: bool
+    relative_error: Figure
+
+
 class _Factor(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     accelerator: str
@@ -179,6 +200,7 @@ class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     baselines: list[_Baseline]
     layouts: list[_LayoutSet]
     scaling: list[_Scaled]
+    speedups: list[_Speedup]
     factors: list[_Factor]
 
 
@@ -194,6 +216,7 @@ def league_document(done: League) -> LeagueDocument:
         baselines=[_Baseline(**asdict(each)) for each in done.baselines],
         layouts=[_LayoutSet(**asdict(each)) for each in done.layouts],
         scaling=[_Scaled(**asdict(each)) for each in done.scaling],
+        speedups=[_Speedup(**asdict(each)) for each in done.speedups],
         factors=[_Factor(**asdict(each)) for each in done.factors],
     )
 
@@ -303,4 +326,6 @@ def row_json(row: JudgedRow) -> _Row:
         peak_memory_gib=predicted.peak_memory_bytes / 2**30,
         published_memory_gib=row.row.number_of("peak_memory_gib"),
         parts=row.parts,
+        error_parts=row.error_parts,
+        dominant=row.dominant,
     )

@@ -25,6 +25,7 @@ __all__ = [
     "Posterior",
     "applied",
     "central_rows",
+    "dominating",
     "factors_of",
     "posterior",
 ]
@@ -98,13 +99,26 @@ class Facts:
         mixed = (self.shares * spread**2) @ self.shares.T
         total: FloatArray = np.zeros((len(self), len(self)))
         for effect in effects:
-            texts = [
-                "\0".join(parts) for parts in zip(*(self.keys[name] for name in effect.columns), strict=True)
-            ]
-            _, code = np.unique(texts, return_inverse=True)
-            same = code[:, None] == code[None, :]
-            total = total + same * (effect.spread**2 * mixed + effect.whole**2)
+            total = total + self.alike(effect) * (effect.spread**2 * mixed + effect.whole**2)
         return total
+
+    def alike(self, effect: Effect) -> BoolArray:
+        """Which rows an effect gives the same, shape ``(rows, rows)``."""
+        columns = (self.keys[name] for name in effect.columns)
+        texts = ["\0".join(parts) for parts in zip(*columns, strict=True)]
+        _, code = np.unique(texts, return_inverse=True)
+        return np.asarray(code[:, None] == code[None, :])
+
+    def taken(self, rows: IntArray) -> Facts:
+        """Some of the rows."""
+        chosen: list[int] = rows.tolist()
+        return Facts(
+            shares=self.shares[rows],
+            log_error=self.log_error[rows],
+            weight=self.weight[rows],
+            rounding=self.rounding[rows],
+            keys={name: [texts[place] for place in chosen] for name, texts in self.keys.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +151,26 @@ def posterior(
         inverse = np.linalg.inv(inside + np.diag(noise / trust))
     gain = across @ inverse
     return Posterior(gain @ target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
+
+
+def dominating(facts: Facts, left: FloatArray) -> FloatArray:
+    """What ``left`` of the rows, logarithms of measured over predicted, is put down to: shape ``(rows,
+    components + 1)``, the last for what all components share, and NaN for rows without a measurement. Rows
+    that err alike decide: the mean that the effects have given all of them. O(rows^2 effects components).
+    """
+    here = np.flatnonzero(~np.isnan(left))
+    some = facts.taken(here)
+    shares, spread = some.shares, np.array([_SPREAD[name] for name in COMPONENTS])
+    found = np.full((len(facts), len(COMPONENTS) + 1), np.nan)
+    noise = (_NOISE**2 + some.rounding**2) / some.weight
+    pull = np.linalg.solve(some.covariance() + np.diag(noise), left[here]) if len(here) else left[here]
+    parts: FloatArray = np.zeros((len(here), len(COMPONENTS) + 1))
+    for effect in EFFECTS:
+        same = some.alike(effect)
+        parts[:, :-1] += effect.spread**2 * (shares * spread**2) * (same @ (shares * pull[:, None]))
+        parts[:, -1] += effect.whole**2 * (same @ pull)
+    found[here] = parts
+    return found
 
 
 def central_rows(covariance: FloatArray, facts: Facts, eligible: BoolArray) -> list[int]:

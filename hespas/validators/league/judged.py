@@ -10,17 +10,29 @@ from typing import Literal
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.validators.league.fit import Factor, Facts, Posterior, applied, central_rows, posterior
+from hespas.validators.league.fit import (
+    Factor,
+    Facts,
+    Posterior,
+    applied,
+    central_rows,
+    dominating,
+    posterior,
+)
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow
 
-__all__ = ["CALIBRATIONS", "Calibration", "JudgedRow", "Status", "facts_of", "judged"]
+__all__ = ["CALIBRATIONS", "SHARED", "Calibration", "JudgedRow", "Status", "facts_of", "judged"]
 
 Calibration = Literal["none", "one-per-accelerator", "leave-group-out", "factors"]
 CALIBRATIONS: tuple[Calibration, ...] = ("none", "one-per-accelerator", "leave-group-out")
 """Those that learn from the rows themselves; ``factors`` were fitted before."""
 Status = Literal["predicted", "assumed", "calibrating", "refused"]
 
+SHARED = "all alike"
+"""What a part of an error is called that all components share."""
+_TOLD = 1e-4
+"""Parts of errors below are not told."""
 _LOW, _HIGH = 0.05, 0.95
 _NORMAL = 1.645
 """Deviations of a normal error between its middle and these."""
@@ -32,7 +44,10 @@ _START = (0.75, 1.6)
 
 @dataclass(frozen=True, slots=True)
 class JudgedRow:
-    """A prediction beside what was published, times in ms. ``parts`` are shares of the predicted step."""
+    """A prediction beside what was published, times in ms. ``parts`` are shares of the predicted step;
+    ``error_parts`` is what of the relative error :func:`hespas.validators.league.fit.dominating` puts down
+    to each of them and (:data:`SHARED`) to none in particular: positive where it is predicted too long.
+    """
 
     row: LeagueRow
     status: Status
@@ -43,6 +58,7 @@ class JudgedRow:
     published_low_ms: float
     published_high_ms: float
     parts: dict[str, float]
+    error_parts: dict[str, float]
 
     @property
     def relative_error(self) -> float:
@@ -53,6 +69,13 @@ class JudgedRow:
     def inside(self) -> bool:
         """Whether the interval meets that of the published time."""
         return self.low_ms <= self.published_high_ms and self.high_ms >= self.published_low_ms
+
+    @property
+    def dominant(self) -> str:
+        """What dominates the error: the part that most of it is put down to; empty where there is none."""
+        error = self.relative_error
+        signed = {name: part * error for name, part in self.error_parts.items() if part * error > 0}
+        return max(signed, key=signed.__getitem__, default="")
 
     @property
     def counts(self) -> bool:
@@ -111,6 +134,7 @@ def judged(
         known = measured & ~calibrating
         low, high = _bounds(facts.log_error - mean, deviation, groups, facts.keys["source"], known)
     found: dict[int, JudgedRow] = {}
+    error_parts = -dominating(facts, facts.log_error - mean)
     for place, row in enumerate(some):
         factor = exp(mean[place])
         status: Status = "assumed" if row.predicted.assumptions else "predicted"
@@ -119,11 +143,19 @@ def judged(
             "calibrating" if calibrating[place] else status,
             row.predicted.time_ns / 1e6 * factor,
             (exp(low[place]), exp(high[place])),
+            error_parts[place],
         )
-    return [found.get(row.number) or _row(row, "refused", nan, (nan, nan)) for row in rows]
+    nothing = np.full(len(COMPONENTS) + 1, nan)
+    return [found.get(row.number) or _row(row, "refused", nan, (nan, nan), nothing) for row in rows]
 
 
-def _row(row: LeagueRow, status: Status, predicted_ms: float, bounds: tuple[float, float]) -> JudgedRow:
+def _row(
+    row: LeagueRow,
+    status: Status,
+    predicted_ms: float,
+    bounds: tuple[float, float],
+    error_parts: FloatArray,
+) -> JudgedRow:
     published = row.number_of("step_time_ms")
     low, high = row.number_of("step_time_lo_ms"), row.number_of("step_time_hi_ms")
     whole = sum(row.predicted.parts.values())
@@ -137,6 +169,11 @@ def _row(row: LeagueRow, status: Status, predicted_ms: float, bounds: tuple[floa
         published_low_ms=published if isnan(low) else low,
         published_high_ms=published if isnan(high) else high,
         parts={name: value / whole for name, value in row.predicted.parts.items() if value > 0 and whole > 0},
+        error_parts={
+            name: part
+            for name, part in zip((*COMPONENTS, SHARED), error_parts.tolist(), strict=True)
+            if abs(part) > _TOLD
+        },
     )
 
 

@@ -37,7 +37,9 @@ _ASSUMED = re.compile(r"row\.")
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a row: the time of a step and its ``parts`` by component [ns], or why there is none."""
+    """What is kept of a row: the time of a step and its ``parts`` by component [ns], or why there is none.
+    ``layout`` is a text that is the same where rows say the same layout, in whatever words.
+    """
 
     time_ns: float = nan
     parts: dict[str, float] = {}
@@ -46,6 +48,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
     family: str = ""
     kind: str = ""
+    layout: str = ""
     unknown: int = 0
 
 
@@ -179,6 +182,7 @@ def _predicted(task: Task) -> Predicted:
         assumptions=sorted({each.code for each in found if _ASSUMED.match(each.code)}),
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=_kind(run),
+        layout=f"{run.layout} {run.training.micro_batch} {run.training.recompute}",
         unknown=timed.unknown,
     )
 

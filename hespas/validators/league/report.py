@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from math import isfinite, isnan, log10
+from math import ceil, floor, isfinite, isnan, log10
 from pathlib import Path
+from statistics import median
 
 from hespas._version import __version__
 from hespas.files.documents import inert_cell
 from hespas.files.output import check_destination, write_atomically
-from hespas.graph.errors import OutputError
+from hespas.graph.errors import OutputError, clipped
 from hespas.validators.league.document import League, league_json
-from hespas.validators.league.judged import JudgedRow
+from hespas.validators.league.judged import SHARED, JudgedRow
 from hespas.validators.league.parts import COMPONENTS
+from hespas.validators.league.summaries import Scaled
 
 __all__ = ["REPORT_FILES", "check_folder", "league_csv", "league_html", "write_report"]
 
@@ -32,9 +35,14 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin-bottom: 1.5rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .15rem .6rem; text-align: right; }
 th.text, td.text { text-align: left; }
-svg { width: 100%; height: auto; } text { fill: var(--ink); font-size: 12px; }
-.predicted, .calibrating { fill: var(--mark); } .assumed { fill: var(--assumed); }
+svg { width: 100%; height: auto; display: block; } text { fill: var(--ink); font-size: 12px; }
+.predicted { fill: var(--mark); } .assumed { fill: var(--assumed); }
+.calibrating { fill: none; stroke: var(--mark); }
+.key.predicted, .key.calibrating { color: var(--mark); } .key.assumed { color: var(--assumed); }
+.curve { fill: none; stroke-width: 2; } .curve.predicted { stroke: var(--mark); }
+.curve.measured { stroke: var(--ink); } .middle { stroke: var(--ink); stroke-width: 2; }
 .axis { stroke: var(--line); } .same { stroke: var(--faint); stroke-dasharray: 4 4; }
+text.note { fill: var(--faint); }
 .note { color: var(--faint); }
 """
 _SIDE = 560
@@ -118,11 +126,13 @@ def league_html(done: League) -> str:
     ]
     sections = [
         "<h2>Predicted beside published</h2>", _scatter(done.rows),
-        "<h2>Errors</h2>",
+        "<h2>Errors</h2>", _lanes(done.rows),
         _table(("by", "value", "rows", "mean", "median", "P90", "bias", "interval holds"), summary, 2),
         "<h2>Naive baselines</h2>", _table(("baseline", "rows", "mean", "median", "P90"), naive, 1),
         "<h2>What steps are made of</h2>", _parts(done.rows),
-        "<h2>Layouts</h2>", _layouts(done), "<h2>Scaling</h2>", _scaling(done),
+        "<h2>What dominates errors</h2>", _dominating(done.rows),
+        "<h2>Layouts</h2>", _layouts(done), "<h2>Scaling</h2>", _panels(done), _scaling(done),
+        "<h2>Speed-ups between accelerators</h2>", _speedups(done),
         "<h2>Factors</h2>" if done.factors else "", _factors(done) if done.factors else "",
         "<h2>Rows</h2>", _rows(done.rows),
     ]  # fmt: skip
@@ -154,33 +164,148 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> 
     return f"<table><thead>{line(titles, 'th')}</thead><tbody>{body}</tbody></table>"
 
 
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 14, 44
+"""Room beside a figure for its ticks and titles, in its units."""
+
+
+def _logarithmic(values: Sequence[float], length: float) -> tuple[Callable[[float], float], list[float]]:
+    """Places of values from 0 to ``length``, and the powers of ten among them."""
+    low, high = log10(min(values)) - 0.05, log10(max(values)) + 0.05
+    powers = [10.0**power for power in range(ceil(low), floor(high) + 1)]
+    return lambda value: (log10(value) - low) / (high - low) * length, powers
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+
+
+def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
+
+
+_KEY = (
+    '<p><span class="key predicted">&#9679;</span> predicted from the row alone '
+    '<span class="key assumed">&#9679;</span> with an assumption '
+    '<span class="key calibrating">&#9675;</span> calibrated on. Names appear under the pointer.</p>'
+)
+
+
+def _known(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
+    return [row for row in rows if row.published_ms > 0 and isfinite(row.predicted_ms)]
+
+
+def _dot(row: JudgedRow, x: float, y: float) -> str:
+    cells = row.row.cells
+    title = (
+        f"row {row.row.number}: {cells.get('model', '')} on {cells.get('num_accelerators', '')} "
+        f"{cells.get('accelerator', '')}, {row.relative_error:+.1%}"
+    )
+    shape = f'class="{row.status}" cx="{x:.1f}" cy="{y:.1f}" r="3"'
+    return f"<circle {shape}><title>{escape(title)}</title></circle>"
+
+
 def _scatter(rows: Sequence[JudgedRow]) -> str:
     """Predicted over published, logarithmic both."""
-    known = [row for row in rows if row.published_ms > 0 and isfinite(row.predicted_ms)]
+    known = _known(rows)
     if not known:
         return '<p class="note">nothing to draw</p>'
     values = [value for row in known for value in (row.published_ms, row.predicted_ms)]
-    low, high = log10(min(values)) - 0.05, log10(max(values)) + 0.05
+    place, powers = _logarithmic(values, _SIDE)
+    base = _TOP + _SIDE
+    parts = [f'<path class="same" d="M{_LEFT} {base}L{_LEFT + _SIDE} {_TOP}"/>']
+    for power in powers:
+        x, y, name = _LEFT + place(power), base - place(power), f"{power:,g}"
+        parts.append(f'<path class="axis" d="M{x:.1f} {_TOP}V{base}M{_LEFT} {y:.1f}H{_LEFT + _SIDE}"/>')
+        parts += [_text(x, base + 16, name), _text(_LEFT - 8, y + 4, name, "end")]
+    parts.append(_text(_LEFT + _SIDE / 2, base + 36, "published, ms"))
+    turned = f' transform="rotate(-90 14 {_TOP + _SIDE / 2:.1f})"'
+    parts.append(_text(14, _TOP + _SIDE / 2, "predicted, ms", "middle", turned))
+    parts += (_dot(row, _LEFT + place(row.published_ms), base - place(row.predicted_ms)) for row in known)
+    figure = _svg(_LEFT + _SIDE + _RIGHT, base + _BOTTOM, "predicted over published step times", parts)
+    return _KEY + figure
 
-    def place(value: float) -> float:
-        return 40 + (log10(value) - low) / (high - low) * (_SIDE - 60)
 
-    parts = [f'<path class="same" d="M40 {_SIDE - 40}L{_SIDE - 20} 20"/>']
-    for power in range(int(low) - 1, int(high) + 2):
-        if low <= power <= high:
-            at = place(10.0**power)
-            parts.append(f'<path class="axis" d="M{at:.1f} 20V{_SIDE - 40}"/>')
-            parts.append(f'<text x="{at - 18:.1f}" y="{_SIDE - 22}">{10.0**power:,g} ms</text>')
-    for row in known:
-        x, y = place(row.published_ms), _SIDE - place(row.predicted_ms)
-        cells = row.row.cells
-        title = f"row {row.row.number}: {cells.get('model', '')} {cells.get('accelerator', '')}"
-        parts.append(
-            f'<circle class="{row.status}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{escape(title)}, '
-            f"{row.relative_error:+.1%}</title></circle>"
-        )
-    label = 'role="img" aria-label="predicted over published"'
-    return f'<svg viewBox="0 0 {_SIDE} {_SIDE}" {label}>{"".join(parts)}</svg>'
+_LANE, _WIDE, _NAMES = 26, 900, 150
+_FAR = 0.6
+"""Errors beyond are drawn at the edge."""
+
+
+def _lanes(rows: Sequence[JudgedRow]) -> str:
+    """The error of each row, a lane for each source, and the median of each lane."""
+    sources: dict[str, list[JudgedRow]] = {}
+    for row in _known(rows):
+        sources.setdefault(row.row.cells.get("source", "") or "not stated", []).append(row)
+    base = _TOP + _LANE * len(sources)
+
+    def place(error: float) -> float:
+        return _NAMES + (min(max(error, -_FAR), _FAR) / _FAR + 1) / 2 * (_WIDE - _NAMES - _RIGHT)
+
+    parts: list[str] = []
+    for tick in range(-6, 7, 2):
+        kind, x = "axis" if tick else "same", place(tick / 10)
+        parts.append(f'<path class="{kind}" d="M{x:.1f} {_TOP}V{base}"/>')
+        parts.append(_text(x, base + 16, f"{tick / 10:+.0%}" if tick else "0"))
+    for lane, (source, some) in enumerate(sorted(sources.items())):
+        y = _TOP + _LANE * (lane + 0.5)
+        parts.append(_text(_NAMES - 10, y + 4, source, "end"))
+        parts += (_dot(row, place(row.relative_error), y) for row in some)
+        middle = place(median(row.relative_error for row in some))
+        parts.append(f'<path class="middle" d="M{middle:.1f} {y - 10:.1f}V{y + 10:.1f}"/>')
+    parts.append(_text((_NAMES + _WIDE) / 2, base + 36, "predicted over published, less 1"))
+    return _svg(_WIDE, base + _BOTTOM, "errors of all rows by source, and their medians", parts)
+
+
+_PANEL, _ACROSS = 200, 4
+_FEWEST_COUNTS = 2
+"""Counts of accelerators beside the fewest from which a model's scaling is drawn."""
+
+
+def _panels(done: League) -> str:
+    """How throughput of an accelerator falls with their number, published and predicted: a panel for each
+    model that was published on three numbers of them and more.
+    """
+    curves: dict[tuple[str, ...], list[Scaled]] = {}
+    for each in done.scaling:
+        curves.setdefault((each.source, each.model, each.accelerator, each.precision), []).append(each)
+    drawn = [(key, some) for key, some in curves.items() if len(some) >= _FEWEST_COUNTS]
+    if not drawn:
+        return ""
+    parts: list[str] = []
+    for number, (key, some) in enumerate(drawn):
+        left, top = (number % _ACROSS) * (_PANEL + 30) + 40, number // _ACROSS * (_PANEL + 30) + 40
+        parts += _panel(key, some, left, top)
+    height = ceil(len(drawn) / _ACROSS) * (_PANEL + 30) + 20
+    legend = (
+        '<p>Throughput of an accelerator over that on the fewest: <span class="key measured">&#9472;</span> '
+        'published <span class="key predicted">&#9472;</span> predicted.</p>'
+    )
+    return legend + _svg(_ACROSS * (_PANEL + 30) + 20, height, "scaling, published and predicted", parts)
+
+
+def _panel(key: Sequence[str], some: Sequence[Scaled], left: float, top: float) -> Iterator[str]:
+    wide, tall = _PANEL - 20, _PANEL - 60
+    base = some[0].base
+    counts = [base, *(each.num_accelerators for each in some)]
+    across = log10(counts[-1] / base)
+    both = [(each.published_efficiency, each.predicted_efficiency) for each in some]
+    high = max(1.1, *(max(pair) for pair in both))
+
+    def at(count: int, efficiency: float) -> str:
+        return f"{left + log10(count / base) / across * wide:.1f} {top + tall * (1 - efficiency / high):.1f}"
+
+    yield _text(left, top - 18, clipped(key[1]), "start")
+    yield _text(left, top - 4, clipped(f"{key[2]}, {key[0]}"), "start", ' class="note"')
+    yield f'<path class="axis" fill="none" d="M{left} {top}V{top + tall}H{left + wide}"/>'
+    yield f'<path class="same" d="M{at(base, 1.0)}L{at(counts[-1], 1.0)}"/>'
+    yield _text(left - 4, top + tall * (1 - 1 / high) + 4, "1", "end")
+    for count in (counts[0], counts[-1]):
+        yield _text(float(at(count, 0).split()[0]), top + tall + 14, f"{count:,}")
+    for kind, column in (("measured", 0), ("predicted", 1)):
+        points = [at(base, 1.0), *(at(n, pair[column]) for n, pair in zip(counts[1:], both, strict=True))]
+        yield f'<path class="curve {kind}" d="M{"L".join(points)}"/>'
 
 
 def _parts(rows: Sequence[JudgedRow]) -> str:
@@ -218,6 +343,35 @@ def _scaling(done: League) -> str:
     return _table(titles, lines, 4)
 
 
+def _speedups(done: League) -> str:
+    lines = [
+        (each.source, each.model, each.precision, f"{each.base_accelerators:,} {each.base}",
+         f"{each.num_accelerators:,} {each.accelerator}", f"{each.published:.2f}", f"{each.predicted:.2f}",
+         "yes" if each.right_side else "no", f"{each.relative_error:+.1%}")
+        for each in done.speedups
+    ]  # fmt: skip
+    titles = ("source", "model", "precision", "of", "to", "published", "predicted", "right side", "error")
+    return _table(titles, lines, 5)
+
+
+def _dominating(rows: Sequence[JudgedRow]) -> str:
+    """By source, of how many rows each part of the step dominates the error."""
+    sources: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row.dominant:
+            sources.setdefault(row.row.cells.get("source", ""), Counter())[row.dominant] += 1
+    names = [name for name in (*COMPONENTS, SHARED) if any(counts[name] for counts in sources.values())]
+    lines = [
+        [source, *(f"{counts[name]:,}" if counts[name] else "" for name in names)]
+        for source, counts in sorted(sources.items())
+    ]
+    about = (
+        '<p class="note">Rows by the part of the step that most of the error is put down to: what rows that '
+        f"err alike have in common. &ldquo;{SHARED}&rdquo;: no part in particular.</p>"
+    )
+    return about + _table(("source", *names), lines, 1)
+
+
 def _factors(done: League) -> str:
     lines = [
         (each.source, each.accelerator, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",
@@ -237,13 +391,14 @@ def _rows(rows: Sequence[JudgedRow]) -> str:
             (
                 str(row.row.number), row.status, cells.get("source", ""), cells.get("model", ""),
                 cells.get("accelerator", ""), ", ".join(f"{name} {share:.0%}" for name, share in largest),
+                row.dominant,
                 cells.get("num_accelerators", ""), _plain(row.predicted_ms), _plain(row.low_ms),
                 _plain(row.high_ms), _plain(row.published_ms),
                 "" if isnan(row.relative_error) else f"{row.relative_error:+.1%}",
             )
         )  # fmt: skip
     titles = (
-        "row", "status", "source", "model", "accelerator", "most of it", "accelerators", "predicted, ms",
-        "low", "high", "published, ms", "error",
+        "row", "status", "source", "model", "accelerator", "most of it", "dominates the error",
+        "accelerators", "predicted, ms", "low", "high", "published, ms", "error",
     )  # fmt: skip
-    return _table(titles, lines, 6)
+    return _table(titles, lines, 7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from math import isnan, nan
 from statistics import median
 
@@ -21,11 +22,13 @@ __all__ = [
     "Group",
     "LayoutSet",
     "Scaled",
+    "Speedup",
     "baselines",
     "group_of",
     "group_rows",
     "layout_sets",
     "scaling",
+    "speedups",
 ]
 
 NOISE_FLOOR = 0.028
@@ -150,8 +153,9 @@ def group_of(row: JudgedRow) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSet:
-    """Layouts of one model on as many of one accelerator with one batch: whether the best of those published
-    is among the two predicted best, and how far the orders agree (Kendall's tau).
+    """Layouts and number formats of one model on as many of one accelerator: whether the best of those
+    published is among the two predicted best, and how far the orders agree (Kendall's tau). Rows that differ
+    in software alone are one layout, for nothing that is predicted tells them apart.
     """
 
     calibrate: Calibration
@@ -165,18 +169,18 @@ class LayoutSet:
 
 
 _SAME = ("source", "model", "accelerator", "num_accelerators", "precision_class", "seq_len", "train_type")
-_LAYOUT = ("dp", "tp", "pp", "vp", "cp", "ep", "etp", "fsdp", "micro_batch", "recompute", "precision")
 
 
 def layout_sets(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[LayoutSet]:
     """Sets of two layouts and more, by time a sequence: of one layout the median of its rows counts."""
-    sets: defaultdict[tuple[str, ...], defaultdict[tuple[str, ...], list[JudgedRow]]] = defaultdict(
+    sets: defaultdict[tuple[str, ...], defaultdict[tuple[str, str], list[JudgedRow]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for row in rows:
         if row.published_ms > 0 and not isnan(row.predicted_ms):
-            key, layout = (tuple(map(row.row.cells.get, names, [""] * 20)) for names in (_SAME, _LAYOUT))
-            sets[tuple(map(str, key))][tuple(map(str, layout))].append(row)
+            cells = row.row.cells
+            key = tuple(cells.get(name, "") for name in _SAME)
+            sets[key][row.row.predicted.layout, cells.get("precision", "")].append(row)
     for key, layouts in sets.items():
         if len(layouts) < 2:
             continue
@@ -256,6 +260,74 @@ def scaling(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Scale
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speedup:
+    """Throughput of an accelerator of ``accelerator`` over that of one of ``base`` for the same model, number
+    format and sequence, where counts of both are the nearest that were published: at most twice as many.
+    ``right_side``: the prediction names the same one as faster, or both are within the noise floor.
+    """
+
+    calibrate: Calibration
+    source: str
+    model: str
+    precision: str
+    base: str
+    base_accelerators: int
+    accelerator: str
+    num_accelerators: int
+    published: float
+    predicted: float
+    right_side: bool
+    relative_error: float
+
+
+_COMPARED = ("source", "model", "precision_class", "train_type", "seq_len")
+_FARTHEST = 2.0
+"""Counts of accelerators that are farther apart are not compared: scaling would be part of it."""
+
+
+def speedups(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Speedup]:
+    """Every two accelerators that a source published the same model on, by the best throughput of each count:
+    whoever chooses hardware lays his job out well on both.
+    """
+    models: defaultdict[tuple[str, ...], defaultdict[tuple[str, int], list[JudgedRow]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows:
+        if row.published_ms > 0 and not isnan(row.predicted_ms):
+            key = tuple(_cell(column)(row) for column in _COMPARED)
+            models[key][_cell("accelerator")(row), int(row.row.number_of("num_accelerators"))].append(row)
+    for key, points in models.items():
+        for base, other in combinations(sorted({name for name, _ in points}), 2):
+            pairs = product(*([each for each in points if each[0] == name] for name in (base, other)))
+            apart, first, second = min((_apart(one, two), one, two) for one, two in pairs)
+            if apart > _FARTHEST:
+                continue
+            published, predicted = (
+                _best(points[second], time_of) / _best(points[first], time_of)
+                for time_of in (_published, _predicted)
+            )
+            yield Speedup(
+                calibrate=calibrate,
+                source=key[0],
+                model=key[1],
+                precision=key[2],
+                base=base,
+                base_accelerators=first[1],
+                accelerator=other,
+                num_accelerators=second[1],
+                published=published,
+                predicted=predicted,
+                right_side=(published - 1) * (predicted - 1) > 0
+                or max(abs(published - 1), abs(predicted - 1)) < NOISE_FLOOR,
+                relative_error=predicted / published - 1,
+            )
+
+
+def _apart(one: tuple[str, int], two: tuple[str, int]) -> float:
+    return max(one[1], two[1]) / min(one[1], two[1])
+
+
 def _published(row: JudgedRow) -> float:
     return row.published_ms
 
@@ -266,10 +338,15 @@ def _predicted(row: JudgedRow) -> float:
 
 def _rate(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> float:
     """Tokens a second and accelerator, the median of some rows."""
-    return median(
-        row.row.number_of("global_batch")
-        * row.row.number_of("seq_len")
-        / time_of(row)
-        / row.row.number_of("num_accelerators")
-        for row in rows
-    )
+    return median(_rates(rows, time_of))
+
+
+def _best(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> float:
+    """The same of the row that is the fastest by that time."""
+    return max(_rates(rows, time_of))
+
+
+def _rates(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> Iterator[float]:
+    for row in rows:
+        sequences, accelerators = row.row.number_of("global_batch"), row.row.number_of("num_accelerators")
+        yield sequences * row.row.number_of("seq_len") / time_of(row) / accelerators

@@ -9,7 +9,7 @@ import pytest
 
 from hespas.validators.league.judged import CALIBRATIONS, Calibration, judged
 from hespas.validators.league.predict import LeagueRow, Predicted
-from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling
+from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling, speedups
 
 BASE = {
     "source": "here", "model": "one", "accelerator": "H100-SXM", "num_accelerators": "8", "seq_len": "4096",
@@ -21,7 +21,7 @@ def made(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: 
     """A row of one component."""
     predicted = Predicted(
         time_ns=predicted_ms * 1e6, parts={"products": predicted_ms * 1e6}, peak_memory_bytes=2.0**30,
-        family="Hopper", kind="dense",
+        family="Hopper", kind="dense", layout=cells.get("tp", ""),
     )  # fmt: skip
     return LeagueRow(number, BASE | {"step_time_ms": f"{measured_ms}"} | cells, predicted)
 
@@ -144,6 +144,55 @@ def test_scaling_is_told_after_a_fit_on_the_fewest() -> None:
     assert (found.base, found.num_accelerators) == (8, 16)
     assert found.published_efficiency == pytest.approx(100 / 120)
     assert found.relative_error == pytest.approx(100 / 120 - 1)
+
+
+def test_rows_of_other_software_are_one_layout() -> None:
+    rows = [
+        made(0, 100.0, 100.0, tp="1"),
+        made(1, 80.0, 100.0, tp="1", release="newer"),
+        made(2, 95.0, 90.0, tp="2"),
+    ]
+    (found,) = layout_sets(judged(rows, "none"), "none")
+    assert (found.layouts, found.best_in_top_two) == (2, True)
+
+
+def _two_devices(predicted_ms: float, count: str = "8") -> list[LeagueRow]:
+    return [
+        made(0, 100.0, 100.0),
+        made(1, 50.0, predicted_ms, accelerator="B200-SXM", num_accelerators=count, global_batch=count),
+        made(2, 70.0, 200.0, accelerator="B200-SXM", num_accelerators=count, global_batch=count),
+    ]
+
+
+@pytest.mark.parametrize(("predicted_ms", "right"), [(40.0, True), (110.0, False)])
+def test_an_accelerator_is_faster_than_another_by_its_best_runs(predicted_ms: float, right: bool) -> None:
+    rows = judged(_two_devices(predicted_ms), "none")
+    (found,) = speedups(rows, "none")
+    assert (found.base, found.accelerator) == ("B200-SXM", "H100-SXM")
+    assert (found.published, found.predicted) == (0.5, pytest.approx(predicted_ms / 100))
+    assert found.right_side is right
+    assert found.relative_error == pytest.approx(predicted_ms / 100 / 0.5 - 1)
+
+
+def test_accelerators_of_far_counts_are_not_compared() -> None:
+    assert not list(speedups(judged(_two_devices(40.0, "64"), "none"), "none"))
+
+
+def test_an_error_is_put_down_to_what_rows_that_err_have_in_common() -> None:
+    """Steps are predicted too short by all of their second half where collectives are that."""
+    rows: list[LeagueRow] = []
+    for number in range(24):
+        second = ("data", "attention", "vector")[number % 3]
+        predicted = Predicted(
+            time_ns=100e6, parts={"products": 50e6, second: 50e6}, family="Hopper", kind="dense"
+        )
+        measured = 200.0 if second == "data" else 100.0
+        cells = BASE | {"step_time_ms": f"{measured}", "model": f"model {number}"}
+        rows.append(LeagueRow(number, cells, predicted))
+    found = judged(rows, "none")
+    assert {row.dominant for row in found[::3]} == {"data"}
+    assert all(row.error_parts["data"] < -0.2 for row in found[::3])
+    assert {round(sum(row.error_parts.values()), 1) for row in found} == {-0.7, 0.0}  # -ln 2, and none
 
 
 def test_intervals_are_those_of_the_own_source_where_it_has_many_rows() -> None:
