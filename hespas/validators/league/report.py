@@ -34,7 +34,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 76rem; padding: 0 1rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin-bottom: 1.5rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .15rem .6rem; text-align: right; }
-th.text, td.text { text-align: left; }
+th.text, td.text { text-align: left; white-space: nowrap; } .wide { overflow-x: auto; }
 svg { width: 100%; height: auto; display: block; } text { fill: var(--ink); font-size: 12px; }
 .predicted { fill: var(--mark); } .assumed { fill: var(--assumed); }
 .calibrating { fill: none; stroke: var(--mark); }
@@ -161,7 +161,8 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> 
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
-    return f"<table><thead>{line(titles, 'th')}</thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead>{line(titles, 'th')}</thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
 
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 14, 44
