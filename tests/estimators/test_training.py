@@ -21,9 +21,9 @@ from hespas.hardware import Device, load_device
 from hespas.hardware.peaks import peak_for
 
 
-def graph(precision: str = "bf16") -> OpGraph:
+def graph(precision: str = "bf16", seq: int = 4096) -> OpGraph:
     whole = load_model("Llama-3-8B")
-    training = Training(seq=4096, global_batch=8, precision=precision_of(precision))
+    training = Training(seq=seq, global_batch=8, precision=precision_of(precision))
     return stage_passes(replace(whole, layers=whole.layers[:1]), Layout(dp=8), training, 0).graph
 
 
@@ -57,6 +57,18 @@ def test_large_products_reach_a_good_part_of_their_peak_and_not_all(device: str,
     found = rates(precision, hardware)
     assert 0.3 < float(np.median(found)) < 0.93
     assert found.max() < 0.95
+
+
+@pytest.mark.parametrize("device", ["H100-SXM", "B200-SXM", "V100-SXM2-16GB"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
+@pytest.mark.parametrize("seq", [16, 128, 512])
+def test_no_kernel_beats_the_memory_or_its_start(device: str, precision: str, seq: int) -> None:
+    found, hardware = graph(precision, seq), load_device(device)
+    taken = times(TrainingKernels(), found, hardware)
+    moved_ns = found.bytes_moved / hardware.main_memory.bandwidth_bytes_per_s * 1e9
+    heavy = np.isin(found.op_class, (int(OpClass.CONTRACTION), int(OpClass.ATTENTION)))
+    assert (taken[heavy] >= moved_ns[heavy] * 0.999).all()
+    assert (taken[heavy] >= hardware.launch_overhead_ns).all()
 
 
 def test_devices_that_were_measured_in_a_format_keep_their_times() -> None:
@@ -103,6 +115,8 @@ def test_an_estimate_says_who_said_what_and_keeps_its_intervals_around_it() -> N
     bounded = ~np.isnan(said.low_ns)
     assert (said.low_ns[bounded] <= said.duration_ns[bounded]).all()
     assert (said.high_ns[bounded] >= said.duration_ns[bounded]).all()
+    assert (said.high_ns[changed] >= 1.3 * said.duration_ns[changed] * 0.999).all()
+    assert (said.low_ns[changed] <= said.duration_ns[changed] / 1.3 * 1.001).all()
     assert {"training.attention", "training.shares"} <= {each.code for each in told}
 
 
