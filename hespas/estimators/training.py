@@ -135,6 +135,8 @@ def _products(graph: OpGraph, device: Device, shares: TrainingShares, times: Flo
                 times[nodes] = sustained_ns / _filled(graph, rows, device)
             else:
                 times[nodes] = np.fmax(times[nodes], sustained_ns)
+            if kind.block_elements:
+                times[nodes] /= share.of_blocks
 
 
 def _least_ns(graph: OpGraph, device: Device) -> FloatArray:

@@ -66,7 +66,8 @@ class AttentionShare(Row, frozen=True, kw_only=True):
 
 class ProductShare(Row, frozen=True, kw_only=True):
     """The most of the dense peak that products of a step sustain, by bits of their operands. ``of_16_bits``:
-    efficiency of formats that stand in, over that in 16 bits of the same product. ``filled``: that is all
+    efficiency of formats that stand in, over that in 16 bits of the same product. ``of_blocks``: that of
+    formats with a scale for each block of elements over those with one for all. ``filled``: the share is all
     that limits a product, beside sizes that do not fill a matrix unit.
     """
 
@@ -74,7 +75,9 @@ class ProductShare(Row, frozen=True, kw_only=True):
     sustained: Positive
     source: Text
     of_16_bits: PositiveOrNan = nan
+    of_blocks: Positive = 1.0
     filled: bool = False
+    note: Text = ""
 
 
 class Power(Row, frozen=True, kw_only=True):

@@ -92,6 +92,12 @@ def test_attention_is_faster_in_a_newer_library() -> None:
     assert taken["measured"].tolist() == times(load_estimator("composite"), found, device)[nodes].tolist()
 
 
+def test_scales_of_blocks_cost_something() -> None:
+    device = load_device("B200-SXM")
+    one, many = (float(np.median(rates(precision, device))) for precision in ("fp8-current", "mxfp8"))
+    assert many == pytest.approx(0.9 * one, rel=0.01)
+
+
 def test_a_power_limit_and_another_memory_slow_what_they_limit() -> None:
     found, device = graph(), load_device("H100-SXM")
     plain = times(TrainingKernels(), found, device)

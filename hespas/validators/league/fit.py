@@ -22,12 +22,13 @@ __all__ = [
     "Effect",
     "Factor",
     "Facts",
+    "Fit",
     "Posterior",
     "applied",
     "central_rows",
     "dominating",
     "factors_of",
-    "posterior",
+    "fitted",
 ]
 
 
@@ -131,26 +132,53 @@ class Posterior:
     deviation: FloatArray
 
 
-def posterior(
-    covariance: FloatArray, facts: Facts, known: BoolArray, asked: BoolArray, rounds: int = _ROUNDS
-) -> Posterior:
-    """What the rows ``known`` say of the rows ``asked``. O(known^3)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """What the rows ``here`` say of others: the inverse of their covariance with the noise of each, more of
+    which has what is far off.
+    """
+
+    covariance: FloatArray
+    here: IntArray
+    target: FloatArray
+    noise: FloatArray
+    inverse: FloatArray
+
+    def of(self, asked: BoolArray) -> Posterior:
+        """What is known of the rows asked about."""
+        across = self.covariance[np.ix_(np.flatnonzero(asked), self.here)]
+        gain = across @ self.inverse
+        own = np.diag(self.covariance)[asked]
+        return Posterior(gain @ self.target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
+
+    def left_out(self, groups: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[FloatArray, FloatArray]:
+        """Of the rows of the fit, what it would leave of each without those of its own of ``groups``, and how
+        sure it would be, shapes ``(rows of the fit,)``: by blocks of the inverse (Rasmussen and Williams,
+        Gaussian Processes for Machine Learning, 5.4.2), with noise as it is.
+        """
+        left, variance = np.zeros((2, len(self.here)))
+        pull, mine = self.inverse @ self.target, groups[self.here]
+        for group in np.unique(mine):
+            rows = np.flatnonzero(mine == group)
+            spread = np.linalg.inv(self.inverse[np.ix_(rows, rows)])
+            left[rows] = spread @ pull[rows]
+            variance[rows] = np.diag(spread) - self.noise[rows]
+        return left, np.sqrt(np.maximum(variance, 0.0))
+
+
+def fitted(covariance: FloatArray, facts: Facts, known: BoolArray, rounds: int = _ROUNDS) -> Fit:
+    """A fit on the rows ``known``. O(known^3)."""
     here = np.flatnonzero(known)
-    inside = covariance[np.ix_(here, here)]
-    across = covariance[np.ix_(np.flatnonzero(asked), here)]
-    own = np.diag(covariance)[asked]
-    if not len(here):
-        return Posterior(np.zeros(int(asked.sum())), np.sqrt(own))
-    noise = (_NOISE**2 + facts.rounding[here] ** 2) / facts.weight[here]
-    trust = np.ones(len(here))
-    target = facts.log_error[here]
-    inverse = np.linalg.inv(inside + np.diag(noise))
+    inside, target = covariance[np.ix_(here, here)], facts.log_error[here]
+    stated = (_NOISE**2 + facts.rounding[here] ** 2) / facts.weight[here]
+    noise = stated
+    inverse: FloatArray = np.linalg.inv(inside + np.diag(noise))
     for _ in range(rounds):
-        left = inverse @ target * noise / trust  # what the fit leaves of each row
-        trust = (_FREEDOM + 1) / (_FREEDOM + left**2 / noise)
-        inverse = np.linalg.inv(inside + np.diag(noise / trust))
-    gain = across @ inverse
-    return Posterior(gain @ target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
+        left = inverse @ target * noise  # what the fit leaves of each row
+        trust = (_FREEDOM + 1) / (_FREEDOM + left**2 / stated)
+        noise = stated / trust
+        inverse = np.linalg.inv(inside + np.diag(noise))
+    return Fit(covariance, here, target, noise, inverse)
 
 
 def dominating(facts: Facts, left: FloatArray) -> FloatArray:
@@ -222,7 +250,7 @@ def factors_of(facts: Facts) -> list[Factor]:
     whole = _with_units(facts, known, asked)
     is_unit = np.arange(len(whole)) >= len(known)
     covariance = whole.covariance()
-    said = posterior(covariance, whole, ~is_unit, is_unit)
+    said = fitted(covariance, whole, ~is_unit).of(is_unit)
     prior = np.sqrt(np.diag(covariance)[is_unit])
     for place, (row, component) in enumerate(asked):
         source, accelerator = cells[row]

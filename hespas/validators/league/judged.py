@@ -10,15 +10,7 @@ from typing import Literal
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.validators.league.fit import (
-    Factor,
-    Facts,
-    Posterior,
-    applied,
-    central_rows,
-    dominating,
-    posterior,
-)
+from hespas.validators.league.fit import Factor, Facts, applied, central_rows, dominating, fitted
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow
 
@@ -123,26 +115,17 @@ def judged(
     """All rows, in order, in one mode of calibration; ``factors`` are those of the mode of that name."""
     some = [row for row in rows if not row.predicted.refused]
     facts = facts_of(some)
-    measured = ~np.isnan(facts.log_error)
-    groups = np.array(_groups(facts))
-    if calibrate == "factors":
-        said = applied(facts, factors)
-        mean, calibrating = said.mean, np.zeros(len(facts), np.bool_)
-        low, high = -_NORMAL * said.deviation, _NORMAL * said.deviation
-    else:
-        mean, deviation, calibrating = _factors(facts, groups, measured, calibrate)
-        known = measured & ~calibrating
-        low, high = _bounds(facts.log_error - mean, deviation, groups, facts.keys["source"], known)
+    said = _said(facts, calibrate, factors)
     found: dict[int, JudgedRow] = {}
-    error_parts = -dominating(facts, facts.log_error - mean)
+    error_parts = -dominating(facts, facts.log_error - said.mean)
     for place, row in enumerate(some):
-        factor = exp(mean[place])
+        factor = exp(said.mean[place])
         status: Status = "assumed" if row.predicted.assumptions else "predicted"
         found[row.number] = _row(
             row,
-            "calibrating" if calibrating[place] else status,
+            "calibrating" if said.calibrating[place] else status,
             row.predicted.time_ns / 1e6 * factor,
-            (exp(low[place]), exp(high[place])),
+            (exp(min(said.low[place], 0.0)), exp(max(said.high[place], 0.0))),
             error_parts[place],
         )
     nothing = np.full(len(COMPONENTS) + 1, nan)
@@ -183,30 +166,60 @@ def _groups(facts: Facts) -> list[str]:
     return [" | ".join(parts) for parts in zip(*columns, strict=True)]
 
 
-def _factors(
-    facts: Facts,
-    groups: np.ndarray[tuple[int], np.dtype[np.str_]],
-    measured: BoolArray,
-    calibrate: Calibration,
-) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """The logarithm of the factor of each row, its deviation, and which rows are calibrated on."""
-    count = len(facts)
-    mean, nobody = np.zeros(count), np.zeros(count, np.bool_)
-    covariance = facts.covariance()
-    deviation = np.sqrt(np.diag(covariance)) if count else mean
-    if calibrate == "none":
-        return mean, np.ones(count), nobody
+@dataclass(frozen=True, slots=True, eq=False)
+class _Said:
+    """Of each row the logarithm of its factor, the ends of its 90 % interval around that, and whether it was
+    calibrated on.
+    """
+
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    calibrating: BoolArray
+
+
+def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _Said:
+    groups, nobody = np.array(_groups(facts)), np.zeros(len(facts), np.bool_)
+    measured = ~np.isnan(facts.log_error)
+    if calibrate == "factors":
+        stated = applied(facts, factors)
+        wide = _NORMAL * stated.deviation
+        return _Said(stated.mean, -wide, wide, nobody)
+    if calibrate == "leave-group-out":
+        return _left_out(facts, groups, measured)
+    mean, deviation = np.zeros(len(facts)), np.ones(len(facts))
     if calibrate == "one-per-accelerator":
-        known = nobody.copy()
-        known[central_rows(covariance, facts, measured)] = True
-        known &= measured
-        said = posterior(covariance, facts, known, np.ones(count, np.bool_))
-        return said.mean, said.deviation, known
+        covariance = facts.covariance()
+        chosen = nobody.copy()
+        chosen[central_rows(covariance, facts, measured)] = True
+        nobody = chosen & measured
+        said = fitted(covariance, facts, nobody).of(np.ones(len(facts), np.bool_))
+        mean, deviation = said.mean, said.deviation
+    low, high = np.zeros((2, len(facts)))
+    left, sources = facts.log_error - mean, np.array(facts.keys["source"])
     for group in np.unique(groups):
-        asked = groups == group
-        others: Posterior = posterior(covariance, facts, measured & ~asked, asked)
-        mean[asked], deviation[asked] = others.mean, others.deviation
-    return mean, deviation, nobody
+        mine = groups == group
+        others = measured & ~nobody & ~mine
+        own = sources[others] == sources[mine][0]
+        low[mine], high[mine] = _interval(left[others], deviation[others], own, deviation[mine])
+    return _Said(mean, low, high, nobody)
+
+
+def _left_out(facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], measured: BoolArray) -> _Said:
+    """Each group by a fit on all others. Its interval is of what that fit, which has nothing of the group,
+    would leave of each of those others without its own group.
+    """
+    covariance, sources = facts.covariance(), np.array(facts.keys["source"])
+    mean, low, high = np.zeros((3, len(facts)))
+    for group in np.unique(groups):
+        mine = groups == group
+        fit = fitted(covariance, facts, measured & ~mine)
+        said = fit.of(mine)
+        left, deviation = fit.left_out(groups)
+        mean[mine] = said.mean
+        own = sources[fit.here] == sources[mine][0]
+        low[mine], high[mine] = _interval(left, deviation, own, said.deviation)
+    return _Said(mean, low, high, np.zeros(len(facts), np.bool_))
 
 
 _LEAST = 0.03
@@ -214,28 +227,23 @@ _POOL = 20.0
 """Rows of a source that count as much as all other sources together."""
 
 
-def _bounds(
-    left: FloatArray,
-    deviation: FloatArray,
-    groups: np.ndarray[tuple[int], np.dtype[np.str_]],
-    sources: Sequence[str],
-    known: BoolArray,
+def _scale(deviation: FloatArray) -> FloatArray:
+    """The unit of errors: how sure a prediction is of itself, and what no fit explains."""
+    return np.sqrt(deviation**2 + _LEAST**2)
+
+
+def _interval(
+    left: FloatArray, deviation: FloatArray, own: BoolArray, asked: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Ends of 90 % intervals of the logarithm of what is left: quantiles over rows of other groups of it in
-    units of its deviation. Rows of one software stack err alike, so those of a row's own source count more,
-    the more there are.
+    """Ends of 90 % intervals of the logarithm of predictions with the deviations ``asked``: quantiles of what
+    is ``left`` of rows of other groups, in their units. Rows of one software stack err alike, so those of the
+    ``own`` source count more, the more there are. :data:`_START` where there are few.
     """
-    scale = np.sqrt(deviation**2 + _LEAST**2)
-    units, stack = left / scale, np.array(sources)
-    low, high = np.full(len(left), np.log(_START[0])), np.full(len(left), np.log(_START[1]))
-    for group in np.unique(groups):
-        mine = groups == group
-        others = known & ~mine
-        if others.sum() >= _FEWEST:
-            own = stack[others] == stack[mine][0]
-            ends = _quantiles(units[others], _weights(own), (_LOW, _HIGH))
-            low[mine], high[mine] = (end * scale[mine] for end in ends)
-    return low, high
+    if len(left) < _FEWEST:
+        low, high = np.log(_START)
+        return np.full(len(asked), low), np.full(len(asked), high)
+    low, high = _quantiles(left / _scale(deviation), _weights(own), (_LOW, _HIGH))
+    return low * _scale(asked), high * _scale(asked)
 
 
 def _weights(own: BoolArray) -> FloatArray:
