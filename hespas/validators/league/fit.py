@@ -172,13 +172,17 @@ def fitted(covariance: FloatArray, facts: Facts, known: BoolArray, rounds: int =
     inside, target = covariance[np.ix_(here, here)], facts.log_error[here]
     stated = (_NOISE**2 + facts.rounding[here] ** 2) / facts.weight[here]
     noise = stated
-    inverse: FloatArray = np.linalg.inv(inside + np.diag(noise))
+    inverse = _inverse(inside + np.diag(noise))
     for _ in range(rounds):
         left = inverse @ target * noise  # what the fit leaves of each row
         trust = (_FREEDOM + 1) / (_FREEDOM + left**2 / stated)
         noise = stated / trust
-        inverse = np.linalg.inv(inside + np.diag(noise))
+        inverse = _inverse(inside + np.diag(noise))
     return Fit(covariance, here, target, noise, inverse)
+
+
+def _inverse(matrix: FloatArray) -> FloatArray:
+    return np.asarray(np.linalg.inv(matrix), np.float64)
 
 
 def dominating(facts: Facts, left: FloatArray) -> FloatArray:
