@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import isnan
 from pathlib import Path
-from statistics import median
+
+import numpy as np
 
 from hespas import api
 from hespas.validators.league.document import League
-from hespas.validators.league.judged import CALIBRATIONS
-from hespas.validators.league.summaries import NOISE_FLOOR
+from hespas.validators.league.judged import CALIBRATIONS, SHARED
+from hespas.validators.league.parts import COMPONENTS
+from hespas.validators.league.summaries import NOISE_FLOOR, Group
 from tools.documents import ROOT
 
 __all__ = ["league_page", "main"]
@@ -98,17 +100,27 @@ def league_page(leagues: Sequence[League]) -> str:
         "Beside it a constant MFU per accelerator and number format:\n",
         _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
     ]
-    for by in ("source", "accelerator", "precision", "scale", "status"):
-        heads = [by, "rows", *(f"{done.calibrate}: median (mean)" for done in leagues)]
-        text += [f"### By {by}\n", _table(heads, _by(leagues, by))]
+    heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
+    for by in ("source", "accelerator", "precision", "scale", "status", "model"):
+        text += [f"### By {by}\n", _table((by, *heads), _by(leagues, by))]
     text += [
         "## What a decision needs\n",
-        _table(("calibration", "sets of layouts", "best in top two", "median tau"), _orders(leagues)),
-        "Scaling of Llama-3.1-405B, one factor fitted on the fewest accelerators:\n",
+        _LAYOUTS,
+        _table(("calibration", *_ORDERS), _orders(leagues)),
+        "Sets of which the best is not among the two that are predicted best:\n",
+        _table(("calibration", "source", "model", "accelerator", "accelerators", "layouts"), _lost(leagues)),
+        _SPEEDUPS,
+        _table(("calibration", "pairs", "right side", "median error", "P90"), _speedups(leagues)),
+        "Scaling, one factor fitted on the fewest accelerators of each model:\n",
+        _table(("calibration", "points", "median error", "P90"), _scaling(leagues)),
+        "Of it Llama-3.1-405B:\n",
         _table(
             ("calibration", "source", "accelerator", "precision", "fitted on", "accelerators", "error"),
             _curves(leagues),
         ),
+        "## What dominates errors\n",
+        f"Rows, without calibration, by what most of the error is put down to, `{SHARED}` is no part:\n",
+        _table(("source", *_dominants(first)), _dominating(first)),
         "## What steps are made of\n",
         "Mean shares of the predicted steps, without calibration.\n",
         _table(("source", *_names(first)), _parts(first)),
@@ -125,16 +137,8 @@ def _table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 def _whole(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
     for done in leagues:
-        each = done.whole
-        if each is not None:
-            errors = (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
-            yield (
-                done.calibrate,
-                f"{each.n:,}",
-                *errors,
-                f"{each.bias:+.1%}",
-                f"{each.interval_coverage:.1%}",
-            )
+        if done.whole is not None:
+            yield (done.calibrate, *_figures(done.whole))
 
 
 def _naive(done: League) -> Iterator[Sequence[str]]:
@@ -146,20 +150,83 @@ def _naive(done: League) -> Iterator[Sequence[str]]:
 def _by(leagues: Sequence[League], by: str) -> Iterator[Sequence[str]]:
     found = [{each.value: each for each in done.groups if each.by == by} for done in leagues]
     for value in sorted({value for groups in found for value in groups}):
-        cells = [
-            "" if value not in groups else f"{groups[value].median_ape:.1%} ({groups[value].mean_ape:.1%})"
-            for groups in found
-        ]
-        count = next(groups[value].n for groups in found if value in groups)
-        yield (value, f"{count:,}", *cells)
+        for done, groups in zip(leagues, found, strict=True):
+            if value in groups:
+                yield (value, done.calibrate, *_figures(groups[value]))
+
+
+def _figures(each: Group) -> Iterator[str]:
+    yield f"{each.n:,}"
+    yield from (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
+    yield from (f"{each.bias:+.1%}", f"{each.interval_coverage:.1%}")
+
+
+_LAYOUTS = """Layouts and number formats of one model on as many of one accelerator, by time a sequence; rows
+that differ in software alone are one layout. Of two, one of the two is always the best: there it counts
+whether they are in the right order.
+"""
+_ORDERS = ("sets", "best in top two", "sets of three and more", "best in top two", "median tau",
+           "sets of two", "right order")  # fmt: skip
 
 
 def _orders(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
     for done in leagues:
-        best = [each.best_in_top_two for each in done.layouts]
-        taus = [each.tau for each in done.layouts if not isnan(each.tau)]
-        if best and taus:
-            yield (done.calibrate, f"{len(best)}", f"{sum(best) / len(best):.0%}", f"{median(taus):.2f}")
+        many = [each for each in done.layouts if each.layouts > 2]
+        yield (
+            done.calibrate,
+            *_share([each.best_in_top_two for each in done.layouts]),
+            *_share([each.best_in_top_two for each in many]),
+            f"{np.nanmedian([each.tau for each in many]):.2f}" if many else "",
+            *_share([each.tau > 0 for each in done.layouts if each.layouts == 2]),
+        )
+
+
+def _share(right: Sequence[bool]) -> tuple[str, str]:
+    return f"{len(right)}", f"{sum(right) / len(right):.0%}" if right else ""
+
+
+def _lost(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for done in leagues:
+        for each in done.layouts:
+            if not each.best_in_top_two:
+                where = (each.source, each.model, each.accelerator, each.num_accelerators)
+                yield (done.calibrate, *where, f"{each.layouts}")
+
+
+_SPEEDUPS = """Speed-up of an accelerator over another for the same source, model, number format and length,
+by the best throughput of each on about as many of them. *Right side*: the faster one is predicted to be it.
+"""
+
+
+def _speedups(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for done in leagues:
+        if done.speedups:
+            right = _share([each.right_side for each in done.speedups])
+            yield (done.calibrate, *right, *_sizes([each.relative_error for each in done.speedups]))
+
+
+def _scaling(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
+    for done in leagues:
+        if done.scaling:
+            errors = [each.relative_error for each in done.scaling]
+            yield (done.calibrate, f"{len(errors):,}", *_sizes(errors))
+
+
+def _sizes(errors: Sequence[float]) -> tuple[str, str]:
+    sizes = np.abs(errors)
+    return f"{np.median(sizes):.1%}", f"{np.quantile(sizes, 0.9):.1%}"
+
+
+def _dominants(done: League) -> list[str]:
+    found = {row.dominant for row in done.rows}
+    return [name for name in (*COMPONENTS, SHARED) if name in found]
+
+
+def _dominating(done: League) -> Iterator[Sequence[str]]:
+    counts = Counter((row.row.cells.get("source", ""), row.dominant) for row in done.rows if row.dominant)
+    for source in sorted({source for source, _ in counts}):
+        numbers = (counts[source, name] for name in _dominants(done))
+        yield (source, *(f"{number:,}" if number else "" for number in numbers))
 
 
 def _curves(leagues: Sequence[League]) -> Iterator[Sequence[str]]:

@@ -8,15 +8,15 @@ from hespas.validators.league.predict import LeagueRow, Predicted
 from tools.league import league_page
 
 
-def _row(number: int, measured_ms: float, **cells: str) -> LeagueRow:
+def _row(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: str) -> LeagueRow:
     base = {
         "source": "here", "model": "Llama-3.1-405B", "accelerator": "H100-SXM", "num_accelerators": "8",
         "seq_len": "4096", "global_batch": "8", "precision": "bf16", "precision_class": "16bit",
         "mfu_pct": "40",
     }  # fmt: skip
     predicted = Predicted(
-        time_ns=1e8, parts={"products": 7.5e7, "attention": 2.5e7}, peak_memory_bytes=1.0, family="Hopper",
-        kind="dense",
+        time_ns=predicted_ms * 1e6, parts={"products": 7.5e7, "attention": 2.5e7}, peak_memory_bytes=1.0,
+        family="Hopper", kind="dense", layout=cells.get("tp", ""),
     )  # fmt: skip
     return LeagueRow(number, base | {"step_time_ms": f"{measured_ms}"} | cells, predicted)
 
@@ -32,7 +32,22 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
     assert "3 of 4 rows are predicted, 0 of them need an assumption" in page
     assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 100.0% |" in page
     assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
-    assert "| none | 1 | 100% |" not in page  # a set of two layouts has no tau
+    assert "| none | 1 | 100% | 0 |  |  | 1 | 0% |" in page  # two that are predicted alike
     assert "| none | here | H100-SXM | bf16 | 8 | 16 |" in page
     assert "| here | 75% | 25% |" in page
+    assert "| here | none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 100.0% |" in page
     assert "| 1 | nobody knows the model |" in page
+    assert "| none | 1 | 20.0% | 20.0% |" in page  # of one point, which took a quarter longer than predicted
+
+
+def test_the_page_says_which_sets_are_lost_and_who_is_faster() -> None:
+    rows = [
+        _row(0, 100.0, tp="1"),
+        _row(1, 90.0, 120.0, tp="2"),
+        _row(2, 110.0, 90.0, tp="4"),
+        _row(3, 50.0, 60.0, accelerator="B200-SXM"),
+    ]
+    page = league_page([league_of("runs.csv", rows, "none")])
+    assert "| none | 1 | 0% | 1 | 0% | -1.00 | 0 |  |" in page
+    assert "| none | here | Llama-3.1-405B | H100-SXM | 8 | 3 |" in page
+    assert "| none | 1 | 100% |" in page

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from math import isnan, nan
+from math import isnan
 from statistics import median
 
 import numpy as np
@@ -154,8 +154,8 @@ def group_of(row: JudgedRow) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSet:
     """Layouts and number formats of one model on as many of one accelerator: whether the best of those
-    published is among the two predicted best, and how far the orders agree (Kendall's tau). Rows that differ
-    in software alone are one layout, for nothing that is predicted tells them apart.
+    published is among the two predicted best, and how far the orders agree (Kendall's tau, NaN where all are
+    alike). Rows that differ in software alone are one layout, for nothing that is predicted tells them apart.
     """
 
     calibrate: Calibration
@@ -196,7 +196,7 @@ def layout_sets(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[L
             num_accelerators=key[3],
             layouts=len(layouts),
             best_in_top_two=best in top,
-            tau=kendall_tau(np.array(predicted), np.array(published)) if len(layouts) > 2 else nan,
+            tau=kendall_tau(np.array(predicted), np.array(published)),
         )
 
 
