@@ -34,6 +34,13 @@ def test_a_server_answers_all_requests() -> None:
     assert "output tokens/s" in done.headline()
 
 
+def test_a_prompt_is_no_time_between_tokens() -> None:
+    done = hespas.serve(_LLAMA, "closed:concurrency=1,prompt=8192,output=2,requests=3")
+    of = {each.what: each for each in done.times()}
+    assert of["inter-token"].mean_ms == pytest.approx(of["tpot"].mean_ms)
+    assert of["inter-token"].max_ms < of["ttft"].mean_ms / 10
+
+
 def test_more_requests_at_once_give_more_tokens_and_wait_longer() -> None:
     few, many = (
         hespas.serve(_LLAMA, f"closed:concurrency={count},prompt=512,output=64,requests=128")
