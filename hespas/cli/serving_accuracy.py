@@ -78,15 +78,18 @@ def serving(
             judge,
             read_recorded,
             read_rows,
+            refuse_empty_split,
             replayed,
             serving_json,
         )
 
         judged, replays = Judgement(calibrate=calibrate.value, rows=()), list["Replay"]()
         if table is not None:
+            rows = read_rows(table)
+            refuse_empty_split(rows, split)
             with progress_bar("simulating", progress) as callback:
                 maker = Predictor(estimator=estimator, progress=callback)
-                judged = judge(read_rows(table), calibrate=calibrate.value, split=split, predictor=maker)
+                judged = judge(rows, calibrate=calibrate.value, split=split, predictor=maker)
         if recorded is not None:
             replays = replayed(read_recorded(*recorded), estimator=estimator)
         if json_file:
@@ -99,9 +102,11 @@ def serving(
 def _show(judged: Judgement) -> None:
     if not judged.rows:
         return
-    left = Counter(each.status for each in judged.rows)
+    left, first = Counter(each.status for each in judged.rows), dict[str, int]()
+    for each in judged.rows:
+        first.setdefault(each.status, each.row.row)
     emit(f"{count_text(left.pop('predicted', 0))} of {count_text(len(judged.rows))} runs are judged")
-    emit(f"{count_text(count)}: {reason}" for reason, count in left.most_common())
+    emit(f"{count_text(count)}: {reason} (row {first[reason]})" for reason, count in left.most_common())
     lines = [
         (
             each.value, each.metric, count_text(each.n), percent(each.median_ape), percent(each.mean_ape),
