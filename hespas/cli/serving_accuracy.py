@@ -11,8 +11,16 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.accuracy import percent, signed
-from hespas.cli.session import check_reports, command_line, emit, progress_bar, write_document
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    progress_bar,
+    say_diagnostics,
+    write_document,
+)
 from hespas.cli.text import count_text, table_text
+from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +72,8 @@ def serving(
     hespas-validate serving --table runs.csv --calibrate one-per-stack
     """
     reads = [table, *(recorded or ())]
-    with command_line(debug, source=str(table or ""), documents=[json_file], reads=reads):
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, str(table or ""), documents=[json_file], reads=reads):
         if table is None and recorded is None:
             raise UsageError("nothing to judge", hint="name runs (--table), or recorded ones (--recorded)")
         check_reports(
@@ -91,10 +100,12 @@ def serving(
                 maker = Predictor(estimator=estimator, progress=callback)
                 judged = judge(rows, calibrate=calibrate.value, split=split, predictor=maker)
         if recorded is not None:
-            replays = replayed(read_recorded(*recorded), estimator=estimator)
+            runs = read_recorded(*recorded, diagnostics=diagnostics)
+            replays = replayed(runs, estimator=estimator, diagnostics=diagnostics)
         if json_file:
             inputs = [str(each) for each in reads if each]
             write_document(serving_json(judged, replays, inputs), json_file, overwrite=overwrite)
+        say_diagnostics(diagnostics, str(recorded[0]) if recorded else "")
         _show(judged)
         _show_recorded(replays)
 
@@ -124,11 +135,12 @@ def _show_recorded(replays: list[Replay]) -> None:
         return
     lines = [
         (
-            each.trace, "yes" if each.calibrated else "no", signed(each.ttft_error), signed(each.tpot_error),
-            signed(each.latency_error), signed(each.makespan_error), signed(each.tokens_per_s_error),
+            each.trace, "yes" if each.calibrated else "no", count_text(each.requests),
+            signed(each.ttft_error), signed(each.tpot_error), signed(each.latency_error),
+            signed(each.makespan_error), signed(each.tokens_per_s_error),
             f"{each.measured_s / each.computed_s:,.0f}",
         )
         for each in replays
     ]  # fmt: skip
-    heads = ("recorded", "calibrated", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster")
+    heads = ("recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster")
     emit(table_text(heads, lines, left=(0, 1)))

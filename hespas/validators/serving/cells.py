@@ -38,17 +38,17 @@ class Cells:
             raise self.fault(name, "is empty", what)
         return text
 
-    def number(self, name: str, what: str = "a number of 0 or more") -> float:
-        """A number of 0 or more; NaN where the cell is empty."""
+    def number(self, name: str, otherwise: float | None = nan, what: str = "a number of 0 or more") -> float:
+        """A number of 0 or more; ``otherwise`` where the cell is empty (None: it must not be)."""
         text = self.text(name)
-        if not text:
-            return nan
+        if not text and otherwise is not None:
+            return otherwise
         try:
             value = float(text)
         except ValueError:
             value = nan
         if not isfinite(value) or value < 0:
-            raise self.fault(name, f"is {clipped(text)!r}", what)
+            raise self.fault(name, f"is {clipped(text)!r}" if text else "is empty", what)
         return value
 
     def count(self, name: str, otherwise: int | None = None, *, least: int = 1) -> int:
@@ -56,11 +56,9 @@ class Cells:
         is empty (None: it must not be).
         """
         what = f"a whole number of {least} or more"
-        value = self.number(name, what)
-        if value != value:  # noqa: PLR0124 # NaN: the cell is empty
-            if otherwise is None:
-                raise self.fault(name, "is empty", what)
+        if otherwise is not None and not self.text(name):
             return otherwise
+        value = self.number(name, None, what)
         if not least <= value <= _MOST or not value.is_integer():
             raise self.fault(name, f"is {clipped(self.text(name))!r}", what)
         return int(value)

@@ -73,16 +73,23 @@ class _Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded run; errors are predicted over measured, less 1."""
+    """A recorded run; errors are predicted over measured, less 1, of so many requests: those that were done
+    after the fifth that calibrates. measured_s: how long the run took; computed_s: how long its simulation
+    did; calibrating_s: how long calibration did before (null: there was none).
+    """
 
     trace: str
     calibrated: bool
+    requests: Count
     ttft_error: Figure
     tpot_error: Figure
     latency_error: Figure
     makespan_error: Figure
     tokens_per_s_error: Figure
     put_back: Count
+    measured_s: Figure
+    computed_s: Figure
+    calibrating_s: Figure
 
 
 class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,10 +164,11 @@ def serving_json(judged: Judgement, recorded: list[Replay], inputs: list[str]) -
         ],
         recorded=[
             _Replay(
-                trace=each.trace, calibrated=each.calibrated, ttft_error=each.ttft_error,
-                tpot_error=each.tpot_error, latency_error=each.latency_error,
+                trace=each.trace, calibrated=each.calibrated, requests=each.requests,
+                ttft_error=each.ttft_error, tpot_error=each.tpot_error, latency_error=each.latency_error,
                 makespan_error=each.makespan_error, tokens_per_s_error=each.tokens_per_s_error,
-                put_back=each.put_back,
+                put_back=each.put_back, measured_s=each.measured_s, computed_s=each.computed_s,
+                calibrating_s=each.calibrating_s,
             )
             for each in recorded
         ],
