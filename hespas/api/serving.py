@@ -196,7 +196,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
-    """What requests saw, one run for each replica."""
+    """What requests saw, one run for each replica that had some."""
 
     server: Server
     model: str
@@ -270,7 +270,7 @@ class ServingResult(Result):
             hardware=self.server.hardware,
             stack=self.server.stack,
             ranks=ranks,
-            replicas=len(self.runs),
+            replicas=self.server.dp,
             requests=count,
             prompt_tokens=sum(int(each.prompt.sum()) for each in requests),
             output_tokens=sum(int(each.output.sum()) for each in requests),
@@ -281,7 +281,7 @@ class ServingResult(Result):
             steps=len(time),
             steps_with_prompts=int((prompts > 0).sum()),
             mean_batch=float(np.average(batch[decodes], weights=time[decodes])) if decodes.any() else nan,
-            busy_share=float(time.sum() / span / len(self.runs)) if span > 0 else nan,
+            busy_share=float(time.sum() / span / self.server.dp) if span > 0 else nan,
             cache_tokens=self.cache_tokens,
             put_back=sum(int(run.put_back.sum()) for run in self.runs),
             times=self.times(),
@@ -340,7 +340,8 @@ def serve(
 ) -> ServingResult:
     """Let a server answer requests: those of a log (CSV or JSON lines: arrival, prompt tokens, output
     tokens), of ``poisson:rate=4,prompt=1024,output=256``, ``bursts:`` or ``closed:concurrency=16``, or as a
-    value. ``with_rows``: the document has a row for each. Replicas of attention (``dp``) take turns.
+    value. ``with_rows``: the document has a row for each. Replicas of attention (``dp``) take turns; those
+    beyond the requests that are under way at any time are idle.
 
     Raises ``UsageError`` for settings that contradict each other, ``UnsupportedError`` for what does not fit
     into memory or has no estimate, ``FormatError`` for a log that cannot be read.
@@ -352,7 +353,8 @@ def serve(
     step, policy = server.step(), server.policy()
     room = server.room(step)
     times = server.times(step, int((asked.prompt + asked.output).max()), found)
-    shares = [_share_of(asked, place, server.dp) for place in range(min(server.dp, len(asked)))]
+    busy = min(server.dp, len(asked), asked.concurrency or len(asked))
+    shares = [_share_of(asked, place, busy) for place in range(busy)]
     runs = tuple(run_server(each, times, policy, cache_tokens=room) for each in shares)
     put_back = sum(int(run.put_back.sum()) for run in runs)
     found.info(
@@ -378,7 +380,7 @@ def _share_of(requests: Requests, place: int, replicas: int) -> Requests:
     mine = slice(place, None, replicas)
     concurrency = requests.concurrency
     if concurrency:
-        concurrency = max(1, (concurrency - place + replicas - 1) // replicas)
+        concurrency = (concurrency - place + replicas - 1) // replicas
     return replace(
         requests,
         arrival_ns=requests.arrival_ns[mine],

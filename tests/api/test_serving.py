@@ -67,6 +67,20 @@ def test_replicas_share_requests() -> None:
     assert done.document().replicas == 3
 
 
+@pytest.mark.parametrize("concurrency", [1, 3, 8, 11])
+def test_no_more_requests_are_under_way_than_stated(concurrency: int) -> None:
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", dp=8)
+    done = hespas.serve(server, f"closed:concurrency={concurrency},prompt=128,output=8,requests=24")
+    rows = done.to_pandas()
+    arrival, end = rows["arrival_s"].to_numpy(), (rows["arrival_s"] + rows["latency_ms"] / 1e3).to_numpy()
+    under_way = [int(((arrival <= at) & (end > at + 1e-9)).sum()) for at in arrival]
+    assert max(under_way) == concurrency
+    assert len(rows) == 24
+    assert done.document().replicas == 8
+    # those that have no request are idle
+    assert done.document().busy_share <= min(concurrency, 8) / 8 + 1e-9
+
+
 def test_experts_in_another_format() -> None:
     wide, narrow = (
         Server(model="GPT-OSS-20B", hardware="B200-SXM", experts=experts) for experts in ("", "mxfp4")
