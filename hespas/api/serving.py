@@ -12,7 +12,7 @@ import numpy as np
 
 from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
-from hespas.api.request_log import requests_of
+from hespas.api.request_log import log_of, requests_of
 from hespas.files.documents import Count, Figure
 from hespas.generators.llm import Layout, Model, ServingStep, load_model, precision_of
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
@@ -203,6 +203,7 @@ class ServingResult(Result):
     runs: tuple[ServingRun, ...]
     cache_tokens: float
     with_rows: bool = False
+    inputs: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def _all(self, name: str) -> FloatArray:
@@ -264,7 +265,7 @@ class ServingResult(Result):
         ranks = self.server.dp * self.server.tp
         decodes = batch > 0
         return ServingDocument(
-            inputs=[],
+            inputs=list(self.inputs),
             diagnostics=findings(self.diagnostics),
             model=self.model,
             hardware=self.server.hardware,
@@ -369,8 +370,17 @@ def serve(
         runs=runs,
         cache_tokens=room,
         with_rows=with_rows,
+        inputs=_inputs(server, requests),
         diagnostics=found,
     )
+
+
+def _inputs(server: Server, requests: str | Path | Requests) -> tuple[str, ...]:
+    """The files that were read: of a model and of a device of one's own, and the log."""
+    named = [Path(each) for each in (server.model, server.hardware) if not isinstance(each, Model)]
+    own = [each for each in named if each.suffix == ".toml" or each.name != str(each)]
+    log = None if isinstance(requests, Requests) else log_of(requests)
+    return tuple(map(str, own if log is None else [*own, log]))
 
 
 def _share_of(requests: Requests, place: int, replicas: int) -> Requests:

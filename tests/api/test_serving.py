@@ -172,6 +172,17 @@ def test_what_is_no_process(spelling: str) -> None:
         requests_of(spelling)
 
 
+def test_the_document_names_the_files_that_were_read(tmp_path: Path) -> None:
+    log = tmp_path / "poisson.csv"
+    log.write_text(_LOGS["log.csv"], encoding="utf-8")
+    device = tmp_path / "mine.toml"
+    shipped = Path(hespas.__file__).parent / "hardware" / "data"
+    device.write_bytes((shipped / "H100-SXM.toml").read_bytes())
+    own = Server(model="Llama-3-8B", hardware=str(device))
+    assert hespas.serve(own, log).document().inputs == [str(device), str(log)]
+    assert hespas.serve(_LLAMA, "closed:requests=1,output=2").document().inputs == []
+
+
 def test_processes() -> None:
     burst = requests_of("bursts:rate=10,burst=5,requests=10")
     assert np.unique(burst.arrival_ns).tolist() == [0.0, 5e8]
