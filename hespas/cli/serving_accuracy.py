@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,6 @@ from hespas.cli.session import (
 )
 from hespas.cli.text import count_text, table_text
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.validators.serving import Judgement, Replay
@@ -44,14 +44,19 @@ _Table = Annotated[
 _CalibrateOption = Annotated[
     _Calibrate,
     typer.Option(
-        help="Nothing; one run of each device and framework; one of each of its releases, models and "
-        "formats; few parameters of each device and framework, from all rows but those of the split devval; "
-        "these, and one run of each release, model and format."
+        help="What is fitted before. A stack is a device with a framework; a deployment also has a release, "
+        "a model and a format. one-per-stack, one-per-deployment: on one measured run of each. stack: few "
+        "parameters, on all rows but those of the split devval. stack-and-one: these, then on one run of "
+        "each deployment."
     ),
 ]
 _Recorded = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="RUNS.csv REQUESTS.csv", help="Recorded runs, to be repeated request by request."),
+    typer.Option(
+        metavar="RUNS.csv REQUESTS.csv",
+        help="Recorded runs, to be repeated request by request. The first fifth calibrates, the others are "
+        "compared.",
+    ),
 ]
 
 
@@ -65,6 +70,8 @@ def serving(
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
     debug: options.Debug = False,
 ) -> None:
     """Measured runs of servers beside their predicted times to the first token and per token.
@@ -74,40 +81,23 @@ def serving(
     reads = [table, *(recorded or ())]
     diagnostics = Diagnostics()
     with command_line(debug, diagnostics, str(table or ""), documents=[json_file], reads=reads):
-        if table is None and recorded is None:
-            raise UsageError("nothing to judge", hint="name runs (--table), or recorded ones (--recorded)")
         check_reports(
             {"--json": json_file},
             {"--table": [table] if table else [], "--recorded": list(recorded or ())},
             overwrite=overwrite,
         )
-        from hespas.validators.serving import (
-            Judgement,
-            Predictor,
-            judge,
-            read_recorded,
-            read_rows,
-            refuse_empty_split,
-            replayed,
-            serving_json,
-        )
+        from hespas import api
 
-        judged, replays = Judgement(calibrate=calibrate.value, rows=()), list["Replay"]()
-        if table is not None:
-            rows = read_rows(table)
-            refuse_empty_split(rows, split)
-            with progress_bar("simulating", progress) as callback:
-                maker = Predictor(estimator=estimator, progress=callback)
-                judged = judge(rows, calibrate=calibrate.value, split=split, predictor=maker)
-        if recorded is not None:
-            runs = read_recorded(*recorded, diagnostics=diagnostics)
-            replays = replayed(runs, estimator=estimator, diagnostics=diagnostics)
+        with progress_bar("simulating", progress) as callback:
+            done = api.validate_serving(
+                table, recorded=recorded, split=split, calibrate=calibrate.value, estimator=estimator,
+                progress=callback, diagnostics=diagnostics,
+            )  # fmt: skip
         if json_file:
-            inputs = [str(each) for each in reads if each]
-            write_document(serving_json(judged, replays, inputs), json_file, overwrite=overwrite)
-        say_diagnostics(diagnostics, str(recorded[0]) if recorded else "")
-        _show(judged)
-        _show_recorded(replays)
+            write_document(done.to_json(), json_file, overwrite=overwrite)
+        say_diagnostics(diagnostics, str(table or ""))
+        _show(done.judgement)
+        _show_recorded(done.recorded)
 
 
 def _show(judged: Judgement) -> None:
@@ -130,7 +120,7 @@ def _show(judged: Judgement) -> None:
     emit(table_text(heads, lines, left=(0, 1)))
 
 
-def _show_recorded(replays: list[Replay]) -> None:
+def _show_recorded(replays: Sequence[Replay]) -> None:
     if not replays:
         return
     lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import nan
 from typing import Literal
 
@@ -9,6 +10,8 @@ import msgspec
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
+from hespas.graph import Diagnostics
+from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
 from hespas.validators.serving.fit import PRIORS
 from hespas.validators.serving.judge import Judged, Judgement
 from hespas.validators.serving.predict import Times
@@ -98,7 +101,7 @@ class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["hespas.serving_accuracy/1"] = "hespas.serving_accuracy/1"
     hespas_version: str = __version__
     inputs: list[str]
-    diagnostics: list[str] = []
+    diagnostics: list[DiagnosticJson]
     calibrate: str
     rows: list[_Row]
     summary: list[_Summary]
@@ -139,10 +142,13 @@ def _row(each: Judged) -> _Row:
     )
 
 
-def serving_json(judged: Judgement, recorded: list[Replay], inputs: list[str]) -> bytes:
+def serving_json(
+    judged: Judgement, recorded: Sequence[Replay], inputs: Sequence[str], diagnostics: Diagnostics
+) -> bytes:
     """The document: ``hespas.serving_accuracy/1``."""
     document = ServingAccuracyDocument(
-        inputs=inputs,
+        inputs=list(inputs),
+        diagnostics=diagnostics_json(diagnostics),
         calibrate=judged.calibrate,
         rows=[_row(each) for each in judged.rows],
         summary=[

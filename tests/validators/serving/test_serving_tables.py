@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
+import hespas
 from hespas.cli.validate import app
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.serving import read_rows
 
 _RUN: dict[str, object] = {
@@ -91,6 +93,26 @@ def test_refused_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "1 of 3 runs are judged" in done.output
     assert "2: no serving stack tgi (row 1)" in done.output
+
+
+def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
+    table, document = _runs(tmp_path, {}, {"backend": "tgi"}), tmp_path / "serving.json"
+    assert _validate("--table", table, "--json", document, "--quiet").exit_code == 0
+    done = hespas.validate_serving(table)
+    assert done.to_json() == document.read_bytes()
+    assert "1 of 2 runs judged, median error of ttft" in repr(done)
+    assert done.to_pandas()["status"].tolist() == ["predicted", "no serving stack tgi"]
+    found = done.to_dict()
+    assert found["inputs"] == [str(table)]
+    assert [(each["code"], each["location"]) for each in found["diagnostics"]] == [
+        ("serving.not-predicted", "row 1")
+    ]
+    with pytest.raises(UsageError, match="nothing to judge"):
+        hespas.validate_serving()
+    with pytest.raises(UsageError, match="no row has the split"):
+        hespas.validate_serving(table, split="x")
+    with pytest.raises(UsageError, match="no calibration 'all'"):
+        hespas.validate_serving(table, calibrate=cast("Any", "all"))
 
 
 @pytest.mark.parametrize(
