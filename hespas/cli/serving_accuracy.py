@@ -44,10 +44,11 @@ _Table = Annotated[
 _CalibrateOption = Annotated[
     _Calibrate,
     typer.Option(
-        help="What is fitted before. A stack is a device with a framework; a deployment also has a release, "
-        "a model and a format. one-per-stack, one-per-deployment: on one measured run of each. stack: few "
-        "parameters, on all rows but those of the split devval. stack-and-one: these, then on one run of "
-        "each deployment."
+        help="What is fitted before; a deployment is a release, a model and a format on a stack.\n\n"
+        "one-per-stack: one measured run of each device and framework.\n\n"
+        "one-per-deployment: one of each deployment.\n\n"
+        "stack: few parameters of each device and framework, on all rows but those of the split devval.\n\n"
+        "stack-and-one: these, then one run of each deployment."
     ),
 ]
 _Recorded = Annotated[
