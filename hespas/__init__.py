@@ -32,6 +32,7 @@ __all__ = [
     "suggest",
     "system",
     "validate_capture",
+    "validate_serving",
     "view",
     "write",
 ]
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         suggest,
         system,
         validate_capture,
+        validate_serving,
         view,
         write,
     )

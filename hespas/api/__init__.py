@@ -36,6 +36,7 @@ __all__ = [
     "RoundTripReport",
     "RunDifference",
     "Server",
+    "ServingAccuracyReport",
     "ServingResult",
     "SimulationResult",
     "SuggestionReport",
@@ -80,6 +81,7 @@ __all__ = [
     "table_estimate_document",
     "total_duration_ns",
     "validate_capture",
+    "validate_serving",
     "view",
     "write",
     "write_estimates_csv",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
     from hespas.api.run_difference import RunDifference, compare_runs
     from hespas.api.serving import Server, ServingResult, serve, write_request_rows
+    from hespas.api.serving_accuracy import ServingAccuracyReport, validate_serving
     from hespas.api.simulation import (
         SimulationResult,
         simulate,
@@ -194,6 +197,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.published_runs": ("FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"),
     "hespas.api.run_difference": ("RunDifference", "compare_runs"),
     "hespas.api.serving": ("Server", "ServingResult", "serve", "write_request_rows"),
+    "hespas.api.serving_accuracy": ("ServingAccuracyReport", "validate_serving"),
     "hespas.api.simulation": (
         "SimulationResult",
         "simulate",

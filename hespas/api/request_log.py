@@ -15,7 +15,7 @@ from hespas.files.streams import limits, read_bytes
 from hespas.graph.errors import FormatError, UsageError
 from hespas.simulator.serving import Requests, arrivals_of_bursts, arrivals_of_poisson, lengths
 
-__all__ = ["PROCESSES", "requests_of"]
+__all__ = ["PROCESSES", "log_of", "requests_of"]
 
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "arrival": ("arrival_s", "arrival", "arrived_at", "timestamp", "queued_s", "arrival_time"),
@@ -56,10 +56,16 @@ def requests_of(spelling: str | Path) -> Requests:
     """The requests that ``poisson:rate=4,prompt=1024,output=256`` or the path of a log (CSV or JSON lines)
     names. Raises ``UsageError`` for words that no process has, ``FormatError`` for a log that cannot be read.
     """
+    log = log_of(spelling)
+    if log is not None:
+        return _read(log)
     name, _, words = str(spelling).partition(":")
-    if name in PROCESSES:
-        return _drawn(name, _stated(name, words))
-    return _read(Path(spelling))
+    return _drawn(name, _stated(name, words))
+
+
+def log_of(spelling: str | Path) -> Path | None:
+    """The log that is named; None where it is a process."""
+    return None if str(spelling).partition(":")[0] in PROCESSES else Path(spelling)
 
 
 def _stated(name: str, words: str) -> _Process:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
-from hespas.api.request_log import requests_of
+from hespas.api.request_log import log_of, requests_of
 from hespas.files.documents import Count, Figure
 from hespas.generators.llm import Layout, Model, ServingStep, load_model, precision_of
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
@@ -196,13 +196,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingResult(Result):
-    """What requests saw, one run for each replica."""
+    """What requests saw, one run for each replica that had some."""
 
     server: Server
     model: str
     runs: tuple[ServingRun, ...]
     cache_tokens: float
     with_rows: bool = False
+    inputs: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def _all(self, name: str) -> FloatArray:
@@ -264,13 +265,13 @@ class ServingResult(Result):
         ranks = self.server.dp * self.server.tp
         decodes = batch > 0
         return ServingDocument(
-            inputs=[],
+            inputs=list(self.inputs),
             diagnostics=findings(self.diagnostics),
             model=self.model,
             hardware=self.server.hardware,
             stack=self.server.stack,
             ranks=ranks,
-            replicas=len(self.runs),
+            replicas=self.server.dp,
             requests=count,
             prompt_tokens=sum(int(each.prompt.sum()) for each in requests),
             output_tokens=sum(int(each.output.sum()) for each in requests),
@@ -281,7 +282,7 @@ class ServingResult(Result):
             steps=len(time),
             steps_with_prompts=int((prompts > 0).sum()),
             mean_batch=float(np.average(batch[decodes], weights=time[decodes])) if decodes.any() else nan,
-            busy_share=float(time.sum() / span / len(self.runs)) if span > 0 else nan,
+            busy_share=float(time.sum() / span / self.server.dp) if span > 0 else nan,
             cache_tokens=self.cache_tokens,
             put_back=sum(int(run.put_back.sum()) for run in self.runs),
             times=self.times(),
@@ -340,7 +341,8 @@ def serve(
 ) -> ServingResult:
     """Let a server answer requests: those of a log (CSV or JSON lines: arrival, prompt tokens, output
     tokens), of ``poisson:rate=4,prompt=1024,output=256``, ``bursts:`` or ``closed:concurrency=16``, or as a
-    value. ``with_rows``: the document has a row for each. Replicas of attention (``dp``) take turns.
+    value. ``with_rows``: the document has a row for each. Replicas of attention (``dp``) take turns; those
+    beyond the requests that are under way at any time are idle.
 
     Raises ``UsageError`` for settings that contradict each other, ``UnsupportedError`` for what does not fit
     into memory or has no estimate, ``FormatError`` for a log that cannot be read.
@@ -352,7 +354,8 @@ def serve(
     step, policy = server.step(), server.policy()
     room = server.room(step)
     times = server.times(step, int((asked.prompt + asked.output).max()), found)
-    shares = [_share_of(asked, place, server.dp) for place in range(min(server.dp, len(asked)))]
+    busy = min(server.dp, len(asked), asked.concurrency or len(asked))
+    shares = [_share_of(asked, place, busy) for place in range(busy)]
     runs = tuple(run_server(each, times, policy, cache_tokens=room) for each in shares)
     put_back = sum(int(run.put_back.sum()) for run in runs)
     found.info(
@@ -367,8 +370,17 @@ def serve(
         runs=runs,
         cache_tokens=room,
         with_rows=with_rows,
+        inputs=_inputs(server, requests),
         diagnostics=found,
     )
+
+
+def _inputs(server: Server, requests: str | Path | Requests) -> tuple[str, ...]:
+    """The files that were read: of a model and of a device of one's own, and the log."""
+    named = [Path(each) for each in (server.model, server.hardware) if not isinstance(each, Model)]
+    own = [each for each in named if each.suffix == ".toml" or each.name != str(each)]
+    log = None if isinstance(requests, Requests) else log_of(requests)
+    return tuple(map(str, own if log is None else [*own, log]))
 
 
 def _share_of(requests: Requests, place: int, replicas: int) -> Requests:
@@ -378,7 +390,7 @@ def _share_of(requests: Requests, place: int, replicas: int) -> Requests:
     mine = slice(place, None, replicas)
     concurrency = requests.concurrency
     if concurrency:
-        concurrency = max(1, (concurrency - place + replicas - 1) // replicas)
+        concurrency = (concurrency - place + replicas - 1) // replicas
     return replace(
         requests,
         arrival_ns=requests.arrival_ns[mine],

@@ -115,8 +115,10 @@ def serve(
 
     hespas serve llama-3-70b --hardware H100-SXM --tp 4 --requests poisson:rate=4,prompt=1024,output=256
     """
-    diagnostics = Diagnostics()
-    reads = [Path(requests)] if ":" not in requests else []
+    from hespas.api.request_log import log_of
+
+    diagnostics, log = Diagnostics(), log_of(requests)
+    reads = [] if log is None else [log]
     with command_line(debug, diagnostics, model, documents=[out, json_file], reads=[*reads, hardware]):
         check_reports(
             {"--out": out, "--json": json_file},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,16 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.accuracy import percent, signed
-from hespas.cli.session import check_reports, command_line, emit, progress_bar, write_document
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    progress_bar,
+    say_diagnostics,
+    write_document,
+)
 from hespas.cli.text import count_text, table_text
-from hespas.graph.errors import UsageError
+from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
     from hespas.validators.serving import Judgement, Replay
@@ -36,14 +44,20 @@ _Table = Annotated[
 _CalibrateOption = Annotated[
     _Calibrate,
     typer.Option(
-        help="Nothing; one run of each device and framework; one of each of its releases, models and "
-        "formats; few parameters of each device and framework, from all rows but those of the split devval; "
-        "these, and one run of each release, model and format."
+        help="What is fitted before; a deployment is a release, a model and a format on a stack.\n\n"
+        "one-per-stack: one measured run of each device and framework.\n\n"
+        "one-per-deployment: one of each deployment.\n\n"
+        "stack: few parameters of each device and framework, on all rows but those of the split devval.\n\n"
+        "stack-and-one: these, then one run of each deployment."
     ),
 ]
 _Recorded = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="RUNS.csv REQUESTS.csv", help="Recorded runs, to be repeated request by request."),
+    typer.Option(
+        metavar="RUNS.csv REQUESTS.csv",
+        help="Recorded runs, to be repeated request by request. The first fifth calibrates, the others are "
+        "compared.",
+    ),
 ]
 
 
@@ -57,6 +71,8 @@ def serving(
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
     debug: options.Debug = False,
 ) -> None:
     """Measured runs of servers beside their predicted times to the first token and per token.
@@ -64,44 +80,35 @@ def serving(
     hespas-validate serving --table runs.csv --calibrate one-per-stack
     """
     reads = [table, *(recorded or ())]
-    with command_line(debug, source=str(table or ""), documents=[json_file], reads=reads):
-        if table is None and recorded is None:
-            raise UsageError("nothing to judge", hint="name runs (--table), or recorded ones (--recorded)")
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, str(table or ""), documents=[json_file], reads=reads):
         check_reports(
             {"--json": json_file},
             {"--table": [table] if table else [], "--recorded": list(recorded or ())},
             overwrite=overwrite,
         )
-        from hespas.validators.serving import (
-            Judgement,
-            Predictor,
-            judge,
-            read_recorded,
-            read_rows,
-            replayed,
-            serving_json,
-        )
+        from hespas import api
 
-        judged, replays = Judgement(calibrate=calibrate.value, rows=()), list["Replay"]()
-        if table is not None:
-            with progress_bar("simulating", progress) as callback:
-                maker = Predictor(estimator=estimator, progress=callback)
-                judged = judge(read_rows(table), calibrate=calibrate.value, split=split, predictor=maker)
-        if recorded is not None:
-            replays = replayed(read_recorded(*recorded), estimator=estimator)
+        with progress_bar("simulating", progress) as callback:
+            done = api.validate_serving(
+                table, recorded=recorded, split=split, calibrate=calibrate.value, estimator=estimator,
+                progress=callback, diagnostics=diagnostics,
+            )  # fmt: skip
         if json_file:
-            inputs = [str(each) for each in reads if each]
-            write_document(serving_json(judged, replays, inputs), json_file, overwrite=overwrite)
-        _show(judged)
-        _show_recorded(replays)
+            write_document(done.to_json(), json_file, overwrite=overwrite)
+        say_diagnostics(diagnostics, str(table or ""))
+        _show(done.judgement)
+        _show_recorded(done.recorded)
 
 
 def _show(judged: Judgement) -> None:
     if not judged.rows:
         return
-    left = Counter(each.status for each in judged.rows)
+    left, first = Counter(each.status for each in judged.rows), dict[str, int]()
+    for each in judged.rows:
+        first.setdefault(each.status, each.row.row)
     emit(f"{count_text(left.pop('predicted', 0))} of {count_text(len(judged.rows))} runs are judged")
-    emit(f"{count_text(count)}: {reason}" for reason, count in left.most_common())
+    emit(f"{count_text(count)}: {reason} (row {first[reason]})" for reason, count in left.most_common())
     lines = [
         (
             each.value, each.metric, count_text(each.n), percent(each.median_ape), percent(each.mean_ape),
@@ -114,16 +121,17 @@ def _show(judged: Judgement) -> None:
     emit(table_text(heads, lines, left=(0, 1)))
 
 
-def _show_recorded(replays: list[Replay]) -> None:
+def _show_recorded(replays: Sequence[Replay]) -> None:
     if not replays:
         return
     lines = [
         (
-            each.trace, "yes" if each.calibrated else "no", signed(each.ttft_error), signed(each.tpot_error),
-            signed(each.latency_error), signed(each.makespan_error), signed(each.tokens_per_s_error),
+            each.trace, "yes" if each.calibrated else "no", count_text(each.requests),
+            signed(each.ttft_error), signed(each.tpot_error), signed(each.latency_error),
+            signed(each.makespan_error), signed(each.tokens_per_s_error),
             f"{each.measured_s / each.computed_s:,.0f}",
         )
         for each in replays
     ]  # fmt: skip
-    heads = ("recorded", "calibrated", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster")
+    heads = ("recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster")
     emit(table_text(heads, lines, left=(0, 1)))

@@ -175,3 +175,26 @@ def test_serving_documents_fit_their_schema() -> None:
     _validate(done.to_json(), "serving")  # answers of one token have no time per token
     assert json.loads(done.to_json())["rows"][0]["tpot_ms"] is None
     _validate(api.serve(server, "poisson:rate=2,requests=3,prompt=64,output=2").to_json(), "serving")
+
+
+def test_documents_of_judged_servers_fit_their_schema(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    head = "model_path,system,backend,mode,isl,osl,tp_size,batch_size,silicon_ttft_ms,silicon_tpot_ms"
+    runs = [f"meta-llama/Llama-3-8B,h100_sxm,{stack},agg,64,4,1,2,9,8" for stack in ("vllm", "tgi")]
+    table.write_text("\n".join((head, *runs)), encoding="utf-8")
+    _validate(api.validate_serving(table).to_json(), "serving_accuracy")
+    runs_file, requests = tmp_path / "recorded.csv", tmp_path / "requests.csv"
+    runs_file.write_text(
+        "trace,accelerator,model,engine,tp,precision,max_num_seqs,max_num_batched_tokens\n"
+        "t,H100-SXM,Llama-3-8B,vLLM,1,bf16,4,64\nu,moon,Llama-3-8B,vLLM,1,bf16,4,64\n",
+        encoding="utf-8",
+    )
+    requests.write_text(
+        "trace,queued_s,first_token_s,last_token_s,input_tokens,output_tokens\n"
+        + "".join(f"{trace},{at},{at},{at + 1},8,1\n" for trace in "tu" for at in range(3)),
+        encoding="utf-8",
+    )
+    done = api.validate_serving(recorded=(runs_file, requests))
+    assert "1 recorded runs repeated" in repr(done)
+    assert len(done.to_pandas()) == 1
+    _validate(done.to_json(), "serving_accuracy")  # answers of one token: unknown figures are null

@@ -34,6 +34,13 @@ def test_a_server_answers_all_requests() -> None:
     assert "output tokens/s" in done.headline()
 
 
+def test_a_prompt_is_no_time_between_tokens() -> None:
+    done = hespas.serve(_LLAMA, "closed:concurrency=1,prompt=8192,output=2,requests=3")
+    of = {each.what: each for each in done.times()}
+    assert of["inter-token"].mean_ms == pytest.approx(of["tpot"].mean_ms)
+    assert of["inter-token"].max_ms < of["ttft"].mean_ms / 10
+
+
 def test_more_requests_at_once_give_more_tokens_and_wait_longer() -> None:
     few, many = (
         hespas.serve(_LLAMA, f"closed:concurrency={count},prompt=512,output=64,requests=128")
@@ -58,6 +65,20 @@ def test_replicas_share_requests() -> None:
     assert [len(run.requests) for run in done.runs] == [4, 3, 3]
     assert [run.requests.concurrency for run in done.runs] == [2, 1, 1]
     assert done.document().replicas == 3
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 8, 11])
+def test_no_more_requests_are_under_way_than_stated(concurrency: int) -> None:
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", dp=8)
+    done = hespas.serve(server, f"closed:concurrency={concurrency},prompt=128,output=8,requests=24")
+    rows = done.to_pandas()
+    arrival, end = rows["arrival_s"].to_numpy(), (rows["arrival_s"] + rows["latency_ms"] / 1e3).to_numpy()
+    under_way = [int(((arrival <= at) & (end > at + 1e-9)).sum()) for at in arrival]
+    assert max(under_way) == concurrency
+    assert len(rows) == 24
+    assert done.document().replicas == 8
+    # those that have no request are idle
+    assert done.document().busy_share <= min(concurrency, 8) / 8 + 1e-9
 
 
 def test_experts_in_another_format() -> None:
@@ -149,6 +170,17 @@ def test_what_is_no_line_of_json(tmp_path: Path) -> None:
 def test_what_is_no_process(spelling: str) -> None:
     with pytest.raises(UsageError):
         requests_of(spelling)
+
+
+def test_the_document_names_the_files_that_were_read(tmp_path: Path) -> None:
+    log = tmp_path / "poisson.csv"
+    log.write_text(_LOGS["log.csv"], encoding="utf-8")
+    device = tmp_path / "mine.toml"
+    shipped = Path(hespas.__file__).parent / "hardware" / "data"
+    device.write_bytes((shipped / "H100-SXM.toml").read_bytes())
+    own = Server(model="Llama-3-8B", hardware=str(device))
+    assert hespas.serve(own, log).document().inputs == [str(device), str(log)]
+    assert hespas.serve(_LLAMA, "closed:requests=1,output=2").document().inputs == []
 
 
 def test_processes() -> None:

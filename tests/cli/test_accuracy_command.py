@@ -313,6 +313,9 @@ def test_a_report_is_no_worse_than_itself(program: Path, tmp_path: Path) -> None
         (["absent.json", "absent.json"], 3, "no such file"),
         (["good.json", "bad.json"], 3, "expected an accuracy report"),
         (["other.json", "other.json"], 3, "expected schema 'hespas.accuracy/1'"),
+        (["league.json", "league.json"], 3, "found 'hespas.league/1'"),
+        (["league.json", "league.json"], 3, "compare takes two documents of hespas-validate accuracy"),
+        (["odd.json", "odd.json"], 3, "missing required field 'estimator'"),
         (["good.json", "empty.json"], 2, "no figure in common"),
         (["good.json"], 2, "Missing argument"),
         (["good.json", "good.json", "--json", "no/c.json"], 2, "no"),
@@ -330,6 +333,8 @@ def test_what_cannot_be_compared(
         ("good", "hespas.accuracy/1", [row]),
         ("empty", "hespas.accuracy/1", []),
         ("other", "hespas.simulate/1", []),
+        ("league", "hespas.league/1", [{"by": "all"}]),
+        ("odd", "hespas.accuracy/1", [{"by": "all"}]),
     ):
         document = {"schema": schema, "summary": summary, "end_to_end": []}
         (tmp_path / f"{name}.json").write_text(json.dumps(document))

@@ -28,6 +28,7 @@ def test_a_log_is_served(tmp_path: Path) -> None:
     assert "2 requests" in done.output
     assert "inter-token" in done.output
     found = json.loads(document.read_bytes())
+    assert found["inputs"] == [str(log)]
     assert [each["prompt_tokens"] for each in found["rows"]] == [100, 200]
     assert rows.read_text(encoding="utf-8").count("\n") == 3
     again = _serve("Llama-3-8B", "--hardware", "H100-SXM", "--requests", log, "--out", rows)

@@ -15,7 +15,7 @@ from math import ceil, inf
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.serving.policy import Policy
 from hespas.simulator.serving.requests import Requests
@@ -85,6 +85,8 @@ class _Server:
         """Tokens each has given."""
         self.output = requests.output.astype(np.int64)
         self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
+        self.latest = np.full(count, np.nan)
+        """When each gave its latest token."""
         self.put_back = np.zeros(count, np.int64)
         self.used = 0.0
         """Pages in use, those that a reserving policy has promised included."""
@@ -252,12 +254,15 @@ class _Server:
         self.held_back = 0
         self.due = (self.due - 1) % self.policy.polls if batch else 0
         self.log.add(np.array([time]), batch, chunk.new_tokens)
+        again = [request for request in chunk.sampled if self.made[request]]
+        self._log_gaps(np.append(self.decoding[:batch], again).astype(np.int64))
         if batch:
             self._give(1)
         for request in chunk.sampled:
             self.prompting.remove(request)
             if np.isnan(self.first[request]):
                 self.first[request] = self.now
+            self.latest[request] = self.now
             self.made[request] += 1
             if self.made[request] >= self.output[request]:
                 self._done(request)
@@ -286,8 +291,18 @@ class _Server:
         self.due = (self.due - count) % self.policy.polls
         self.log.add(times[:count], batch, 0)
         self.looked = float(ends[count - 1] - times[count - 1])
+        self.now, later = float(ends[0]), times[1:count]
+        self._log_gaps(self.decoding)
+        self.log.add_gaps(later, np.full(len(later), batch, np.int64))
         self.now = float(ends[count - 1])
+        self.latest[self.decoding] = self.now
         self._give(count)
+
+    def _log_gaps(self, requests: IntArray) -> None:
+        """Each of these gives a token now. Those that gave their latest in one step are logged together."""
+        before, tokens = np.unique(self.latest[requests], return_counts=True)
+        self.log.add_gaps(self.now - before, np.asarray(tokens, np.int64))
+        self.latest[requests] = self.now
 
     def _seen(self, after: int) -> int:
         """Steps until the scheduler looks, at least so many."""

@@ -14,17 +14,32 @@ __all__ = ["ServingRun", "Steps", "weighted_percentile"]
 
 @dataclass(slots=True)
 class Steps:
-    """Steps in order, in pieces: time [ns], sequences that decode, new tokens of prompts."""
+    """Steps in order, in pieces: time [ns], sequences that decode, new tokens of prompts; and times between
+    tokens [ns], each with how many tokens came after it.
+    """
 
     time_ns: list[FloatArray] = field(default_factory=list[FloatArray])
     batch: list[IntArray] = field(default_factory=list[IntArray])
     prompt_tokens: list[IntArray] = field(default_factory=list[IntArray])
+    gap_ns: list[FloatArray] = field(default_factory=list[FloatArray])
+    gap_tokens: list[IntArray] = field(default_factory=list[IntArray])
 
     def add(self, time_ns: FloatArray, batch: int, prompt_tokens: int) -> None:
         """Steps with the same sequences and as many new tokens."""
         self.time_ns.append(time_ns)
         self.batch.append(np.full(len(time_ns), batch, np.int64))
         self.prompt_tokens.append(np.full(len(time_ns), prompt_tokens, np.int64))
+
+    def add_gaps(self, gap_ns: FloatArray, tokens: IntArray) -> None:
+        """So many tokens came such a time after the one before them of the same request."""
+        self.gap_ns.append(gap_ns)
+        self.gap_tokens.append(tokens)
+
+    def gaps(self) -> tuple[FloatArray, IntArray]:
+        """All times between tokens."""
+        if not self.gap_ns:
+            return np.zeros(0), np.zeros(0, np.int64)
+        return np.concatenate(self.gap_ns), np.concatenate(self.gap_tokens)
 
     def columns(self) -> tuple[FloatArray, IntArray, IntArray]:
         """All steps."""
@@ -79,13 +94,10 @@ class ServingRun:
         return float(self.requests.output.sum()) / span * 1e9 if span > 0 else np.nan
 
     def gaps(self) -> tuple[FloatArray, IntArray]:
-        """Times between a token and the next [ns], and how many tokens came after such a time: a step that
-        decodes ends it for all its sequences, and steps that only work on prompts add to it.
+        """Times from a token of a request to its next [ns], and how many tokens came after such a time: what
+        a step gives to a request at once counts as one. A first token ends none.
         """
-        time, batch, _ = self.steps.columns()
-        ends = np.cumsum(time)
-        decodes = batch > 0
-        return np.diff(ends[decodes], prepend=0.0), batch[decodes]
+        return self.steps.gaps()
 
 
 def weighted_percentile(values: FloatArray, weights: IntArray, share: float) -> float:

@@ -30,6 +30,7 @@ __all__ = [
 COMPARISON_SCHEMA_ID: Final = "hespas.compare/1"
 _MOST_SOURCES = 5
 _HINT = "write it with accuracy --json FILE"
+_TAKES = "compare takes two documents of hespas-validate accuracy --json FILE"
 
 
 _Error = Annotated[float, msgspec.Meta(ge=0.0)]
@@ -59,6 +60,10 @@ class _Run(msgspec.Struct, frozen=True):
 class _Source(msgspec.Struct, frozen=True):
     source: str
     hardware: str
+
+
+class _Any(msgspec.Struct, frozen=True):
+    schema: str
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -193,20 +198,16 @@ def _read(path: Path | bytes) -> _Report:
         raise FormatError("no such file", path=_named(path), hint=_HINT)
     try:
         data = read_document(path, limits().report_bytes, "a report") if isinstance(path, Path) else path
+        schema = msgspec.json.decode(data, type=_Any).schema
+        if schema != SCHEMA_ID:
+            raise FormatError(
+                f"expected schema {SCHEMA_ID!r}, found {schema[:80]!r}", path=_named(path), hint=_TAKES
+            )
         report = msgspec.json.decode(data, type=_Report)
         json.loads(data, object_pairs_hook=_no_repeats)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise FormatError(
-            f"expected an accuracy report: {error}",
-            path=_named(path),
-            hint=_HINT,
-        ) from error
-    if report.schema != SCHEMA_ID:
-        raise FormatError(
-            f"expected schema {SCHEMA_ID!r}, found {report.schema[:80]!r}",
-            path=_named(path),
-            hint=_HINT,
-        )
+        told = str(error).replace("`", "'")  # names in backquotes are those of our arguments
+        raise FormatError(f"expected an accuracy report: {told}", path=_named(path), hint=_HINT) from error
     return report
 
 

@@ -7,7 +7,7 @@ from hespas.validators.serving.fit import Fitted
 from hespas.validators.serving.judge import CALIBRATIONS, Calibrate, Judged, Judgement, Summary, judge
 from hespas.validators.serving.predict import Predictor
 from hespas.validators.serving.recorded import Replay, read_recorded, replayed
-from hespas.validators.serving.rows import Row, read_rows
+from hespas.validators.serving.rows import Row, read_rows, refuse_empty_split
 
 __all__ = [
     "CALIBRATIONS",
@@ -23,6 +23,7 @@ __all__ = [
     "judge",
     "read_recorded",
     "read_rows",
+    "refuse_empty_split",
     "replayed",
     "serving_json",
 ]

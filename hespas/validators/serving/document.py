@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import nan
 from typing import Literal
 
@@ -9,6 +10,8 @@ import msgspec
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
+from hespas.graph import Diagnostics
+from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
 from hespas.validators.serving.fit import PRIORS
 from hespas.validators.serving.judge import Judged, Judgement
 from hespas.validators.serving.predict import Times
@@ -73,16 +76,23 @@ class _Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded run; errors are predicted over measured, less 1."""
+    """A recorded run; errors are predicted over measured, less 1, of so many requests: those that were done
+    after the fifth that calibrates. measured_s: how long the run took; computed_s: how long its simulation
+    did; calibrating_s: how long calibration did before (null: there was none).
+    """
 
     trace: str
     calibrated: bool
+    requests: Count
     ttft_error: Figure
     tpot_error: Figure
     latency_error: Figure
     makespan_error: Figure
     tokens_per_s_error: Figure
     put_back: Count
+    measured_s: Figure
+    computed_s: Figure
+    calibrating_s: Figure
 
 
 class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +101,7 @@ class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["hespas.serving_accuracy/1"] = "hespas.serving_accuracy/1"
     hespas_version: str = __version__
     inputs: list[str]
-    diagnostics: list[str] = []
+    diagnostics: list[DiagnosticJson]
     calibrate: str
     rows: list[_Row]
     summary: list[_Summary]
@@ -132,10 +142,13 @@ def _row(each: Judged) -> _Row:
     )
 
 
-def serving_json(judged: Judgement, recorded: list[Replay], inputs: list[str]) -> bytes:
+def serving_json(
+    judged: Judgement, recorded: Sequence[Replay], inputs: Sequence[str], diagnostics: Diagnostics
+) -> bytes:
     """The document: ``hespas.serving_accuracy/1``."""
     document = ServingAccuracyDocument(
-        inputs=inputs,
+        inputs=list(inputs),
+        diagnostics=diagnostics_json(diagnostics),
         calibrate=judged.calibrate,
         rows=[_row(each) for each in judged.rows],
         summary=[
@@ -157,10 +170,11 @@ def serving_json(judged: Judgement, recorded: list[Replay], inputs: list[str]) -
         ],
         recorded=[
             _Replay(
-                trace=each.trace, calibrated=each.calibrated, ttft_error=each.ttft_error,
-                tpot_error=each.tpot_error, latency_error=each.latency_error,
+                trace=each.trace, calibrated=each.calibrated, requests=each.requests,
+                ttft_error=each.ttft_error, tpot_error=each.tpot_error, latency_error=each.latency_error,
                 makespan_error=each.makespan_error, tokens_per_s_error=each.tokens_per_s_error,
-                put_back=each.put_back,
+                put_back=each.put_back, measured_s=each.measured_s, computed_s=each.computed_s,
+                calibrating_s=each.calibrating_s,
             )
             for each in recorded
         ],

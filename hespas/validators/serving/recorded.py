@@ -7,20 +7,20 @@ first_token_s, last_token_s, input_tokens, output_tokens``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import pandas as pd
 
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
-from hespas.graph.columns import BoolArray
-from hespas.graph.errors import FormatError
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import HespasError, UnsupportedError, clipped
 from hespas.hardware import load_device
 from hespas.simulator.serving import (
     Correction,
@@ -33,11 +33,12 @@ from hespas.simulator.serving import (
     serve,
     step_times,
 )
+from hespas.validators.serving.cells import Cells, read_cells
 
 __all__ = ["RecordedRun", "Replay", "read_recorded", "replayed"]
 
 _EARLY = 0.2
-"""The part of a run's requests that calibrate it: those that were done first."""
+"""The part of a run's requests that calibrate it: those that were done first. Never compared."""
 _MEMORY_SHARE = 0.9
 
 
@@ -55,18 +56,33 @@ class RecordedRun:
     sequences: int
     cache_tokens: float
     requests: Requests
-    first_s: np.ndarray[tuple[int], np.dtype[np.float64]]
-    last_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    first_s: FloatArray
+    last_s: FloatArray
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Time per output token after the first of each request; NaN for answers of one."""
+        more = self.requests.output - 1
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(more > 0, (self.last_s - self.first_s) / more, nan)
+
+    @property
+    def is_early(self) -> BoolArray:
+        """The requests that were done first: they calibrate, all others are compared."""
+        return np.asarray(self.last_s <= np.quantile(self.last_s, _EARLY), np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Predicted over measured, less 1, of the means of a run, and how much faster than the run it came about
-    (times of steps included). ``calibrated``: by the fifth of its requests that was done first.
+    """Predicted over measured, less 1, of the means of so many ``requests`` of a run: those that were done
+    after the first fifth, which calibrates (``calibrated``). The makespan is from when that fifth was done
+    to the last token of all. ``measured_s`` is how long the whole run took, ``computed_s`` how long its
+    simulation did with the times of its steps, ``calibrating_s`` how long calibration did before (NaN: none).
     """
 
     trace: str
     calibrated: bool
+    requests: int
     ttft_error: float
     tpot_error: float
     latency_error: float
@@ -75,42 +91,71 @@ class Replay:
     put_back: int
     measured_s: float
     computed_s: float
+    calibrating_s: float
 
 
-def read_recorded(runs: Path, requests: Path) -> list[RecordedRun]:
-    """The runs of both tables. Raises ``FormatError`` for missing columns."""
-    try:
-        heads, rows = pd.read_csv(runs), pd.read_csv(requests)
-        traces = {str(trace): part for trace, part in rows.groupby("trace", sort=False)}
-        return [_run(head, traces[str(head["trace"])]) for _, head in heads.iterrows()]
-    except KeyError as error:
-        raise FormatError(
-            f"no column {error}", path=str(runs), hint="columns of published_serving.csv"
-        ) from error
+_OF_RUNS = (
+    "trace", "accelerator", "model", "engine", "tp", "precision", "max_num_seqs", "max_num_batched_tokens",
+)  # fmt: skip
+_OF_REQUESTS = ("trace", "queued_s", "first_token_s", "last_token_s", "input_tokens", "output_tokens")
 
 
-def _run(head: pd.Series, rows: pd.DataFrame) -> RecordedRun:
-    ordered = rows.sort_values("queued_s", kind="stable")
-    columns = {name: ordered[name].to_numpy(np.float64) for name in ordered.columns if name != "trace"}
-    start, known = float(columns["queued_s"][0]), float(head["num_kv_tokens"])
-    return RecordedRun(
-        trace=str(head["trace"]),
-        model=str(head["model"]),
-        hardware=str(head["accelerator"]),
-        stack=str(head["engine"]).partition(" ")[0].casefold(),
-        tp=int(head["tp"]),
-        precision=str(head["precision"]),
-        tokens=int(head["max_num_batched_tokens"]),
-        sequences=int(head["max_num_seqs"]),
-        cache_tokens=known,
-        requests=Requests(
-            arrival_ns=(columns["queued_s"] - start) * 1e9,
-            prompt=columns["input_tokens"].astype(np.int64),
-            output=columns["output_tokens"].astype(np.int64),
-        ),
-        first_s=columns["first_token_s"] - start,
-        last_s=columns["last_token_s"] - start,
+def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None = None) -> list[RecordedRun]:
+    """The runs of both tables. Requests of no run are left out and counted. Raises ``FormatError`` for what
+    are no such tables, cells that hold no such thing, and a run without requests.
+    """
+    heads, of = read_cells(runs, _OF_RUNS), defaultdict[str, list[Cells]](list)
+    for each in read_cells(requests, _OF_REQUESTS):
+        of[each.stated("trace")].append(each)
+    found: list[RecordedRun] = []
+    for head in heads:
+        trace = head.stated("trace")
+        if trace not in of:
+            raise head.fault("trace", f"is {clipped(trace)!r}, of which {requests} has no request", "a trace")
+        found.append(_run(head, of[trace]))
+    others = of.keys() - {run.trace for run in found}
+    if diagnostics is not None:
+        diagnostics.warning(
+            "serving.other-requests", str(requests), "requests of traces that no run has were left out",
+            count=sum(len(of[trace]) for trace in others),
+        )  # fmt: skip
+    return found
+
+
+def _run(head: Cells, rows: Sequence[Cells]) -> RecordedRun:
+    times = np.array([_seconds(each) for each in rows], np.float64)
+    order = np.argsort(times[:, 0], kind="stable")
+    queued, first, last = times[order].T - times[order[0], 0]
+    prompt, output = (
+        np.array([each.count(name) for each in rows], np.int64)[order]
+        for name in ("input_tokens", "output_tokens")
     )
+    return RecordedRun(
+        trace=head.stated("trace"),
+        model=head.stated("model"),
+        hardware=head.stated("accelerator"),
+        stack=head.stated("engine").partition(" ")[0].casefold(),
+        tp=head.count("tp"),
+        precision=head.stated("precision"),
+        tokens=head.count("max_num_batched_tokens"),
+        sequences=head.count("max_num_seqs"),
+        cache_tokens=head.number("num_kv_tokens"),
+        requests=Requests(arrival_ns=queued * 1e9, prompt=prompt, output=output),
+        first_s=first,
+        last_s=last,
+    )
+
+
+def _seconds(cells: Cells) -> tuple[float, float, float]:
+    """When a request was queued, and had its first and last token."""
+    queued, first, last = (
+        cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")
+    )
+    if not queued <= first <= last:
+        raise cells.fault(
+            "last_token_s", f"is {last:g}, after {queued:g} and {first:g}", "queued, first and last in order"
+        )
+    return queued, first, last
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +165,7 @@ class _Made:
     policy: Policy
     room: float
     seconds: float
+    """That the times of steps took."""
 
     def simulated(self, correction: Correction) -> tuple[ServingRun, float]:
         """The run under a correction, and how long that took [s]."""
@@ -127,14 +173,10 @@ class _Made:
         done = serve(self.run.requests, self.steps.corrected(correction), self.policy, cache_tokens=self.room)
         return done, perf_counter() - start
 
-    @property
-    def early(self) -> BoolArray:
-        """The requests that were done first."""
-        last = self.run.last_s
-        return np.asarray(last <= np.quantile(last, _EARLY), np.bool_)
-
 
 def _made(run: RecordedRun, estimator: str) -> _Made:
+    if run.is_early.all():
+        raise UnsupportedError("no request was done after those that calibrate")
     start = perf_counter()
     step = ServingStep(
         model=load_model(run.model), layout=Layout(tp=run.tp), precision=precision_of(run.precision),
@@ -157,29 +199,57 @@ def _made(run: RecordedRun, estimator: str) -> _Made:
     return _Made(run, steps, policy, room, perf_counter() - start)
 
 
-def replayed(runs: list[RecordedRun], *, estimator: str = "composite") -> list[Replay]:
+def replayed(
+    runs: Sequence[RecordedRun], *, estimator: str = "composite", diagnostics: Diagnostics | None = None
+) -> list[Replay]:
     """Each run without and with calibration: a factor on all kernels of a device, from its runs on one rank,
     and one on its collectives, from those on several. The fifth of its requests that was done first speaks
-    of each; the comparison is of all.
+    of each; the comparison is of all others. A run that cannot be repeated is left out and said.
     """
-    made = [_made(run, estimator) for run in runs]
-    found = [_compared(each, Correction(), calibrated=False) for each in made]
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    made: list[_Made] = []
+    plain: list[Replay] = []
+    for run in runs:
+        try:
+            made.append(_made(run, estimator))
+            plain.append(_compared(made[-1], Correction()))
+        except HespasError as error:
+            made = [each for each in made if each.run is not run]
+            found.warning("serving.not-repeated", run.trace, f"not repeated: {error.message}")
     of_device: dict[str, Correction] = {}
+    seconds: dict[str, float] = {}
     for each in sorted(made, key=lambda each: each.run.tp):
-        known = of_device.get(each.run.hardware)
+        start, known = perf_counter(), of_device.get(each.run.hardware)
+        if known is not None and each.run.tp == 1:
+            continue  # nothing of it tells of collectives
         names = _KERNELS if known is None else ("collectives",)
-        of_device[each.run.hardware] = _calibrated(each, known or Correction(), names)
-    return found + [_compared(each, of_device[each.run.hardware], calibrated=True) for each in made]
+        factored = _calibrated(each, known or Correction(), names)
+        if factored is None:
+            found.warning("serving.uncalibrated", each.run.trace, "no early answer has more than one token")
+            continue
+        of_device[each.run.hardware] = factored
+        seconds[each.run.trace] = perf_counter() - start
+    return plain + [
+        _compared(each, of_device[each.run.hardware], seconds.get(each.run.trace, 0.0))
+        for each in made
+        if each.run.hardware in of_device
+    ]
 
 
 _KERNELS = ("products", "attention", "collectives", "others")
-_HALVINGS, _FACTORS = 18, (0.2, 8.0)
+_HALVINGS, _FACTORS = 12, (0.2, 8.0)
+"""The factor is found to a thousandth."""
 
 
-def _calibrated(made: _Made, known: Correction, names: tuple[str, ...]) -> Correction:
-    """The factor on some shares by which times per token of early requests are right in the mean."""
-    early, run = made.early, made.run
-    measured = float(np.mean((run.last_s - run.first_s)[early] / (run.requests.output - 1)[early])) * 1e9
+def _calibrated(made: _Made, known: Correction, names: tuple[str, ...]) -> Correction | None:
+    """The factor on some shares by which times per token of early requests are right in the mean; None where
+    these have no times per token.
+    """
+    run = made.run
+    early = run.is_early & (run.requests.output > 1)
+    if not early.any():
+        return None
+    measured = float(np.mean(run.tpot_s[early])) * 1e9
 
     def with_factor(factor: float) -> Correction:
         stated: Mapping[str, float] = {name: getattr(known, name) * factor for name in names}
@@ -199,21 +269,31 @@ def _edge(is_beyond: Callable[[float], bool]) -> float:
     return sqrt(low * high)
 
 
-def _compared(made: _Made, correction: Correction, *, calibrated: bool) -> Replay:
+def _compared(made: _Made, correction: Correction, calibrating_s: float = nan) -> Replay:
+    """A run under a correction that took so long to find (NaN: nothing was calibrated)."""
     done, seconds = made.simulated(correction)
-    run = made.run
+    run, later = made.run, ~made.run.is_early
     arrival = run.requests.arrival_ns / 1e9
-    tpot = (run.last_s - run.first_s) / (run.requests.output - 1)
-    span = float(run.last_s.max())
+    answers = later & (run.requests.output > 1)
+    known = float(run.last_s[~later].max())
+    span, measured = float(done.last_token_ns.max()) / 1e9 - known, float(run.last_s.max()) - known
     return Replay(
         trace=run.trace,
-        calibrated=calibrated,
-        ttft_error=float(done.ttft_ns.mean() / 1e9 / (run.first_s - arrival).mean() - 1),
-        tpot_error=float(done.tpot_ns.mean() / 1e9 / tpot.mean() - 1),
-        latency_error=float(done.latency_ns.mean() / 1e9 / (run.last_s - arrival).mean() - 1),
-        makespan_error=done.makespan_ns / 1e9 / span - 1,
-        tokens_per_s_error=span / (done.makespan_ns / 1e9) - 1,
+        calibrated=not isnan(calibrating_s),
+        requests=int(later.sum()),
+        ttft_error=_error(done.ttft_ns, run.first_s - arrival, later),
+        tpot_error=_error(done.tpot_ns, run.tpot_s, answers),
+        latency_error=_error(done.latency_ns, run.last_s - arrival, later),
+        makespan_error=span / measured - 1,
+        tokens_per_s_error=measured / span - 1 if span > 0 else nan,
         put_back=int(done.put_back.sum()),
-        measured_s=span,
+        measured_s=float(run.last_s.max()),
         computed_s=made.seconds + seconds,
+        calibrating_s=calibrating_s,
     )
+
+
+def _error(said_ns: FloatArray, measured_s: FloatArray, of: BoolArray) -> float:
+    """Of the means of some requests; NaN where there are none, or nothing was measured to take time."""
+    measured = float(measured_s[of].mean()) if of.any() else 0.0
+    return float(said_ns[of].mean()) / 1e9 / measured - 1 if measured > 0 else nan

@@ -8,18 +8,18 @@ many requests were under way is in ``silicon_data_source``, or ``batch_size``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pandas as pd
-
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
 from hespas.generators.llm.model import Experts
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import UsageError, clipped
+from hespas.simulator.serving import POLICIES, Policy
+from hespas.validators.serving.cells import Cells, read_cells
 from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
 
-__all__ = ["Row", "read_rows"]
+__all__ = ["Row", "read_rows", "refuse_empty_split"]
 
 _NEEDED = (
     "model_path", "system", "backend", "mode", "isl", "osl", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -75,93 +75,94 @@ class Row:
         return self.layout.ranks
 
 
-def read_rows(path: Path, split: str = "") -> list[Row]:
-    """The rows of a table (CSV, packed or not; Parquet), of one ``split`` where it has some. Raises
-    ``FormatError`` for a table without the columns.
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a table (CSV, packed or not; Parquet). What is understood and cannot be predicted is a row
+    with its reason. Raises ``FormatError`` for a table without the columns, and for a cell that holds no such
+    thing.
     """
-    try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise FormatError(f"no table: {error}", path=str(path), hint="CSV or Parquet") from error
-    missing = [name for name in _NEEDED if name not in table.columns]
-    if missing:
-        raise FormatError(
-            f"no column {missing[0]!r}", path=str(path), position="header",
-            hint=f"needed are {', '.join(_NEEDED)}",
-        )  # fmt: skip
-    records = [{str(key): value for key, value in each.items()} for each in table.to_dict("records")]
-    rows = [_row(number, record) for number, record in enumerate(records)]
-    return [row for row in rows if not split or row.split == split]
+    return [_row(cells) for cells in read_cells(path, _NEEDED)]
 
 
-def _text(record: Mapping[str, object], name: str) -> str:
-    value = record.get(name)
-    return value if isinstance(value, str) else ""
+def refuse_empty_split(rows: Sequence[Row], split: str) -> None:
+    """Raise ``UsageError`` where no row is of a ``split`` that was asked for."""
+    if split and not any(row.split == split for row in rows):
+        listed = ", ".join(sorted({row.split for row in rows} - {""})) or "no split"
+        raise UsageError(f"no row has the split {split!r}", hint=f"the table has {clipped(listed)}")
 
 
-def _number(record: Mapping[str, object], name: str, default: float) -> float:
-    value = record.get(name)
-    return float(value) if isinstance(value, int | float) and value == value else default  # noqa: PLR0124
-
-
-def _degree(record: Mapping[str, object], name: str) -> int:
-    return max(1, int(_number(record, name, 1.0)))
-
-
-def _row(number: int, record: Mapping[str, object]) -> Row:
-    source = _text(record, "silicon_data_source")
-    published, stack = bool(_SPREAD_LENGTHS.match(source)), _text(record, "backend")
-    told = re.search(r"silicon_concurrency=(\d+)", source)
-    model, precision = _text(record, "model_path").rpartition("/")[2], _text(record, "precision")
-    clients = int(told[1]) if told else round(_number(record, "batch_size", 1.0))
-    layout, twice = _layout(record, shares=published and stack == "vllm" and not spreads(precision, clients))
-    concurrency = clients if told else clients * layout.dp
-    system = _text(record, "system")
-    assumed = [*(["degrees counted twice"] if twice else []), *([] if told else ["concurrency"])]
-    step, reason = _step(model, precision, layout)
-    prompt, output = int(_number(record, "isl", 1.0)), int(_number(record, "osl", 1.0))
-    release = _text(record, "backend_version")
+def _row(cells: Cells) -> Row:
+    source, stack = cells.text("silicon_data_source"), cells.stated("backend", "a serving stack")
+    published, told = bool(_SPREAD_LENGTHS.match(source)), re.search(r"silicon_concurrency=(\d+)", source)
     dated = re.search(r"measured=([\d-]+)", source)
-    launch = launch_of(Started(
-        model=model if step is None else step.model.name, hardware=_DEVICES.get(system, system), stack=stack,
-        release=release, precision=precision, layout=layout, prompt=prompt, output=output,
-        clients=concurrency, date=dated[1] if dated else "", is_published=published,
-    ))  # fmt: skip
-    if step is not None and launch.cache:
-        step = replace(step, cache=launch.cache)
-    if _text(record, "mode") != "agg":
-        step, reason = None, _apart(record)
-    elif system not in _DEVICES:
-        step, reason = None, f"no device {system}"
-    elif layout.tp > _LARGEST_TENSOR:
-        step, reason = None, f"the source's {layout.tp} tensor ranks are no layout of one server"
-    return Row(
-        row=number,
+    date = dated[1] if dated else ""
+    model, precision = cells.stated("model_path", "a model").rpartition("/")[2], cells.text("precision")
+    batch = cells.count("batch_size", 0)
+    clients = int(told[1]) if told else batch
+    layout, twice = _layout(cells, shares=published and stack == "vllm" and not spreads(precision, clients))
+    system = cells.stated("system", "a device, as h100_sxm")
+    hardware = _DEVICES.get(system, system)
+    step, reason = _step(model, precision, layout)
+    row = Row(
+        row=cells.row,
         model=model if step is None else step.model.name,
-        hardware=_DEVICES.get(system, system),
+        hardware=hardware,
         stack=stack,
-        release=release,
+        release=cells.text("backend_version"),
         precision=precision or "bf16",
-        split=_text(record, "split"),
-        prompt=prompt,
-        output=output,
-        concurrency=max(1, concurrency),
+        split=cells.text("split"),
+        prompt=cells.count("isl"),
+        output=cells.count("osl"),
+        concurrency=max(1, clients if told else clients * layout.dp),
         ratio=_RATIO if published else 1.0,
-        ttft_ms=_number(record, "silicon_ttft_ms", float("nan")),
-        tpot_ms=_number(record, "silicon_tpot_ms", float("nan")),
+        ttft_ms=cells.number("silicon_ttft_ms"),
+        tpot_ms=cells.number("silicon_tpot_ms"),
         layout=layout if step is None else step.layout,
-        launch=launch,
-        source=_benchmark(dated[1] if dated else "") if published else "others",
-        step=step,
-        reason=reason,
-        assumed=tuple(assumed),
+        launch=Launch(policy=Policy()),
+        source=_benchmark(date) if published else "others",
+        assumed=_assumed(twice=twice, told=bool(told), precision=precision),
     )
+    reason = _refused(cells, row, bool(clients)) or reason
+    if step is None or reason:
+        return replace(row, reason=reason)
+    launch = launch_of(Started(
+        model=row.model, hardware=hardware, stack=stack, release=row.release, precision=precision,
+        layout=layout, prompt=row.prompt, output=row.output, clients=row.concurrency, date=date,
+        is_published=published,
+    ))  # fmt: skip
+    return replace(row, launch=launch, step=replace(step, cache=launch.cache or step.cache))
 
 
-def _apart(record: Mapping[str, object]) -> str:
+def _assumed(*, twice: bool, told: bool, precision: str) -> tuple[str, ...]:
+    """What the source does not say."""
+    said = {"degrees counted twice": not twice, "concurrency": told, "precision": bool(precision)}
+    return tuple(what for what, is_said in said.items() if not is_said)
+
+
+def _refused(cells: Cells, row: Row, is_loaded: bool) -> str:
+    """Why a row is not predicted, whatever its model; empty: it may be."""
+    mode, tp = cells.text("mode"), row.layout.tp
+    if mode in _APART:
+        return _apart(cells)
+    system = cells.text("system")
+    reasons = {
+        f"no mode {mode!r}: agg, or {', '.join(_APART)}": mode != "agg",
+        f"no serving stack {row.stack}": row.stack not in POLICIES,
+        f"no device {system}": system not in _DEVICES,
+        "the source does not say how many ranks share a layer": not cells.text("tp_size"),
+        "the source does not say how many requests were under way": not is_loaded,
+        "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
+        f"the source's {tp} tensor ranks are no layout of one server": tp > _LARGEST_TENSOR,
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
+
+
+_APART = ("disagg",)
+
+
+def _apart(cells: Cells) -> str:
     """Why servers that only prefill, and those that only decode, are not predicted."""
     names = ("prefill_num_workers", "decode_num_workers")
-    if any(_number(record, name, 0.0) < 1 for name in names):
+    if any(cells.count(name, 0, least=0) < 1 for name in names):
         return "prefill and decode on servers of their own: their numbers are not recorded"
     return "prefill and decode on servers of their own are not simulated"
 
@@ -177,13 +178,13 @@ def _benchmark(date: str) -> str:
     return "InferenceMAX" if not date or date >= _WARMED else f"InferenceMAX before {_WARMED}"
 
 
-def _layout(record: Mapping[str, object], *, shares: bool) -> tuple[Layout, bool]:
+def _layout(cells: Cells, *, shares: bool) -> tuple[Layout, bool]:
     """The layout, and whether the source counts degrees twice: attention of ``tp`` ranks, or of data ranks,
     and experts over the same ranks, told as the product of both. ``shares``: ranks that are told as both
-    share attention.
+    share attention. A degree of 0, or none, is that of a model without such layers: 1.
     """
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-    tp, dp, etp, ep = (_degree(record, name) for name in names)
+    tp, dp, etp, ep = (max(1, cells.count(name, 1, least=0)) for name in names)
     if etp == ep > 1 and max(tp, dp) == etp * ep:
         return (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
     if tp == dp > 1:
@@ -201,9 +202,11 @@ def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | Non
     except UsageError:
         return None, f"no model {model}"
     mixture = any(isinstance(block, Experts) for block in found.blocks())
-    matrices, experts = _PRECISIONS.get(precision, "bf16"), ""
+    matrices, experts = _PRECISIONS.get(precision, ""), ""
     if mixture and precision in _EXPERTS_ONLY:
         matrices, experts = "bf16", _EXPERTS_ONLY[precision]
+    if not matrices:
+        return None, f"no precision {precision} of {found.name}"
     if found.name.startswith("GPT-OSS"):
         matrices, experts = "bf16", "mxfp4"
     layout = layout if mixture else Layout(tp=layout.tp)

@@ -1,0 +1,151 @@
+"""Recorded runs: what is compared, and tables that hold none."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from hespas.cli.validate import app
+from hespas.graph import Diagnostics
+from hespas.validators.serving import Replay, read_recorded, replayed
+
+_RUN: dict[str, object] = {
+    "trace": "t", "accelerator": "H100-SXM", "model": "Llama-3.1-8B", "engine": "vLLM 0.19.0", "tp": 1,
+    "precision": "bf16", "max_num_seqs": 8, "max_num_batched_tokens": 512, "num_kv_tokens": 10_000,
+}  # fmt: skip
+_COUNT = 10
+
+
+def _requests(**changes: object) -> pd.DataFrame:
+    """Ten requests, one after another, the first two of which are the fifth that is done first."""
+    queued = np.arange(_COUNT) * 0.1
+    columns: dict[str, object] = {
+        "trace": "t", "queued_s": queued, "first_token_s": queued + 0.02, "last_token_s": queued + 0.1,
+        "input_tokens": 64, "output_tokens": 9,
+    }  # fmt: skip
+    return pd.DataFrame(columns | changes)
+
+
+def _tables(folder: Path, requests: pd.DataFrame, *runs: dict[str, object]) -> tuple[Path, Path]:
+    paths = folder / "runs.csv", folder / "requests.csv"
+    pd.DataFrame([_RUN | run for run in runs or ({},)]).to_csv(paths[0], index=False)
+    requests.to_csv(paths[1], index=False)
+    return paths
+
+
+def _replays(folder: Path, requests: pd.DataFrame, *runs: dict[str, object]) -> list[Replay]:
+    return replayed(read_recorded(*_tables(folder, requests, *runs)))
+
+
+def _validate(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["serving", "--recorded", *map(str, arguments)])
+
+
+def test_requests_that_calibrate_are_not_compared(tmp_path: Path) -> None:
+    """What the first fifth was measured to take moves the calibration, and is part of no error."""
+    plain, calibrated = _replays(tmp_path, _requests())
+    assert (plain.requests, calibrated.requests) == (8, 8)
+    slow = _requests()
+    slow.loc[:1, "first_token_s"] -= 0.01  # times per token of the first two, a seventh longer
+    moved, recalibrated = _replays(tmp_path, slow)
+    for name in ("ttft_error", "tpot_error", "latency_error", "makespan_error", "tokens_per_s_error"):
+        assert getattr(moved, name) == getattr(plain, name)
+    assert recalibrated.tpot_error > calibrated.tpot_error + 0.1
+
+
+def test_answers_of_one_token_have_no_time_per_token(tmp_path: Path) -> None:
+    some = _requests(output_tokens=[9, 9, 9, 1, 9, 9, 9, 9, 9, 9])
+    diagnostics = Diagnostics()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(np.isfinite(each.tpot_error) for each in _replays(tmp_path, some))
+        none = read_recorded(*_tables(tmp_path, _requests(output_tokens=1)))
+        (plain,) = replayed(none, diagnostics=diagnostics)
+    assert isnan(plain.tpot_error)
+    assert np.isfinite(plain.ttft_error)
+    assert [each.code for each in diagnostics] == ["serving.uncalibrated"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"engine": "TGI 3"}, "no such serving stack"),
+        ({"accelerator": "moon"}, "moon"),
+        ({"model": "none"}, "none"),
+        ({"precision": "fp7"}, "fp7"),
+        ({"num_kv_tokens": 16}, "does not fit into a cache"),
+    ],
+)
+def test_a_run_that_cannot_be_repeated_is_left_out_and_said(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    diagnostics = Diagnostics()
+    both = pd.concat([_requests(), _requests(trace="u")])
+    runs = read_recorded(*_tables(tmp_path, both, {}, {"trace": "u"} | change))
+    assert [each.trace for each in replayed(runs, diagnostics=diagnostics)] == ["t", "t"]
+    (found,) = diagnostics
+    assert (found.code, found.location) == ("serving.not-repeated", "u")
+    assert reason in found.message
+
+
+def test_requests_of_no_run_are_counted(tmp_path: Path) -> None:
+    diagnostics = Diagnostics()
+    both = pd.concat([_requests(), _requests(trace="u")])
+    assert len(read_recorded(*_tables(tmp_path, both), diagnostics=diagnostics)) == 1
+    assert [each.code for each in diagnostics] == ["serving.other-requests"]
+    assert diagnostics.counts() == {"serving.other-requests": _COUNT}
+
+
+@pytest.mark.parametrize(
+    ("run", "requests", "place"),
+    [
+        ({"tp": "x"}, {}, "runs.csv: row 0, column tp"),
+        ({"tp": None}, {}, "runs.csv: row 0, column tp"),
+        ({"trace": "other"}, {}, "of which"),
+        ({"max_num_seqs": 0}, {}, "runs.csv: row 0, column max_num_seqs"),
+        ({}, {"output_tokens": 0}, "requests.csv: row 0, column output_tokens"),
+        ({}, {"first_token_s": "soon"}, "requests.csv: row 0, column first_token_s"),
+        ({}, {"last_token_s": 0.001}, "requests.csv: row 0, column last_token_s"),
+        ({}, {"queued_s": None}, "requests.csv: row 0, column queued_s"),
+    ],
+)
+def test_a_malformed_cell_is_told_with_its_place(
+    run: dict[str, object], requests: dict[str, object], place: str, tmp_path: Path
+) -> None:
+    done = _validate(*_tables(tmp_path, _requests(**requests), run))
+    assert done.exit_code == 3, done.output
+    assert place in done.output
+    assert "try:" in done.output
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(b"", "not a table"), (b"\xff\xfe\x00\x01binary", "not a table"), (b"a,b\n1,2\n", "no column 'trace'")],
+)
+def test_what_is_no_table(which: int, content: bytes, text: str, tmp_path: Path) -> None:
+    paths = _tables(tmp_path, _requests())
+    paths[which].write_bytes(content)
+    done = _validate(*paths)
+    assert done.exit_code == 3, done.output
+    assert paths[which].name in done.output
+    assert text in done.output
+
+
+def test_the_document_says_how_long_a_run_and_its_simulation_took(tmp_path: Path) -> None:
+    document = tmp_path / "serving.json"
+    done = _validate(*_tables(tmp_path, _requests()), "--json", document)
+    assert done.exit_code == 0, done.output
+    plain, calibrated = json.loads(document.read_bytes())["recorded"]
+    assert plain["measured_s"] == pytest.approx(1.0)
+    assert plain["computed_s"] > 0
+    assert plain["calibrating_s"] is None
+    assert calibrated["calibrating_s"] > 0
+    assert f"{plain['measured_s'] / plain['computed_s']:,.0f}" in done.output

@@ -1,0 +1,145 @@
+"""Cells that say nothing, or nothing that can be: refused with their place, never guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+import hespas
+from hespas.cli.validate import app
+from hespas.graph.errors import FormatError, UsageError
+from hespas.validators.serving import read_rows
+
+_RUN: dict[str, object] = {
+    "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",
+    "precision": "bf16", "mode": "agg", "isl": 64, "osl": 8, "tp_size": 1, "batch_size": 2, "split": "calib",
+    "silicon_ttft_ms": 9.0, "silicon_tpot_ms": 8.0,
+}  # fmt: skip
+
+
+def _runs(folder: Path, *changes: dict[str, object]) -> Path:
+    path = folder / "runs.csv"
+    pd.DataFrame([_RUN | change for change in changes]).to_csv(path, index=False)
+    return path
+
+
+def _validate(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["serving", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("isl", "abc"), ("isl", -5), ("isl", 1.5), ("isl", 0), ("osl", None), ("osl", "inf"),
+        ("tp_size", "x"), ("batch_size", "many"), ("silicon_ttft_ms", "soon"), ("silicon_tpot_ms", -1),
+        ("model_path", None), ("backend", ""), ("system", None),
+    ],
+)  # fmt: skip
+def test_a_malformed_cell_is_told_with_its_place(column: str, value: object, tmp_path: Path) -> None:
+    path = _runs(tmp_path, {}, {column: value})
+    with pytest.raises(FormatError, match=column) as caught:
+        read_rows(path)
+    assert (caught.value.path, caught.value.position) == (str(path), f"row 1, column {column}")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"precision": "fp7"}, "no precision fp7 of Llama-3.1-8B"),
+        ({"precision": "int4"}, "no precision int4 of Llama-3.1-8B"),
+        ({"backend": "tgi"}, "no serving stack tgi"),
+        ({"mode": "both"}, "no mode 'both'"),
+        ({"batch_size": None}, "does not say how many requests"),
+        ({"tp_size": None}, "does not say how many ranks"),
+        ({"silicon_ttft_ms": None}, "no measured times"),
+    ],
+)
+def test_a_row_that_is_not_supported_is_refused_by_itself(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    good, refused = read_rows(_runs(tmp_path, {}, change))
+    assert good.reason == ""
+    assert good.step is not None
+    assert reason in refused.reason
+    assert refused.step is None
+
+
+def test_a_precision_that_is_not_stated_is_assumed_and_said(tmp_path: Path) -> None:
+    stated, silent = read_rows(_runs(tmp_path, {}, {"precision": None}))
+    assert "precision" in silent.assumed
+    assert "precision" not in stated.assumed
+
+
+def test_releases_are_texts(tmp_path: Path) -> None:
+    rows = read_rows(_runs(tmp_path, {"backend_version": "1.10"}, {"backend_version": "2"}))
+    assert [row.release for row in rows] == ["1.10", "2"]
+
+
+def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
+    path = tmp_path / "runs.parquet"
+    pd.DataFrame([_RUN, _RUN | {"precision": None}]).to_parquet(path)
+    rows = read_rows(path)
+    assert [row.prompt for row in rows] == [64, 64]
+    assert rows == read_rows(_runs(tmp_path, {}, {"precision": None}))
+
+
+def test_refused_rows_are_counted_with_their_place(tmp_path: Path) -> None:
+    done = _validate("--table", _runs(tmp_path, {}, {"backend": "tgi"}, {"backend": "tgi"}))
+    assert done.exit_code == 0, done.output
+    assert "1 of 3 runs are judged" in done.output
+    assert "2: no serving stack tgi (row 1)" in done.output
+
+
+def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
+    table, document = _runs(tmp_path, {}, {"backend": "tgi"}), tmp_path / "serving.json"
+    assert _validate("--table", table, "--json", document, "--quiet").exit_code == 0
+    done = hespas.validate_serving(table)
+    assert done.to_json() == document.read_bytes()
+    assert "1 of 2 runs judged, median error of ttft" in repr(done)
+    assert done.to_pandas()["status"].tolist() == ["predicted", "no serving stack tgi"]
+    found = done.to_dict()
+    assert found["inputs"] == [str(table)]
+    assert [(each["code"], each["location"]) for each in found["diagnostics"]] == [
+        ("serving.not-predicted", "row 1")
+    ]
+    with pytest.raises(UsageError, match="nothing to judge"):
+        hespas.validate_serving()
+    with pytest.raises(UsageError, match="no row has the split"):
+        hespas.validate_serving(table, split="x")
+    with pytest.raises(UsageError, match="no calibration 'all'"):
+        hespas.validate_serving(table, calibrate=cast("Any", "all"))
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "code", "text"),
+    [
+        ("isl\n", (), 3, "no column 'model_path'"),
+        (",".join(_RUN) + "\n", (), 3, "no rows"),
+        ("", (), 3, "not a table"),
+        (None, ("--split", "devvla"), 2, "no row has the split 'devvla'"),
+    ],
+)
+def test_tables_of_nothing(
+    content: str | None, arguments: tuple[str, ...], code: int, text: str, tmp_path: Path
+) -> None:
+    path = _runs(tmp_path, {})
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    done = _validate("--table", path, *arguments)
+    assert done.exit_code == code, done.output
+    assert text in done.output
+    assert "try:" in done.output
+
+
+def test_a_table_past_the_limits_is_refused(tmp_path: Path) -> None:
+    path = _runs(tmp_path, {})
+    with path.open("ab") as stream:
+        stream.truncate(1 << 40)  # a hole: takes no space
+    done = _validate("--table", path)
+    assert done.exit_code == 3, done.output
+    assert "bytes" in done.output
