@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -14,7 +15,8 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.cli.validate import app
 from hespas.graph.errors import UsageError
-from hespas.validators.league import predict
+from hespas.hardware import device_to_toml, load_device
+from hespas.validators.league import predict, stamps
 from hespas.validators.league.judged import Calibration
 
 SCHEMAS = Path(__file__).parents[2] / "hespas" / "schemas"
@@ -100,6 +102,51 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     assert asked == [0, 1, 1, 2]
     hespas.league(runs, jobs=1)
     assert asked == [0, 1, 1, 2]
+
+
+def step_ms(runs: Path, estimator: str = "roofline") -> float:
+    return hespas.league(runs, estimator=estimator, jobs=1).result.rows[0].predicted_ms
+
+
+def own_device(path: Path, name: str = "TPU-v5e") -> Path:
+    """A device file of a site, with half of the memory bandwidth each time that it is asked for."""
+    text = path.read_text() if path.exists() else device_to_toml(load_device("TPU-v5e"))
+    path.write_text(
+        re.sub(
+            r"(?<=bandwidth_bytes_per_s = )[0-9.e+]+",
+            lambda found: repr(float(found[0]) / 2),
+            re.sub(r"^name = .*$", f'name = "{name}"', text, count=1, flags=re.MULTILINE),
+        )
+    )
+    return path
+
+
+def test_an_edited_device_file_changes_what_was_kept(tmp_path: Path) -> None:
+    runs = table(tmp_path, {"accelerator": str(own_device(tmp_path / "my.toml"))})
+    before = step_ms(runs)
+    assert step_ms(runs) == before
+    own_device(tmp_path / "my.toml")
+    assert step_ms(runs) > before
+
+
+def test_an_edited_table_of_models_changes_what_was_kept(tmp_path: Path) -> None:
+    runs, models = table(tmp_path, {"model": "mine"}), tmp_path / "models.csv"
+    head = "model,layers,hidden,ffn,heads,vocab\n"
+    models.write_text(f"{head}mine,2,1024,4096,8,1000\n")
+    before = step_ms(runs)
+    models.write_text(f"{head}mine,4,1024,4096,8,1000\n")
+    assert step_ms(runs) > before
+
+
+def test_an_edited_file_of_an_estimator_changes_what_was_kept(tmp_path: Path) -> None:
+    measured = tmp_path / "measured.csv"
+    spelling = f"database:path={measured}"
+    keys: list[str] = []
+    for text in ("a", "b"):
+        measured.write_text(text)
+        keys.append(stamps.estimator_stamp(spelling))
+    assert keys[0] != keys[1]
+    assert stamps.estimator_stamp(f"training:base={spelling}") == keys[1]
 
 
 def test_what_was_measured_does_not_change_what_is_predicted(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
 from math import nan
 from multiprocessing import get_context
 from os import getpid
@@ -24,10 +22,11 @@ from hespas.generators.llm.model import Experts, LatentAttention, Mamba
 from hespas.generators.llm.published import PublishedRun, rows_of, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
-from hespas.hardware import Device, load_device
+from hespas.hardware import Device, device_files, load_device
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
 from hespas.validators.league.runs import issue_ns, timed_run
+from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
 
 __all__ = ["LeagueRow", "Predicted", "Task", "league_rows", "predicted_rows", "start_scale"]
 
@@ -100,9 +99,13 @@ def predicted_rows(
     """
     kept = ResultCache(cache or cache_folder("league"), Predicted)
     models = table.parent / "models.csv"
-    stamp = _stamp(models)
+    stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
     tasks = [Task(number, row, models, estimator) for number, row in enumerate(rows_of(table))]
-    keys = [content_key([stamp, estimator, *_said(task.cells)]) for task in tasks]
+    devices = {cell: _device_stamp(cell) for cell in {task.cells.get("accelerator", "") for task in tasks}}
+    keys = [
+        content_key([*stamps, devices[task.cells.get("accelerator", "")], *_said(task.cells)])
+        for task in tasks
+    ]
     found = [kept.get(key) for key in keys]
     missing = [place for place, each in enumerate(found) if each is None]
     if progress:
@@ -141,27 +144,12 @@ def _said(cells: Mapping[str, str]) -> list[str]:
     return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
 
 
-_ROOMS = (
-    "costs", "estimators", "generators/llm", "graph", "hardware", "measurements", "operations", "schemas",
-    "simulator",
-)  # fmt: skip
-_OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "walk")
-"""What a prediction depends on: rooms of the package, and modules of this folder."""
-
-
-@lru_cache(maxsize=4)
-def _stamp(models: Path) -> str:
-    """A text that changes with the package and with the table of models."""
-    digest = sha256(models.read_bytes() if models.is_file() else b"")
-    root = Path(__file__).parents[2]
-    files = [file for room in _ROOMS for file in sorted((root / room).rglob("*")) if file.is_file()]
-    files += [Path(__file__).with_name(f"{name}.py") for name in _OWN]
-    for file in files:
-        if file.suffix in {".py", ".toml"}:
-            digest.update(file.read_bytes())
-        elif "__pycache__" not in file.parts:
-            digest.update(f"{file.name} {file.stat().st_size}".encode())
-    return digest.hexdigest()
+def _device_stamp(name: str) -> str:
+    """A text that changes with the files of a device that does not ship; why it is none is told with rows."""
+    try:
+        return content_stamp(device_files(name))
+    except HespasError as error:
+        return str(error)
 
 
 def _predicted(task: Task) -> Predicted:
