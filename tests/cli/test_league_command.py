@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -37,10 +38,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def table(folder: Path, *rows: dict[str, str]) -> Path:
+def table(folder: Path, *rows: dict[str, str], columns: Sequence[str] = tuple(ROW)) -> Path:
     path = folder / "runs.csv"
     with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(ROW))
+        writer = csv.DictWriter(stream, columns)
         writer.writeheader()
         writer.writerows(ROW | row for row in rows)
     return path
@@ -211,6 +212,50 @@ def test_a_table_without_the_columns(tmp_path: Path) -> None:
     done = run("league", "--table", path)
     assert done.exit_code == 3
     assert "no column global_batch, model, num_accelerators, seq_len" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"step_time_ms": "0"}, "row 1, column step_time_ms: 0 is no measurement"),
+        ({"step_time_ms": "-5"}, "row 1, column step_time_ms: -5 is no measurement"),
+        ({"step_time_ms": "nan"}, "row 1, column step_time_ms: nan is no measurement"),
+        ({"step_time_ms": "1e300"}, "row 1, column step_time_ms: 1e300 is no measurement"),
+        ({"step_time_ms": "abc"}, "row 1, column step_time_ms: 'abc' is no number"),
+        ({"mfu_pct": "40%"}, "row 1, column mfu_pct: '40%' is no number"),
+        ({"step_time_lo_ms": "1600"}, "column step_time_ms: step_time_ms is 1500, below step_time_lo_ms"),
+        ({"step_time_hi_ms": "1400"}, "column step_time_hi_ms: step_time_hi_ms is 1400, below step_time_ms"),
+    ],
+)
+@pytest.mark.parametrize("command", ["league", "calibrate"])
+def test_measurements_that_cannot_be_end_it_before_anything_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, cells: dict[str, str], said: str
+) -> None:
+    monkeypatch.setattr(predict, "_predicted", None)
+    runs, out = (
+        table(tmp_path, {}, cells, columns=[*ROW, "step_time_lo_ms", "step_time_hi_ms"]),
+        tmp_path / "f.json",
+    )
+    more = (
+        ["--end-to-end", "--hardware", "TPU-v5e", "--out", str(out)]
+        if command == "calibrate"
+        else ["--jobs", "1"]
+    )
+    done = run(command, "--table", runs, *more)
+    assert done.exit_code == 3, done.output
+    assert f"{runs}: row 1" in done.stderr
+    assert said in done.stderr
+    assert "try: correct the cell" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("column", ["seq_len", "global_batch", "num_accelerators"])
+def test_a_row_without_a_size_is_not_predicted(tmp_path: Path, column: str) -> None:
+    done = run(
+        "league", "--table", table(tmp_path, {}, {column: ""}), "--jobs", "1", "--json", tmp_path / "l"
+    )
+    assert done.exit_code == 0, done.output
+    assert "1 row not predicted" in done.stderr
 
 
 def test_the_interface_refuses_another_word(tmp_path: Path) -> None:

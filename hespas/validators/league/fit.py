@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.errors import InvariantError
 from hespas.validators.league.parts import COMPONENTS
 
 __all__ = [
@@ -224,6 +225,8 @@ def factors_of(facts: Facts) -> list[Factor]:
     covariance = whole.covariance()
     said = posterior(covariance, whole, ~is_unit, is_unit)
     prior = np.sqrt(np.diag(covariance)[is_unit])
+    if not np.isfinite(said.mean).all():
+        raise InvariantError("a fit gives factors that are no numbers")
     for place, (row, component) in enumerate(asked):
         source, accelerator = cells[row]
         rows = members[source, accelerator]

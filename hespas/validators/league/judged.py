@@ -94,6 +94,7 @@ def facts_of(rows: Sequence[LeagueRow]) -> Facts:
     with np.errstate(divide="ignore", invalid="ignore"):
         rounding = np.nan_to_num(np.log(high / low) / 2.0)
         error = np.log(measured / predicted)
+    error[~np.isfinite(error)] = nan
     same = np.array([row.number_of("rows_with_same_config") for row in rows])
     cells = [row.cells for row in rows]
     keys = {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from multiprocessing import get_context
 from os import getpid
 from pathlib import Path
@@ -19,14 +19,15 @@ from hespas.estimators.result_cache import ResultCache, cache_folder, content_ke
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
-from hespas.generators.llm.published import PublishedRun, rows_of, run_of
+from hespas.generators.llm.published import PublishedRun, run_of
 from hespas.graph import Diagnostics
-from hespas.graph.errors import FormatError, HespasError
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError
 from hespas.hardware import Device, device_files, load_device
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
 from hespas.validators.league.runs import issue_ns, timed_run
 from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
+from hespas.validators.league.table import read_runs
 
 __all__ = ["LeagueRow", "Predicted", "Task", "league_rows", "predicted_rows", "start_scale"]
 
@@ -100,7 +101,7 @@ def predicted_rows(
     kept = ResultCache(cache or cache_folder("league"), Predicted)
     models = table.parent / "models.csv"
     stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
-    tasks = [Task(number, row, models, estimator) for number, row in enumerate(rows_of(table))]
+    tasks = [Task(number, row, models, estimator) for number, row in enumerate(read_runs(table))]
     devices = {cell: _device_stamp(cell) for cell in {task.cells.get("accelerator", "") for task in tasks}}
     keys = [
         content_key([*stamps, devices[task.cells.get("accelerator", "")], *_said(task.cells)])
@@ -153,12 +154,15 @@ def _device_stamp(name: str) -> str:
 
 
 def _predicted(task: Task) -> Predicted:
-    found = Diagnostics()
+    found, place = Diagnostics(), f"row {task.number}"
     try:
-        run = run_of(task.cells, f"row {task.number}", found, task.models)
+        _check_settings(task.cells, place)
+        run = run_of(task.cells, place, found, task.models)
         device = load_device(task.cells.get("accelerator", ""))
         timed = timed_run(run, task.estimator, Diagnostics())
         span = step_span(timed.stages, timed.schedule, start_scale(run, device))
+        if not 0 < span.time_ns < inf:
+            raise UnsupportedError("the estimator has no time for any part of the step", path=place)
         peak = max(each.peak_bytes for each in memory_of(run.model, run.layout, run.training))
     except HespasError as error:
         return Predicted(refused=error.message)
@@ -173,6 +177,16 @@ def _predicted(task: Task) -> Predicted:
         layout=f"{run.layout} {run.training.micro_batch} {run.training.recompute}",
         unknown=timed.unknown,
     )
+
+
+def _check_settings(cells: Mapping[str, str], place: str) -> None:
+    """Raise ``FormatError`` where a row leaves out what no run is without."""
+    for column in _NEEDED:
+        if not cells.get(column):
+            raise FormatError("the cell is empty", path=place, position=f"column {column}")
+
+
+_NEEDED = ("model", "accelerator", "num_accelerators", "seq_len", "global_batch")
 
 
 def _kind(run: PublishedRun) -> str:

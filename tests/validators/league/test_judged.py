@@ -82,6 +82,13 @@ def test_rows_without_prediction_or_measurement_do_not_count() -> None:
         assert not found[30].counts
 
 
+@pytest.mark.parametrize("calibrate", CALIBRATIONS)
+def test_a_time_that_cannot_be_reaches_no_other_row(calibrate: Calibration) -> None:
+    rows = league()
+    found = judged([*rows, made(30, 0.0, model="broken"), made(31, -1.0, model="broken")], calibrate)
+    assert not any(isnan(row.predicted_ms) for row in found)
+
+
 def test_an_assumption_is_marked() -> None:
     row = made(0, 100.0)
     predicted = Predicted(time_ns=1e8, parts={"products": 1e8}, assumptions=["row.recompute"])
