@@ -10,6 +10,7 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.session import (
+    check_apart,
     check_reports,
     command_line,
     emit,
@@ -68,8 +69,11 @@ def league(
     with command_line(debug, source=str(table), documents=[json_file], reads=reads, writes=[report]):
         check_reports({"--json": json_file}, {"--table": reads}, overwrite=overwrite)
         if report:
-            from hespas.validators.league.report import check_folder
+            from hespas.validators.league.report import REPORT_FILES, check_folder
 
+            taken = {"--table": reads, "--json": [json_file] if json_file else []}
+            for name in REPORT_FILES:
+                check_apart("--report", report / name, taken)
             check_folder(report, overwrite=overwrite)
         from hespas import api
 

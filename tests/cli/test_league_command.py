@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import hespas
 from hespas.cli.validate import app
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import OutputError, UsageError
 from hespas.hardware import device_to_toml, load_device
 from hespas.validators.league import predict, stamps
 from hespas.validators.league.judged import Calibration
@@ -256,6 +256,27 @@ def test_a_row_without_a_size_is_not_predicted(tmp_path: Path, column: str) -> N
     )
     assert done.exit_code == 0, done.output
     assert "1 row not predicted" in done.stderr
+
+
+def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
+    runs, folder, precious = table(tmp_path, {}), tmp_path / "r", tmp_path / "precious.csv"
+    folder.mkdir()
+    precious.write_text("mine")
+    (folder / "league.csv").symlink_to(precious)
+    done = run("league", "--table", runs, "--jobs", "1", "--report", folder, "--overwrite")
+    assert done.exit_code == 2, done.output
+    assert "league.csv: is a link" in done.stderr
+    with pytest.raises(OutputError, match="is a link"):
+        hespas.league(runs, jobs=1, estimator="roofline").write(folder, overwrite=True)
+    assert precious.read_text() == "mine"
+    assert sorted(folder.iterdir()) == [folder / "league.csv"]
+
+
+def test_a_report_does_not_replace_its_table(tmp_path: Path) -> None:
+    runs = table(tmp_path, {}).rename(tmp_path / "league.csv")
+    done = run("league", "--table", runs, "--jobs", "1", "--report", tmp_path, "--overwrite")
+    assert done.exit_code == 2, done.output
+    assert "--report names the same file as --table" in done.stderr
 
 
 def test_the_interface_refuses_another_word(tmp_path: Path) -> None:
