@@ -71,10 +71,14 @@ and the errors before and on groups left out.
 A table needs `model`, `accelerator`, `num_accelerators`, `seq_len`, `global_batch` and `step_time_ms`, and
 takes `source` (the software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`,
 `vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`,
-`optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `step_time_lo_ms`, `step_time_hi_ms`,
-`mfu_pct`, `rows_with_same_config` and `notes`. What a row does not say is assumed: it is marked. Models that
-do not ship are read from `models.csv` beside the table. Rows are kept between runs, so one that is stopped
-goes on where it was, and a changed row alone is predicted again.
+`optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`,
+`step_time_hi_ms`, `mfu_pct`, `peak_memory_gib`, `rows_with_same_config` and `notes`. What a row does not say
+is assumed: it is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
+path of a device file (`my-device.toml`, from where the command runs); groups and factors go by the name that
+the device has. `network` is the system it stands in, by name (`dgx-h100-roce`) or file, sized to the row;
+without it, the usual one of the device. Models that do not ship are read from `models.csv` beside the table.
+Rows are kept between runs, so one that is stopped goes on where it was; a row is predicted again where it, or
+a file that it or the estimator names, has changed.
 """
 
 

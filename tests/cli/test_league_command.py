@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.cli.validate import app
 from hespas.graph.errors import OutputError, UsageError
-from hespas.hardware import device_to_toml, load_device
+from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 from hespas.validators.league import predict, stamps
 from hespas.validators.league.judged import Calibration
 
@@ -170,6 +170,46 @@ def test_factors_of_a_device(tmp_path: Path) -> None:
     other = run(*["H100-SXM" if each == "TPU-v5e" else each for each in asked], "--overwrite")
     assert other.exit_code == 2
     assert "is of H100-SXM, predicted and measured" in other.stderr
+
+
+@pytest.mark.parametrize("cell", ["tpu v5 lite", "mine.toml"])
+def test_factors_go_by_the_name_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_device(Path("mine.toml"), "Mine")
+    name = "Mine" if cell == "mine.toml" else "TPU-v5e"
+    rows = [{"accelerator": cell}, {"accelerator": cell, "seq_len": "1024", "step_time_ms": "900"}]
+    runs = table(tmp_path, *rows)
+    done = run("calibrate", "--hardware", cell, "--end-to-end", "--table", runs, "--out", "f.json")
+    assert done.exit_code == 0, done.output
+    stated = valid(Path("f.json"), "league_factors")
+    assert stated["hardware"] == name
+    assert {each["accelerator"] for each in cast("list[dict[str, str]]", stated["factors"])} == {name}
+    plain, own = (hespas.league(runs, jobs=1, factors=factors).result.rows[0] for factors in (None, "f.json"))
+    assert own.row.cells["accelerator"] == name
+    assert own.predicted_ms != pytest.approx(plain.predicted_ms, rel=1e-3)
+
+
+def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    text = system_to_toml(load_system("tpu-v5e"))
+    columns = [*ROW, "network"]
+    cells = ({}, {"network": "tpu-v5e"}, {"network": str(mine)}, {"network": "no such"})
+    found: list[list[float]] = []
+    for bandwidth in (1.0, 0.5):
+        mine.write_text(
+            re.sub(
+                r"(?<=bandwidth_bytes_per_s = )[0-9.e+]+",
+                lambda each, share=bandwidth: repr(float(each[0]) * share),
+                text,
+            )
+        )
+        rows = hespas.league(table(tmp_path, *cells, columns=columns), jobs=1).result.rows
+        found.append([row.predicted_ms for row in rows])
+        assert "no system 'no such'" in rows[3].row.predicted.refused
+    assert found[0][0] == found[0][1] == found[0][2] == found[1][1]
+    assert found[1][2] > found[0][2]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Columns: ``model, num_accelerators, seq_len, global_batch, micro_batch, dp, tp, pp, vp, cp, ep, etp, fsdp,
 sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator, notes``. What
-a row does not say is assumed, and told.
+a row does not say is assumed, and told. Those of measurements, and ``network``, a system's name or file, are
+for :mod:`hespas.validators.league` alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from hespas.generators.llm.settings import (
 )
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
+from hespas.hardware import canonical
 
 __all__ = [
     "PUBLISHERS",
@@ -302,7 +304,8 @@ def _needs_transposed(cells: _Cells) -> bool:
     """Products of Blackwell devices read 8-bit operands in either layout; those of others, and 4-bit ones, do
     not.
     """
-    blackwell = cells.text("accelerator").startswith(("B200", "B300", "GB200", "GB300"))
+    device = canonical(cells.text("accelerator")) or cells.text("accelerator")
+    blackwell = device.startswith(("B200", "B300", "GB200", "GB300"))
     return not blackwell or "nvfp4" in cells.text("precision").casefold()
 
 

@@ -14,6 +14,7 @@ from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.streams import limits, read_document
 from hespas.graph.errors import FormatError
+from hespas.hardware import canonical
 from hespas.validators.league.fit import Factor, factors_of
 from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
 from hespas.validators.league.parts import COMPONENTS
@@ -255,7 +256,11 @@ def read_factors(path: Path) -> list[Factor]:
                 f"component {each.component!r}, factor {each.factor}, std_error {each.std_error}",
                 path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
             )  # fmt: skip
-    return [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
+    stated = ({name: getattr(each, name) for name in Factor.__dataclass_fields__} for each in rows)
+    return [
+        Factor(**{**each, "accelerator": canonical(each["accelerator"]) or each["accelerator"]})
+        for each in stated
+    ]
 
 
 _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"

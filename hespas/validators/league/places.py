@@ -36,12 +36,12 @@ _SLICES_NS = 10_000.0
 
 
 def system_of(run: PublishedRun, stated: System | None, device: Device) -> System:
-    """The system of a row, sized to its ranks: of slices of a torus where one has fewer."""
+    """The system of a row, as ``stated`` or by its device, sized to its ranks: of slices of a torus where one
+    has fewer.
+    """
     ranks = run.layout.ranks
     name = SYSTEMS.get(device.name)
     found = stated or (_of_links(device) if name is None else load_system(name))
-    if found.devices >= 0:
-        return found
     found = _in_nodes(found, run.row.get("gpus_per_node", ""))
     if 0 < found.most < ranks:
         return _in_slices(found, device, ranks)

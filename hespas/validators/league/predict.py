@@ -22,7 +22,7 @@ from hespas.generators.llm.model import Experts, LatentAttention, Mamba
 from hespas.generators.llm.published import PublishedRun, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError
-from hespas.hardware import Device, device_files, load_device
+from hespas.hardware import Device, device_files, is_path, load_device, load_system
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
 from hespas.validators.league.runs import issue_ns, timed_run
@@ -54,7 +54,9 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LeagueRow:
-    """A row of the table, its number from 0, and what is predicted of it."""
+    """A row of the table, its number from 0, and what is predicted of it. The cell of its accelerator has
+    the name of the device, however the table spells it.
+    """
 
     number: int
     cells: Mapping[str, str]
@@ -78,10 +80,11 @@ def start_scale(run: PublishedRun, device: Device) -> list[float]:
 
 
 class Task(NamedTuple):
-    """A row to predict."""
+    """A row to predict: its cells with the name of its accelerator, and ``device``, how the row spells it."""
 
     number: int
     cells: Mapping[str, str]
+    device: str
     models: Path
     estimator: str
 
@@ -95,18 +98,23 @@ def predicted_rows(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[LeagueRow]:
     """Every row of ``table``; models that do not ship are read from ``models.csv`` beside it. What an earlier
-    run found is taken from ``cache`` (None: the user's) where neither row nor package changed. About 0.3 s a
-    row.
+    run found is taken from ``cache`` (None: the user's) where nothing changed that it depends on: the row,
+    its files, the package. About 0.3 s a row.
     """
     kept = ResultCache(cache or cache_folder("league"), Predicted)
     models = table.parent / "models.csv"
     stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
-    tasks = [Task(number, row, models, estimator) for number, row in enumerate(read_runs(table))]
-    devices = {cell: _device_stamp(cell) for cell in {task.cells.get("accelerator", "") for task in tasks}}
-    keys = [
-        content_key([*stamps, devices[task.cells.get("accelerator", "")], *_said(task.cells)])
-        for task in tasks
-    ]
+    rows = read_runs(table)
+    devices = {cell: _device(cell) for cell in {row.get("accelerator", "") for row in rows}}
+    systems = {cell: _system_stamp(cell) for cell in {row.get("network", "") for row in rows}}
+    tasks: list[Task] = []
+    keys: list[str] = []
+    for number, row in enumerate(rows):
+        cell = row.get("accelerator", "")
+        name, stamp = devices[cell]
+        tasks.append(Task(number, {**row, "accelerator": name}, cell, models, estimator))
+        own = [*stamps, stamp, systems[row.get("network", "")]]
+        keys.append(content_key([*own, *_said(tasks[-1].cells)]))
     found = [kept.get(key) for key in keys]
     missing = [place for place, each in enumerate(found) if each is None]
     if progress:
@@ -145,12 +153,19 @@ def _said(cells: Mapping[str, str]) -> list[str]:
     return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
 
 
-def _device_stamp(name: str) -> str:
-    """A text that changes with the files of a device that does not ship; why it is none is told with rows."""
+def _device(spelling: str) -> tuple[str, str]:
+    """The name of a device, and a text that changes with its files where it does not ship. Why it is none is
+    told with rows.
+    """
     try:
-        return content_stamp(device_files(name))
+        return load_device(spelling).name, content_stamp(device_files(spelling))
     except HespasError as error:
-        return str(error)
+        return spelling, str(error)
+
+
+def _system_stamp(spelling: str) -> str:
+    """A text that changes with the file of a system that does not ship."""
+    return content_stamp([Path(spelling)] if is_path(spelling) else [])
 
 
 def _predicted(task: Task) -> Predicted:
@@ -158,8 +173,10 @@ def _predicted(task: Task) -> Predicted:
     try:
         _check_settings(task.cells, place)
         run = run_of(task.cells, place, found, task.models)
-        device = load_device(task.cells.get("accelerator", ""))
-        timed = timed_run(run, task.estimator, Diagnostics())
+        device = load_device(task.device)
+        network = task.cells.get("network", "")
+        system = load_system(network) if network else None
+        timed = timed_run(run, device, task.estimator, Diagnostics(), system)
         span = step_span(timed.stages, timed.schedule, start_scale(run, device))
         if not 0 < span.time_ns < inf:
             raise UnsupportedError("the estimator has no time for any part of the step", path=place)
