@@ -73,7 +73,8 @@ def league(
     ``leave-group-out``, each source, model and accelerator on all other rows. ``factors`` instead: a file of
     :func:`calibrate_end_to_end`, of other rows; nothing is fitted to the table, which needs no measured
     times. Rows are predicted by ``jobs`` processes and kept between runs. Raises ``UsageError`` for another
-    word, ``FormatError`` for a table that is none and a file without factors.
+    word and for factors of another ``estimator``, ``FormatError`` for a table that is none and a file without
+    factors.
     """
     from hespas.validators.league.document import league_of, read_factors
     from hespas.validators.league.judged import CALIBRATIONS
@@ -83,9 +84,10 @@ def league(
         raise UsageError(f"no calibration '{calibrate}'", hint=f"one of {', '.join(CALIBRATIONS)}")
     if factors is not None and calibrate != "none":
         raise UsageError(f"`factors` and `calibrate={calibrate}`", hint="one of both")
-    known = [] if factors is None else read_factors(Path(factors))
+    known = [] if factors is None else read_factors(Path(factors), estimator)
     rows = predicted_rows(Path(table), estimator=estimator, jobs=jobs, progress=progress)
-    return LeagueReport(league_of(str(table), rows, calibrate if factors is None else "factors", known))
+    mode: Calibration = calibrate if factors is None else "factors"
+    return LeagueReport(league_of(str(table), rows, mode, known, estimator=estimator))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,7 +132,8 @@ def calibrate_end_to_end(
     progress: Callable[[int, int], None] | None = None,
 ) -> FactorsReport:
     """By how much each component of a step takes longer on ``hardware`` than predicted, per software stack
-    (the column ``source``), fitted on all rows of ``table`` with shrinkage to the fits per operation.
+    (the column ``source``), fitted on all rows of ``table`` with shrinkage to the fits per operation. They
+    hold for what ``estimator`` says.
 
     Raises ``UsageError`` where the table has no measured row of the device, and as :func:`league` does.
     """
@@ -140,9 +143,11 @@ def calibrate_end_to_end(
 
     name = load_device(hardware).name
     rows = predicted_rows(Path(table), estimator=estimator, jobs=jobs, progress=progress)
-    after = league_of(str(table), rows, "leave-group-out")
+    before, after = (
+        league_of(str(table), rows, mode, estimator=estimator) for mode in ("none", "leave-group-out")
+    )
     if not any(each.accelerator == name for each in after.factors):
         raise UsageError(
             f"no row of {table} is of {name}, predicted and measured", hint="name another device"
         )
-    return FactorsReport(name, league_of(str(table), rows, "none"), after)
+    return FactorsReport(name, before, after)

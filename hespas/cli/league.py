@@ -127,6 +127,7 @@ def calibrate_end_to_end(
     hardware: str,
     tables: Sequence[Path],
     *,
+    estimators: Sequence[str],
     out: Path,
     others: Sequence[str],
     overwrite: bool,
@@ -137,6 +138,8 @@ def calibrate_end_to_end(
     with command_line(debug, source=hardware, documents=[out], reads=[hardware, *map(str, tables)]):
         if others:
             raise UsageError(f"--end-to-end takes no {others[0]}", hint="leave it out")
+        if len(estimators) > 1:
+            raise UsageError("--end-to-end takes one --estimator", hint="fit the factors of each by itself")
         if len(tables) != 1:
             raise UsageError("--end-to-end needs one table of runs", hint="--table runs.csv")
         if out.suffix != ".json":
@@ -145,7 +148,9 @@ def calibrate_end_to_end(
         from hespas import api
 
         with progress_bar("predicting", progress) as callback:
-            done = api.calibrate_end_to_end(hardware, tables[0], progress=callback)
+            done = api.calibrate_end_to_end(
+                hardware, tables[0], estimator=next(iter(estimators), "composite"), progress=callback
+            )
         write_document(done.to_json(), out, overwrite=overwrite)
         rows = [
             (each.source, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",

@@ -172,6 +172,49 @@ def test_factors_of_a_device(tmp_path: Path) -> None:
     assert "is of H100-SXM, predicted and measured" in other.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--kind", "matmul"), ("--dtype", "bf16"), ("--seed", "0"), ("--default-dtype", "bf16"),
+     ("--comm-groups", "groups.json"), ("--run-time-unit", "ns"), ("--suggest", "5"), ("--json", "l.json"),
+     ("--split", "a"), ("--report", "r")],
+)  # fmt: skip
+def test_options_that_factors_have_no_use_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = table(tmp_path, {})
+    Path("groups.json").write_text("{}")
+    more = ["--hardware", "TPU-v5e", "--table", str(runs), "--out", "f.json", option, value]
+    done = run("calibrate", "--end-to-end", *more)
+    assert done.exit_code == 2, done.output
+    assert f"--end-to-end takes no {option}" in done.stderr
+
+
+def test_factors_are_of_an_estimator(tmp_path: Path) -> None:
+    runs, factors = table(tmp_path, {}), tmp_path / "f.json"
+    asked = [
+        "calibrate",
+        "--end-to-end",
+        "--hardware",
+        "TPU-v5e",
+        "--table",
+        str(runs),
+        "--out",
+        str(factors),
+    ]
+    many = run(*asked, "--estimator", "roofline", "--estimator", "composite")
+    assert (many.exit_code, "takes one --estimator" in many.stderr) == (2, True)
+    done = run(*asked, "--estimator", "roofline", "--max-input-bytes", "100000")
+    assert done.exit_code == 0, done.output
+    assert valid(factors, "league_factors")["estimator"] == "roofline"
+    with_them = ["league", "--table", str(runs), "--factors", str(factors), "--jobs", "1"]
+    other = run(*with_them)
+    assert other.exit_code == 2
+    assert "factors of the estimator roofline, and rows are predicted with composite" in other.stderr
+    assert "try: --estimator roofline, or fit them again" in other.stderr
+    assert run(*with_them, "--estimator", "roofline").exit_code == 0
+
+
 @pytest.mark.parametrize("cell", ["tpu v5 lite", "mine.toml"])
 def test_factors_go_by_the_name_of_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str

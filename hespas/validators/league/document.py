@@ -13,7 +13,7 @@ import msgspec
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.streams import limits, read_document
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical
 from hespas.validators.league.fit import Factor, factors_of
 from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
@@ -52,6 +52,7 @@ class League:
     """Rows of a table, judged in one mode of calibration, and what is said of them together."""
 
     table: str
+    estimator: str
     calibrate: Calibration
     rows: tuple[JudgedRow, ...]
     groups: tuple[Group, ...]
@@ -68,14 +69,22 @@ class League:
 
 
 def league_of(
-    table: str, rows: Sequence[LeagueRow], calibrate: Calibration, factors: Sequence[Factor] = ()
+    table: str,
+    rows: Sequence[LeagueRow],
+    calibrate: Calibration,
+    factors: Sequence[Factor] = (),
+    *,
+    estimator: str = "composite",
 ) -> League:
-    """Judge the predicted rows of a table; ``factors`` are those of the mode of that name."""
+    """Judge the rows of a table that ``estimator`` has predicted; ``factors`` are those of the mode of that
+    name.
+    """
     found = judged(rows, calibrate, factors)
     if calibrate not in {"none", "factors"}:
         factors = factors_of(facts_of(league_rows(rows)))
     return League(
         table=table,
+        estimator=estimator,
         calibrate=calibrate,
         rows=tuple(found),
         groups=tuple(group_rows(found, calibrate)),
@@ -194,6 +203,7 @@ class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     hespas_version: str = __version__
     inputs: list[str]
     diagnostics: list[_Finding]
+    estimator: str
     calibrate: Calibration
     noise_floor: Figure
     rows: list[_Row]
@@ -210,6 +220,7 @@ def league_document(done: League) -> LeagueDocument:
     return LeagueDocument(
         inputs=[done.table],
         diagnostics=_findings(done.rows),
+        estimator=done.estimator,
         calibrate=done.calibrate,
         noise_floor=NOISE_FLOOR,
         rows=[row_json(row) for row in done.rows],
@@ -235,19 +246,21 @@ class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[str]
     diagnostics: list[_Finding]
     hardware: str
+    estimator: str
     factors: list[_Factor]
     summary: list[_Group]
 
 
-def read_factors(path: Path) -> list[Factor]:
+def read_factors(path: Path, estimator: str) -> list[Factor]:
     """The factors of a document that ``hespas-validate calibrate --end-to-end`` or ``league`` wrote. Raises
-    ``FormatError`` for another.
+    ``FormatError`` for another, ``UsageError`` where they were fitted to what another estimator says.
     """
     content = read_document(path, limits().report_bytes, "factors")
     try:
-        rows = msgspec.json.decode(content, type=_Stated).factors
+        stated = msgspec.json.decode(content, type=_Stated)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"no factors: {error}", path=str(path), hint=_WRITES_FACTORS) from error
+    rows, fitted = stated.factors, stated.estimator
     if not rows:
         raise FormatError("no factors in it", path=str(path), hint=_WRITES_FACTORS)
     for number, each in enumerate(rows):
@@ -256,10 +269,16 @@ def read_factors(path: Path) -> list[Factor]:
                 f"component {each.component!r}, factor {each.factor}, std_error {each.std_error}",
                 path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
             )  # fmt: skip
-    stated = ({name: getattr(each, name) for name in Factor.__dataclass_fields__} for each in rows)
+    if fitted != estimator:
+        raise UsageError(
+            f"factors of the estimator {clipped(fitted)}, and rows are predicted with {clipped(estimator)}",
+            path=str(path),
+            hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_WRITES_FACTORS}",
+        )
+    named = ({name: getattr(each, name) for name in Factor.__dataclass_fields__} for each in rows)
     return [
         Factor(**{**each, "accelerator": canonical(each["accelerator"]) or each["accelerator"]})
-        for each in stated
+        for each in named
     ]
 
 
@@ -268,6 +287,8 @@ _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --tabl
 
 class _Stated(msgspec.Struct, frozen=True):
     factors: list[_Factor]
+    estimator: str = "composite"
+    """Documents of versions that had no other do not say it."""
 
 
 def factors_json(before: League, after: League, hardware: str) -> bytes:
@@ -283,6 +304,7 @@ def factors_json(before: League, after: League, hardware: str) -> bytes:
             inputs=[after.table],
             diagnostics=_findings(after.rows),
             hardware=hardware,
+            estimator=after.estimator,
             factors=[_Factor(**asdict(each)) for each in after.factors if each.accelerator == hardware],
             summary=[_Group(**asdict(each)) for each in groups],
         )
