@@ -109,16 +109,17 @@ def step_ms(runs: Path, estimator: str = "roofline") -> float:
     return hespas.league(runs, estimator=estimator, jobs=1).result.rows[0].predicted_ms
 
 
+def with_bandwidth(text: str, share: float) -> str:
+    """A device or system file with a share of its bandwidths."""
+    pattern = r"(?<=bandwidth_bytes_per_s = )[0-9.e+]+"
+    return re.sub(pattern, lambda found: repr(float(found[0]) * share), text)
+
+
 def own_device(path: Path, name: str = "TPU-v5e") -> Path:
-    """A device file of a site, with half of the memory bandwidth each time that it is asked for."""
+    """A device file of a site, with half of the bandwidths each time that it is asked for."""
     text = path.read_text() if path.exists() else device_to_toml(load_device("TPU-v5e"))
-    path.write_text(
-        re.sub(
-            r"(?<=bandwidth_bytes_per_s = )[0-9.e+]+",
-            lambda found: repr(float(found[0]) / 2),
-            re.sub(r"^name = .*$", f'name = "{name}"', text, count=1, flags=re.MULTILINE),
-        )
-    )
+    named = re.sub(r"^name = .*$", f'name = "{name}"', text, count=1, flags=re.MULTILINE)
+    path.write_text(with_bandwidth(named, 0.5))
     return path
 
 
@@ -238,16 +239,10 @@ def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     text = system_to_toml(load_system("tpu-v5e"))
     columns = [*ROW, "network"]
-    cells = ({}, {"network": "tpu-v5e"}, {"network": str(mine)}, {"network": "no such"})
+    cells: list[dict[str, str]] = [{}, *({"network": each} for each in ("tpu-v5e", str(mine), "no such"))]
     found: list[list[float]] = []
-    for bandwidth in (1.0, 0.5):
-        mine.write_text(
-            re.sub(
-                r"(?<=bandwidth_bytes_per_s = )[0-9.e+]+",
-                lambda each, share=bandwidth: repr(float(each[0]) * share),
-                text,
-            )
-        )
+    for share in (1.0, 0.5):
+        mine.write_text(with_bandwidth(text, share))
         rows = hespas.league(table(tmp_path, *cells, columns=columns), jobs=1).result.rows
         found.append([row.predicted_ms for row in rows])
         assert "no system 'no such'" in rows[3].row.predicted.refused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -275,11 +275,8 @@ def read_factors(path: Path, estimator: str) -> list[Factor]:
             path=str(path),
             hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_WRITES_FACTORS}",
         )
-    named = ({name: getattr(each, name) for name in Factor.__dataclass_fields__} for each in rows)
-    return [
-        Factor(**{**each, "accelerator": canonical(each["accelerator"]) or each["accelerator"]})
-        for each in named
-    ]
+    known = [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
+    return [replace(each, accelerator=canonical(each.accelerator) or each.accelerator) for each in known]
 
 
 _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"
