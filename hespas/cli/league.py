@@ -18,6 +18,7 @@ from hespas.cli.session import (
     progress_bar,
     report_folder,
     say,
+    say_diagnostics,
     write_document,
 )
 from hespas.cli.text import count_text, counted, table_text
@@ -66,7 +67,10 @@ def league(
     hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
     """
     reads = [table, *([factors] if factors else [])]
-    with command_line(debug, source=str(table), documents=[json_file], reads=reads, writes=[report]):
+    from hespas.graph.diagnostics import Diagnostics
+
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, str(table), documents=[json_file], reads=reads, writes=[report]):
         check_reports({"--json": json_file}, {"--table": reads}, overwrite=overwrite)
         if report:
             from hespas.validators.league.report import REPORT_FILES, check_folder
@@ -79,8 +83,15 @@ def league(
 
         with progress_bar("predicting", progress) as callback:
             done = api.league(
-                table, calibrate=calibrate, factors=factors, estimator=estimator, jobs=jobs, progress=callback
+                table,
+                calibrate=calibrate,
+                factors=factors,
+                estimator=estimator,
+                jobs=jobs,
+                progress=callback,
+                diagnostics=diagnostics,
             )
+        say_diagnostics(diagnostics, table)
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
@@ -90,15 +101,17 @@ def league(
 
 def _show(done: League) -> None:
     """What is not predicted, the errors, and what a decision needs."""
-    refused: dict[str, int] = {}
-    for row in done.rows:
-        if row.status == "refused":
-            refused[row.row.predicted.refused] = refused.get(row.row.predicted.refused, 0) + 1
-    for reason, count in refused.items():
-        say(f"note: {counted(count, 'row')} not predicted: {reason}")
+    from hespas.validators.league.document import refusals
+
+    for reason, place, count in refusals(done.rows):
+        first = place if count == 1 else f"the first is {place}"
+        say(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
     assumed = sum(row.status == "assumed" for row in done.rows)
     if assumed:
         say(f"note: marked as assumed, since the table does not say all: {counted(assumed, 'row')}")
+    untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
+    if untimed:
+        say(f"warning: kernels without a time count as none: {counted(untimed, 'row')}")
     if is_quiet():
         return
     rows = [
@@ -135,7 +148,10 @@ def calibrate_end_to_end(
     debug: bool,
 ) -> None:
     """``hespas-validate calibrate --end-to-end``: factors of the parts of steps on a device."""
-    with command_line(debug, source=hardware, documents=[out], reads=[hardware, *map(str, tables)]):
+    from hespas.graph.diagnostics import Diagnostics
+
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, hardware, documents=[out], reads=[hardware, *map(str, tables)]):
         if others:
             raise UsageError(f"--end-to-end takes no {others[0]}", hint="leave it out")
         if len(estimators) > 1:
@@ -149,8 +165,13 @@ def calibrate_end_to_end(
 
         with progress_bar("predicting", progress) as callback:
             done = api.calibrate_end_to_end(
-                hardware, tables[0], estimator=next(iter(estimators), "composite"), progress=callback
+                hardware,
+                tables[0],
+                estimator=next(iter(estimators), "composite"),
+                progress=callback,
+                diagnostics=diagnostics,
             )
+        say_diagnostics(diagnostics, tables[0])
         write_document(done.to_json(), out, overwrite=overwrite)
         rows = [
             (each.source, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",

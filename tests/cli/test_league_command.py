@@ -64,7 +64,10 @@ def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
         "league", "--table", runs, "--json", tmp_path / "l.json", "--report", tmp_path / "r", "--jobs", "1"
     )
     assert done.exit_code == 0, done.output
-    assert "1 row not predicted: the configuration of model 'no such model' is not known" in done.stderr
+    assert (
+        "1 row not predicted (row 2, column model): the configuration of model 'no such model' is not known"
+        in done.stderr
+    )
     assert "marked as assumed, since the table does not say all: 1 row" in done.stderr
     assert "best layout among the predicted two best: 1 of 1 set" in done.stdout
     document = valid(tmp_path / "l.json", "league")
@@ -82,6 +85,9 @@ def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
     assert "http" not in page
     lines = (tmp_path / "r" / "league.csv").read_text().splitlines()
     assert len(lines) == 4
+    assert (rows[2]["reason"], rows[2]["position"]) == (
+        "the configuration of model 'no such model' is not known", "row 2, column model",
+    )  # fmt: skip
     assert json.loads((tmp_path / "r" / "league.json").read_text()) == document
 
 
@@ -289,7 +295,89 @@ def test_a_table_without_the_columns(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     done = run("league", "--table", path)
     assert done.exit_code == 3
-    assert "no column global_batch, model, num_accelerators, seq_len" in done.stderr
+    assert "no column accelerator, global_batch, model, num_accelerators, seq_len" in done.stderr
+    table(tmp_path, columns=[each for each in ROW if each != "accelerator"])
+    done = run("league", "--table", path)
+    assert done.exit_code == 3
+    assert "header: no column accelerator\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "said"),
+    [
+        ([{"model": "no such"}], 4, "row 0, column model: the configuration of model 'no such' is not known"),
+        ([{"dp": "3"}, {"accelerator": "no such"}], 3, "row 0: none of 2 rows can be predicted: dp x tp"),
+        ([{"accelerator": "no such"}], 3, "row 0: no device 'no such'"),
+        ([], 3, "no row below the header"),
+    ],
+)
+def test_a_table_of_which_no_row_is_predicted_is_an_error(
+    tmp_path: Path, rows: list[dict[str, str]], code: int, said: str
+) -> None:
+    runs, out = table(tmp_path, *rows), tmp_path / "f.json"
+    for arguments in (
+        ["league", "--jobs", "1", "--json", str(out)],
+        ["calibrate", "--end-to-end", "--hardware", "TPU-v5e", "--out", str(out)],
+    ):
+        done = run(*arguments, "--table", runs)
+        assert done.exit_code == code, done.output
+        assert f"error: {runs}: " in done.stderr
+        assert said in done.stderr
+        assert "  try: " in done.stderr
+        assert not out.exists()
+
+
+def test_an_estimator_that_is_none_is_wrong_usage(tmp_path: Path) -> None:
+    done = run("league", "--table", table(tmp_path, {}), "--estimator", "nobody", "--jobs", "1")
+    assert done.exit_code == 2, done.output
+
+
+def test_no_baseline_without_a_published_rate(tmp_path: Path) -> None:
+    done = run("league", "--table", table(tmp_path, {"mfu_pct": ""}), "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    assert "nan" not in done.stdout
+    assert "baseline" not in done.stdout
+
+
+def test_rows_are_predicted_where_none_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    runs, out = table(tmp_path, {}, {"seq_len": "1024"}), tmp_path / "f.json"
+    asked = ["--end-to-end", "--hardware", "TPU-v5e", "--out", str(out)]
+    for done in (run("league", "--table", runs, "--jobs", "1"), run("calibrate", "--table", runs, *asked)):
+        assert done.exit_code == 0, done.output
+        assert done.stderr.count("results cannot be kept") == 1
+        assert "set XDG_CACHE_HOME" in done.stderr
+
+
+def test_a_table_is_as_large_as_is_trusted(tmp_path: Path) -> None:
+    runs = table(tmp_path, {})
+    with runs.open("ab") as stream:
+        stream.truncate(65 << 20)
+    done = run("league", "--table", runs)
+    assert (done.exit_code, "more than the limit" in done.stderr) == (3, True)
+    assert "--max-input-bytes" in done.stderr or "HESPAS_MAX_INPUT_BYTES" in done.stderr
+    trusted = run("league", "--table", runs, "--max-input-bytes", "70000000")
+    assert (trusted.exit_code, "more than the limit" in trusted.stderr) == (3, False)
+
+
+def test_what_an_estimator_assumes_and_leaves_out_is_told(tmp_path: Path) -> None:
+    runs, out = table(tmp_path, {}, {"recompute": ""}), tmp_path / "l.json"
+    asked = ["league", "--table", str(runs), "--jobs", "1", "--json", str(out), "--overwrite"]
+    assert run(*asked, "--estimator", "calibrated").exit_code == 0
+    found = cast("list[dict[str, object]]", valid(out, "league")["diagnostics"])
+    assert {str(each["code"]): each["count"] for each in found} == {
+        "calibrated.not-covered": 2,
+        "league.row.recompute": 1,
+    }
+    done = run(*asked, "--estimator", "systolic")
+    assert "warning: kernels without a time count as none: 2 rows" in done.stderr
+    document = valid(out, "league")
+    assert "league.row.untimed" in {
+        each["code"] for each in cast("list[dict[str, object]]", document["diagnostics"])
+    }
+    rows = cast("list[dict[str, object]]", document["rows"])
+    assert (rows[0]["status"], rows[0]["assumptions"]) == ("assumed", ["row.untimed"])
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ for :mod:`hespas.validators.league` alone.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from hespas.files.streams import limits, read_document
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
@@ -60,24 +62,34 @@ class PublishedRun:
     place: str
 
 
-def rows_of(table: Path) -> Iterator[Mapping[str, str]]:
-    """The rows of a table. Raises ``FormatError`` for what is no such table."""
+_NEEDED = ("global_batch", "model", "num_accelerators", "seq_len")
+
+
+def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[str, str]]:
+    """The rows of a table with the columns ``needed``. Raises ``FormatError`` for what is no such table."""
     try:
-        with table.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            missing = {"model", "num_accelerators", "seq_len", "global_batch"} - set(reader.fieldnames or ())
-            if missing:
-                raise FormatError(
-                    f"no column {', '.join(sorted(missing))}", path=str(table), position="header",
-                    hint="a table of runs has a column for each setting: model, num_accelerators, seq_len, "
-                    "global_batch, micro_batch, dp, tp, pp, ...",
-                )  # fmt: skip
-            for row in reader:
-                yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        hint = "name a CSV file: `table=runs.csv`; docs/league.md says its columns"
-        raise FormatError(f"cannot be read: {why}", path=str(table), hint=hint) from error
+        text = read_document(table, limits().report_bytes, "a table of runs").decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        missing = set(needed) - set(reader.fieldnames or ())
+        if missing:
+            raise FormatError(
+                f"no column {', '.join(sorted(missing))}", path=str(table), position="header",
+                hint="a table of runs has a column for each setting: model, accelerator, num_accelerators, "
+                "seq_len, global_batch, micro_batch, dp, tp, pp, ...",
+            )  # fmt: skip
+        for row in reader:
+            yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
+    except FormatError as error:
+        if error.position:
+            raise
+        raise _unreadable(error.message, table) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(str(error), table) from error
+
+
+def _unreadable(why: str, table: Path) -> FormatError:
+    hint = "name a CSV file: `table=runs.csv`; docs/league.md says its columns"
+    return FormatError(f"cannot be read: {why}", path=str(table), hint=hint)
 
 
 def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:

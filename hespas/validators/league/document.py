@@ -43,6 +43,7 @@ __all__ = [
     "league_json",
     "league_of",
     "read_factors",
+    "refusals",
     "row_json",
 ]
 
@@ -88,7 +89,7 @@ def league_of(
         calibrate=calibrate,
         rows=tuple(found),
         groups=tuple(group_rows(found, calibrate)),
-        baselines=tuple(baselines(found)),
+        baselines=tuple(each for each in baselines(found) if each.n),
         layouts=tuple(layout_sets(found, calibrate)),
         scaling=tuple(scaling(found, calibrate)),
         speedups=tuple(speedups(found, calibrate)),
@@ -105,6 +106,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     status: Status
     reason: str
+    position: str
     assumptions: list[str]
     predicted_ms: Figure
     low_ms: Figure
@@ -308,22 +310,28 @@ def factors_json(before: League, after: League, hardware: str) -> bytes:
     )
 
 
-def _findings(rows: Iterable[JudgedRow]) -> list[_Finding]:
-    """Rows that are not predicted, by reason, and what was assumed."""
-    refused: dict[str, int] = {}
-    assumed: dict[str, int] = {}
+def refusals(rows: Iterable[JudgedRow]) -> list[tuple[str, str, int]]:
+    """Why rows are not predicted, where the first is, and how many for that reason."""
+    found: dict[str, list[LeagueRow]] = {}
     for row in rows:
-        predicted = row.row.predicted
-        if predicted.refused:
-            refused[predicted.refused] = refused.get(predicted.refused, 0) + 1
-        for code in predicted.assumptions:
-            assumed[code] = assumed.get(code, 0) + 1
+        if row.row.predicted.refused:
+            found.setdefault(row.row.predicted.refused, []).append(row.row)
+    return [(reason, some[0].position, len(some)) for reason, some in found.items()]
+
+
+def _findings(rows: Sequence[JudgedRow]) -> list[_Finding]:
+    """Rows that are not predicted, by reason, and those of which something was assumed or left out."""
+    assumed: dict[str, _Finding] = {}
+    for row in rows:
+        for each in row.row.predicted.assumed:
+            before = assumed.get(each.code)
+            code = f"league.{each.code}" if each.code.startswith("row.") else each.code
+            message, count = (before.message, before.count) if before else (each.message, 0)
+            assumed[each.code] = _Finding(code=code, message=message, count=count + 1)
+    refused = refusals(rows)
     return [
-        *(_Finding(code="league.refused", message=text, count=count) for text, count in refused.items()),
-        *(
-            _Finding(code=f"league.{code}", message="rows do not say it: assumed", count=count)
-            for code, count in sorted(assumed.items())
-        ),
+        *(_Finding(code="league.refused", message=f"{place}: {why}", count=n) for why, place, n in refused),
+        *(assumed[code] for code in sorted(assumed)),
     ]
 
 
@@ -339,6 +347,7 @@ def row_json(row: JudgedRow) -> _Row:
         group=group_of(row),
         status=row.status,
         reason=predicted.refused,
+        position=row.row.position if predicted.refused else "",
         assumptions=list(predicted.assumptions),
         predicted_ms=row.predicted_ms,
         low_ms=row.low_ms,

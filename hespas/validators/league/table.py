@@ -10,8 +10,10 @@ from pathlib import Path
 from hespas.generators.llm.published import rows_of
 from hespas.graph.errors import FormatError, clipped
 
-__all__ = ["read_runs"]
+__all__ = ["NEEDED", "read_runs"]
 
+NEEDED = ("accelerator", "global_batch", "model", "num_accelerators", "seq_len")
+"""Columns that no run is without, and what no assumption stands for."""
 _TIMES = ("step_time_lo_ms", "step_time_ms", "step_time_hi_ms")
 """In the order that their figures have."""
 _MEASURED = (*_TIMES, "mfu_pct", "peak_memory_gib", "rows_with_same_config")
@@ -22,10 +24,11 @@ _HINT = "correct the cell, or leave it empty where nothing was measured; rows co
 
 def read_runs(table: Path) -> list[Mapping[str, str]]:
     """The rows of a table of runs, cells without blanks around them. Raises ``FormatError`` for what is no
-    such table, and for measured figures that cannot be: no number, none above 0, times out of order.
+    such table or has no row, and for measured figures that cannot be: no number, none above 0, times out of
+    order.
     """
     rows: list[Mapping[str, str]] = []
-    for number, cells in enumerate(rows_of(table)):
+    for number, cells in enumerate(rows_of(table, NEEDED)):
         row = {name: text.strip() for name, text in cells.items()}
         figures = {name: _figure(row, name, number, table) for name in _MEASURED}
         known = [(name, figures[name]) for name in _TIMES if figures[name] > 0]
@@ -33,6 +36,8 @@ def read_runs(table: Path) -> list[Mapping[str, str]]:
             if least > most:
                 raise _fault(f"{name} is {most:g}, below {before} with {least:g}", name, number, table)
         rows.append(row)
+    if not rows:
+        raise FormatError("no row below the header", path=str(table), hint="a row for each run")
     return rows
 
 
