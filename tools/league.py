@@ -64,7 +64,12 @@ release are normal around none, so few rows change little; rows far off count le
 alone. Intervals of 90 % are quantiles of what is left of rows of other groups, in which those of the own
 source count more the more there are: 20 as much as all others together. `hespas-validate calibrate --hardware
 NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their standard errors,
-and the errors before and on groups left out.
+and the errors before and on groups left out; factors hold for the estimator that they were fitted with.
+
+Spreads of the effects, weights of sources, the first interval, host times of kernels and what kernels lose
+beside communication are round figures in the code, set with the rows below in sight or by a source that is
+named there. `noise_floor` of the document is the median difference between submitters to MLPerf with the same
+layout in the same round; tables without such submissions have none (null).
 
 ## Your own cluster
 
@@ -102,6 +107,12 @@ def league_page(leagues: Sequence[League]) -> str:
         "Beside it a constant MFU per accelerator and number format:\n",
         _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
     ]
+    memory = first.memory
+    if memory.n:
+        text.append(
+            f"Peak memory, where it is published ({memory.n:,} rows): median error {memory.median_ape:.1%}, "
+            f"bias {memory.bias:+.1%}.\n"
+        )
     for by in ("source", "accelerator", "precision", "scale", "status"):
         heads = [by, "rows", *(f"{done.calibrate}: median (mean)" for done in leagues)]
         text += [f"### By {by}\n", _table(heads, _by(leagues, by))]

@@ -127,6 +127,9 @@ def _show(done: League) -> None:
     ]  # fmt: skip
     titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "inside")
     emit(table_text(titles, rows, left=(0, 1)))
+    memory = done.memory
+    if memory.n:
+        emit(f"peak memory of {counted(memory.n, 'row')}: median error {_percent(memory.median_ape)}")
     found = [each.best_in_top_two for each in done.layouts]
     if found:
         emit(f"best layout among the predicted two best: {sum(found)} of {counted(len(found), 'set')}")

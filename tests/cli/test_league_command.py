@@ -332,6 +332,33 @@ def test_an_estimator_that_is_none_is_wrong_usage(tmp_path: Path) -> None:
     assert done.exit_code == 2, done.output
 
 
+def test_peaks_of_memory_stand_beside_those_that_were_published(tmp_path: Path) -> None:
+    columns = [*ROW, "peak_memory_gib"]
+    runs, report = table(tmp_path, {"peak_memory_gib": "10"}, {}, columns=columns), tmp_path / "r"
+    done = run("league", "--table", runs, "--jobs", "1", "--report", report)
+    assert done.exit_code == 0, done.output
+    document = valid(report / "league.json", "league")
+    peak = cast("list[dict[str, float]]", document["rows"])[0]["peak_memory_gib"]
+    error = cast("dict[str, float]", document["peak_memory"])
+    assert error == {
+        "n": 1, "median_ape": pytest.approx(abs(peak / 10 - 1)), "bias": pytest.approx(peak / 10 - 1),
+    }  # fmt: skip
+    assert f"peak memory of 1 row: median error {error['median_ape']:.1%}" in done.stdout
+    assert "peak memory of 1 rows" in (report / "league.html").read_text()
+    with (report / "league.csv").open() as stream:
+        assert [row["published_memory_gib"] for row in csv.DictReader(stream)] == ["10", ""]
+    assert document["noise_floor"] is None
+
+
+def test_the_noise_floor_is_that_of_submissions(tmp_path: Path) -> None:
+    out = tmp_path / "l.json"
+    done = run(
+        "league", "--table", table(tmp_path, {"source": "MLPerf-Training"}), "--jobs", "1", "--json", out
+    )
+    assert done.exit_code == 0, done.output
+    assert valid(out, "league")["noise_floor"] == 0.028
+
+
 def test_no_baseline_without_a_published_rate(tmp_path: Path) -> None:
     done = run("league", "--table", table(tmp_path, {"mfu_pct": ""}), "--jobs", "1")
     assert done.exit_code == 0, done.output

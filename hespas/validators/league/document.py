@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.streams import limits, read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical
+from hespas.validators.accuracy.statistics import error_figures
 from hespas.validators.league.fit import Factor, factors_of
 from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
 from hespas.validators.league.parts import COMPONENTS
@@ -38,6 +40,7 @@ __all__ = [
     "FactorsDocument",
     "League",
     "LeagueDocument",
+    "MemoryErrors",
     "factors_json",
     "league_document",
     "league_json",
@@ -46,6 +49,15 @@ __all__ = [
     "refusals",
     "row_json",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryErrors:
+    """Relative errors of the peak of memory of ``n`` rows: the median size, and the mean."""
+
+    n: int
+    median_ape: float
+    bias: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,15 @@ class League:
     def whole(self) -> Group | None:
         """The errors of all rows; None where none counts."""
         return next((each for each in self.groups if each.by == "all"), None)
+
+    @property
+    def memory(self) -> MemoryErrors:
+        """How far the peak of memory is off where it was published."""
+        peaks = [(row.row.predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib"))
+                 for row in self.rows]  # fmt: skip
+        error = np.array([said / real - 1 for said, real in peaks if said > 0 and real > 0])
+        figures = error_figures(error)
+        return MemoryErrors(n=len(error), median_ape=figures["median_ape"], bias=figures["bias"])
 
 
 def league_of(
@@ -198,6 +219,12 @@ class _Finding(msgspec.Struct, frozen=True, kw_only=True):
     count: Count
 
 
+class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+    n: Count
+    median_ape: Figure
+    bias: Figure
+
+
 class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What hespas-validate league --json writes."""
 
@@ -210,6 +237,7 @@ class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor: Figure
     rows: list[_Row]
     summary: list[_Group]
+    peak_memory: _Memory
     baselines: list[_Baseline]
     layouts: list[_LayoutSet]
     scaling: list[_Scaled]
@@ -224,15 +252,21 @@ def league_document(done: League) -> LeagueDocument:
         diagnostics=_findings(done.rows),
         estimator=done.estimator,
         calibrate=done.calibrate,
-        noise_floor=NOISE_FLOOR,
+        noise_floor=NOISE_FLOOR if any(map(_is_of_mlperf, done.rows)) else nan,
         rows=[row_json(row) for row in done.rows],
         summary=[_Group(**asdict(each)) for each in done.groups],
+        peak_memory=_Memory(**asdict(done.memory)),
         baselines=[_Baseline(**asdict(each)) for each in done.baselines],
         layouts=[_LayoutSet(**asdict(each)) for each in done.layouts],
         scaling=[_Scaled(**asdict(each)) for each in done.scaling],
         speedups=[_Speedup(**asdict(each)) for each in done.speedups],
         factors=[_Factor(**asdict(each)) for each in done.factors],
     )
+
+
+def _is_of_mlperf(row: JudgedRow) -> bool:
+    """Whether the noise floor, of submissions to MLPerf, says something of a row."""
+    return row.row.cells.get("source") == "MLPerf-Training"
 
 
 def league_json(done: League) -> bytes:

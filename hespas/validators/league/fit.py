@@ -53,6 +53,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("release", ("source", "release"), 0.0, 0.05),
     Effect("group", ("source", "model", "accelerator"), 0.0, 0.06),
 )
+"""What rows may err alike by. Round figures, set with the development rows in sight."""
 _SPREAD: Mapping[str, float] = {
     "products": 1.0,
     "products of 8 bits": 1.0,
@@ -71,10 +72,15 @@ _SPREAD: Mapping[str, float] = {
     "host": 3.0,
     "overlap": 3.0,
 }
+"""How much less is known of a component than of products, of which most was measured: round figures, set with
+the development rows in sight.
+"""
 _NOISE = 0.04
 """Standard deviation of what nothing explains, of one row: between submitters it is 2.8 % in the median."""
 _FREEDOM = 4.0
+"""Degrees of freedom of Student's t, by which rows far off count less: the customary few, not fitted."""
 _ROUNDS = 4
+"""Of weights and fits in turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,6 +271,7 @@ def applied(facts: Facts, factors: Sequence[Factor]) -> Posterior:
 
 
 _LEAST_SHARE = 0.005
+"""Components of less of the steps get no factor: of so little a step says nothing."""
 _OF_STACK = ("family", "source", "accelerator")
 
 

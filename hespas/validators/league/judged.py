@@ -39,7 +39,9 @@ _NORMAL = 1.645
 _FEWEST = 20
 """Rows of other groups from which an interval is taken; below, :data:`_START` holds."""
 _START = (0.75, 1.6)
-"""The interval of a prediction that nothing is known about, as factors."""
+"""The interval of a prediction that nothing is known about, as factors: round figures, set with the
+development rows in sight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +213,13 @@ def _factors(
 
 
 _LEAST = 0.03
+"""Deviation of a logarithm that every row has: a round figure near what submitters with the same layout
+differ by (:data:`.summaries.NOISE_FLOOR`).
+"""
 _POOL = 20.0
-"""Rows of a source that count as much as all other sources together."""
+"""Rows of a source that count as much as all other sources together: a round figure, set with the development
+rows in sight.
+"""
 
 
 def _bounds(

@@ -42,7 +42,9 @@ __all__ = [
 ]
 
 _BESIDE = {"gpu": 0.06}
-"""By how much kernels are slower beside communication: :mod:`hespas.hardware.interference`, in the mean."""
+"""By how much kernels are slower beside communication: :mod:`hespas.hardware.interference` says it by kernel,
+here it is one round figure for all, set with the development rows in sight.
+"""
 _MARKS = "row."
 
 

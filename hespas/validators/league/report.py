@@ -70,14 +70,15 @@ def league_csv(done: League) -> str:
         "relative_error",
     )  # fmt: skip
     writer.writerow(
-        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", *COMPONENTS, "assumptions", "reason"]
-    )
+        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib", *COMPONENTS,
+         "assumptions", "reason"]
+    )  # fmt: skip
     for row in done.rows:
         predicted = row.row.predicted
         cells: list[object] = [row.row.number, row.status]
         cells += [inert_cell(row.row.cells.get(name, "")) for name in _COLUMNS]
         cells += [_plain(getattr(row, name)) for name in figures]
-        cells.append(_plain(predicted.peak_memory_bytes / 2**30))
+        cells += map(_plain, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
         cells += [_plain(row.parts.get(name, 0.0)) for name in COMPONENTS]
         cells += [" ".join(predicted.assumptions), inert_cell(predicted.refused)]
         writer.writerow(cells)
@@ -120,10 +121,15 @@ def league_html(done: League) -> str:
         (
             "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>League</title>',
             f"<style>{_STYLE}</style></head><body>", "<h1>Published runs, predicted</h1>",
-            f"<p>{escape(done.table)}, calibration {done.calibrate}: {said}</p>", *sections,
+            f"<p>{escape(done.table)}, calibration {done.calibrate}: {said}{_memory(done)}</p>", *sections,
             f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
         )
     )  # fmt: skip
+
+
+def _memory(done: League) -> str:
+    memory = done.memory
+    return f"; peak memory of {memory.n:,} rows, median error {memory.median_ape:.1%}" if memory.n else ""
 
 
 def _percent(share: float) -> str:

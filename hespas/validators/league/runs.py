@@ -75,6 +75,9 @@ def timed_run(
 
 
 _EAGER_NS, _PARTLY_NS = 20_000.0, 10_000.0
+"""Host time of a kernel of eager PyTorch, and where parts of a pass are CUDA graphs: round figures, set with
+the development rows in sight.
+"""
 
 
 def issue_ns(run: PublishedRun, device: Device) -> float:
