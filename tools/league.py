@@ -110,8 +110,9 @@ def league_page(leagues: Sequence[League]) -> str:
     memory = first.memory
     if memory.n:
         text.append(
-            f"Peak memory, where it is published ({memory.n:,} rows): median error {memory.median_ape:.1%}, "
-            f"bias {memory.bias:+.1%}.\n"
+            f"Peak memory, where it is published ({memory.n:,} rows): mean error {memory.mean_ape:.1%}, "
+            f"median {memory.median_ape:.1%}, bias {memory.bias:+.1%}. The account of memory was made with "
+            "these rows in sight.\n"
         )
     for by in ("source", "accelerator", "precision", "scale", "status"):
         heads = [by, "rows", *(f"{done.calibrate}: median (mean)" for done in leagues)]

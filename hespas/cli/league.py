@@ -129,7 +129,8 @@ def _show(done: League) -> None:
     emit(table_text(titles, rows, left=(0, 1)))
     memory = done.memory
     if memory.n:
-        emit(f"peak memory of {counted(memory.n, 'row')}: median error {_percent(memory.median_ape)}")
+        errors = f"mean error {_percent(memory.mean_ape)}, median {_percent(memory.median_ape)}"
+        emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
     found = [each.best_in_top_two for each in done.layouts]
     if found:
         emit(f"best layout among the predicted two best: {sum(found)} of {counted(len(found), 'set')}")

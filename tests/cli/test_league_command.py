@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import hespas
 from hespas.cli.validate import app
-from hespas.graph.errors import OutputError, UsageError
+from hespas.graph.errors import MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 from hespas.validators.league import predict, stamps
 from hespas.validators.league.judged import Calibration
@@ -155,6 +155,18 @@ def test_an_edited_file_of_an_estimator_changes_what_was_kept(tmp_path: Path) ->
         keys.append(stamps.estimator_stamp(spelling))
     assert keys[0] != keys[1]
     assert stamps.estimator_stamp(f"training:base={spelling}") == keys[1]
+
+
+def test_a_refusal_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object) -> None:
+        raise MissingExtraError("an estimator", "extra")
+
+    runs = table(tmp_path, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(predict, "timed_run", without)
+        with pytest.raises(UnsupportedError, match="needs the optional 'extra'"):
+            hespas.league(runs, jobs=1)
+    assert len(hespas.league(runs, jobs=1).result.rows) == 1
 
 
 def test_what_was_measured_does_not_change_what_is_predicted(tmp_path: Path) -> None:
@@ -341,9 +353,10 @@ def test_peaks_of_memory_stand_beside_those_that_were_published(tmp_path: Path) 
     peak = cast("list[dict[str, float]]", document["rows"])[0]["peak_memory_gib"]
     error = cast("dict[str, float]", document["peak_memory"])
     assert error == {
-        "n": 1, "median_ape": pytest.approx(abs(peak / 10 - 1)), "bias": pytest.approx(peak / 10 - 1),
+        "n": 1, "mean_ape": pytest.approx(abs(peak / 10 - 1)),
+        "median_ape": pytest.approx(abs(peak / 10 - 1)), "bias": pytest.approx(peak / 10 - 1),
     }  # fmt: skip
-    assert f"peak memory of 1 row: median error {error['median_ape']:.1%}" in done.stdout
+    assert f"peak memory of 1 row: mean error {error['median_ape']:.1%}" in done.stdout
     assert "peak memory of 1 rows" in (report / "league.html").read_text()
     with (report / "league.csv").open() as stream:
         assert [row["published_memory_gib"] for row in csv.DictReader(stream)] == ["10", ""]

@@ -53,9 +53,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryErrors:
-    """Relative errors of the peak of memory of ``n`` rows: the median size, and the mean."""
+    """Relative errors of the peak of memory of ``n`` rows: mean and median of their sizes, and their mean."""
 
     n: int
+    mean_ape: float
     median_ape: float
     bias: float
 
@@ -87,7 +88,12 @@ class League:
                  for row in self.rows]  # fmt: skip
         error = np.array([said / real - 1 for said, real in peaks if said > 0 and real > 0])
         figures = error_figures(error)
-        return MemoryErrors(n=len(error), median_ape=figures["median_ape"], bias=figures["bias"])
+        return MemoryErrors(
+            n=len(error),
+            mean_ape=figures["mape"],
+            median_ape=figures["median_ape"],
+            bias=figures["bias"],
+        )
 
 
 def league_of(
@@ -221,6 +227,7 @@ class _Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Memory(msgspec.Struct, frozen=True, kw_only=True):
     n: Count
+    mean_ape: Figure
     median_ape: Figure
     bias: Figure
 

@@ -191,9 +191,9 @@ class _Kept:
     is_writable: bool = True
 
     def put(self, key: str, result: Predicted) -> None:
-        """Keep a result."""
+        """Keep a result; not a refusal, which may be for want of what is installed tomorrow."""
         try:
-            if self.is_writable:
+            if self.is_writable and not result.refused:
                 self.results.put(key, result)
         except OutputError as error:
             self.is_writable = False

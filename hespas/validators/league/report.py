@@ -129,7 +129,7 @@ def league_html(done: League) -> str:
 
 def _memory(done: League) -> str:
     memory = done.memory
-    return f"; peak memory of {memory.n:,} rows, median error {memory.median_ape:.1%}" if memory.n else ""
+    return f"; peak memory of {memory.n:,} rows, mean error {memory.mean_ape:.1%}" if memory.n else ""
 
 
 def _percent(share: float) -> str:

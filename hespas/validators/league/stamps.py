@@ -20,12 +20,15 @@ _OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "table", "w
 
 
 def content_stamp(files: Iterable[Path]) -> str:
-    """A text that changes with the content of files; one that is not there counts as none, whose reader says
-    so.
+    """A text that changes with the content of files; one that cannot be read counts as empty, and its
+    reader says so.
     """
     digest = sha256()
     for file in files:
-        content = file.read_bytes() if file.is_file() else b""
+        try:
+            content = file.read_bytes() if file.is_file() else b""
+        except (OSError, ValueError):
+            content = b""
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
