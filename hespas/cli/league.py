@@ -14,6 +14,7 @@ from hespas.cli.session import (
     check_reports,
     command_line,
     emit,
+    estimator_files,
     is_quiet,
     progress_bar,
     report_folder,
@@ -66,16 +67,17 @@ def league(
 
     hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
     """
-    reads = [table, *([factors] if factors else [])]
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
+    reads = [table, *([factors] if factors else [])]
     with command_line(debug, diagnostics, str(table), documents=[json_file], reads=reads, writes=[report]):
-        check_reports({"--json": json_file}, {"--table": reads}, overwrite=overwrite)
+        taken = {"--table": reads, "--estimator": estimator_files(estimator)}
+        check_reports({"--json": json_file}, taken, overwrite=overwrite)
         if report:
             from hespas.validators.league.report import REPORT_FILES, check_folder
 
-            taken = {"--table": reads, "--json": [json_file] if json_file else []}
+            taken["--json"] = [json_file] if json_file else []
             for name in REPORT_FILES:
                 check_apart("--report", report / name, taken)
             check_folder(report, overwrite=overwrite)
@@ -164,7 +166,8 @@ def calibrate_end_to_end(
             raise UsageError("--end-to-end needs one table of runs", hint="--table runs.csv")
         if out.suffix != ".json":
             raise UsageError("factors are written as .json", path=str(out), hint="--out factors.json")
-        check_reports({"--out": out}, {"--table": list(tables)}, overwrite=overwrite)
+        taken = {"--table": list(tables), "--estimator": estimator_files(*estimators)}
+        check_reports({"--out": out}, taken, overwrite=overwrite)
         from hespas import api
 
         with progress_bar("predicting", progress) as callback:
