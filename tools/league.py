@@ -66,17 +66,26 @@ release are normal around none, so few rows change little; rows far off count le
 alone. Intervals of 90 % are quantiles of what is left of rows of other groups, in which those of the own
 source count more the more there are: 20 as much as all others together. `hespas-validate calibrate --hardware
 NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their standard errors,
-and the errors before and on groups left out.
+and the errors before and on groups left out; factors hold for the estimator that they were fitted with.
+
+Spreads of the effects, weights of sources, the first interval, host times of kernels and what kernels lose
+beside communication are round figures in the code, set with the rows below in sight or by a source that is
+named there. `noise_floor` of the document is the median difference between submitters to MLPerf with the same
+layout in the same round; tables without such submissions have none (null).
 
 ## Your own cluster
 
 A table needs `model`, `accelerator`, `num_accelerators`, `seq_len`, `global_batch` and `step_time_ms`, and
 takes `source` (the software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`,
 `vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`,
-`optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `step_time_lo_ms`, `step_time_hi_ms`,
-`mfu_pct`, `rows_with_same_config` and `notes`. What a row does not say is assumed: it is marked. Models that
-do not ship are read from `models.csv` beside the table. Rows are kept between runs, so one that is stopped
-goes on where it was, and a changed row alone is predicted again.
+`optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`,
+`step_time_hi_ms`, `mfu_pct`, `peak_memory_gib`, `rows_with_same_config` and `notes`. What a row does not say
+is assumed: it is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
+path of a device file (`my-device.toml`, from where the command runs); groups and factors go by the name that
+the device has. `network` is the system it stands in, by name (`dgx-h100-roce`) or file, sized to the row;
+without it, the usual one of the device. Models that do not ship are read from `models.csv` beside the table.
+Rows are kept between runs, so one that is stopped goes on where it was; a row is predicted again where it, or
+a file that it or the estimator names, has changed.
 """
 
 
@@ -100,6 +109,13 @@ def league_page(leagues: Sequence[League]) -> str:
         "Beside it a constant MFU per accelerator and number format:\n",
         _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
     ]
+    memory = first.memory
+    if memory.n:
+        text.append(
+            f"Peak memory, where it is published ({memory.n:,} rows): mean error {memory.mean_ape:.1%}, "
+            f"median {memory.median_ape:.1%}, bias {memory.bias:+.1%}. The account of memory was made with "
+            "these rows in sight.\n"
+        )
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
     for by in ("source", "accelerator", "precision", "scale", "status", "model"):
         text += [f"### By {by}\n", _table((by, *heads), _by(leagues, by))]

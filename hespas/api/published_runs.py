@@ -14,6 +14,7 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     import pandas
 
+    from hespas.graph import Diagnostics
     from hespas.validators.league.document import League
     from hespas.validators.league.judged import Calibration
 
@@ -65,6 +66,7 @@ def league(
     estimator: str = "composite",
     jobs: int = 2,
     progress: Callable[[int, int], None] | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
     """The step of every row of ``table`` (the columns of ``docs/league.md``), predicted from its settings
     and judged beside its ``step_time_ms``; models that do not ship are read from ``models.csv`` beside it.
@@ -72,8 +74,10 @@ def league(
     ``calibrate``: ``none``; ``one-per-accelerator``, on one row of each accelerator and source;
     ``leave-group-out``, each source, model and accelerator on all other rows. ``factors`` instead: a file of
     :func:`calibrate_end_to_end`, of other rows; nothing is fitted to the table, which needs no measured
-    times. Rows are predicted by ``jobs`` processes and kept between runs. Raises ``UsageError`` for another
-    word, ``FormatError`` for a table that is none and a file without factors.
+    times. Rows are predicted by ``jobs`` processes and kept between runs; ``diagnostics`` is told where they
+    cannot be. Raises ``UsageError`` for another word and for factors of another ``estimator``,
+    ``FormatError`` for a table that is none, measured figures that cannot be and a file without factors, and
+    where no row can be predicted (``UnsupportedError`` where none is at fault).
     """
     from hespas.validators.league.document import league_of, read_factors
     from hespas.validators.league.judged import CALIBRATIONS
@@ -83,9 +87,12 @@ def league(
         raise UsageError(f"no calibration '{calibrate}'", hint=f"one of {', '.join(CALIBRATIONS)}")
     if factors is not None and calibrate != "none":
         raise UsageError(f"`factors` and `calibrate={calibrate}`", hint="one of both")
-    known = [] if factors is None else read_factors(Path(factors))
-    rows = predicted_rows(Path(table), estimator=estimator, jobs=jobs, progress=progress)
-    return LeagueReport(league_of(str(table), rows, calibrate if factors is None else "factors", known))
+    known = [] if factors is None else read_factors(Path(factors), estimator)
+    rows = predicted_rows(
+        Path(table), estimator=estimator, jobs=jobs, progress=progress, diagnostics=diagnostics
+    )
+    mode: Calibration = calibrate if factors is None else "factors"
+    return LeagueReport(league_of(str(table), rows, mode, known, estimator=estimator))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,9 +135,11 @@ def calibrate_end_to_end(
     estimator: str = "composite",
     jobs: int = 2,
     progress: Callable[[int, int], None] | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> FactorsReport:
     """By how much each component of a step takes longer on ``hardware`` than predicted, per software stack
-    (the column ``source``), fitted on all rows of ``table`` with shrinkage to the fits per operation.
+    (the column ``source``), fitted on all rows of ``table`` with shrinkage to the fits per operation. They
+    hold for what ``estimator`` says.
 
     Raises ``UsageError`` where the table has no measured row of the device, and as :func:`league` does.
     """
@@ -139,10 +148,14 @@ def calibrate_end_to_end(
     from hespas.validators.league.predict import predicted_rows
 
     name = load_device(hardware).name
-    rows = predicted_rows(Path(table), estimator=estimator, jobs=jobs, progress=progress)
-    after = league_of(str(table), rows, "leave-group-out")
+    rows = predicted_rows(
+        Path(table), estimator=estimator, jobs=jobs, progress=progress, diagnostics=diagnostics
+    )
+    before, after = (
+        league_of(str(table), rows, mode, estimator=estimator) for mode in ("none", "leave-group-out")
+    )
     if not any(each.accelerator == name for each in after.factors):
         raise UsageError(
             f"no row of {table} is of {name}, predicted and measured", hint="name another device"
         )
-    return FactorsReport(name, league_of(str(table), rows, "none"), after)
+    return FactorsReport(name, before, after)

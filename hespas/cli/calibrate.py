@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["calibrate"]
 
 
-class _Estimator(StrEnum):
-    CALIBRATED = "calibrated"
-    SYSTOLIC = "systolic"
-    LEARNED = "learned"
+_FITTED = ("calibrated", "systolic", "learned")
 
 
 class _Test(StrEnum):
@@ -53,10 +50,12 @@ class _Test(StrEnum):
 
 
 _EstimatorOption = Annotated[
-    list[_Estimator] | None,
+    list[str] | None,
     typer.Option(
+        metavar="NAME",
         help="What to fit; repeatable (default calibrated: roofline forms and collectives). systolic: lines "
-        "of a device with an array. learned: trees, in a folder FILE.learned beside FILE.toml."
+        "of a device with an array. learned: trees, in a folder FILE.learned beside FILE.toml. With "
+        "--end-to-end, whose steps factors are for (default composite).",
     ),
 ]
 _SplitOption = Annotated[
@@ -108,6 +107,7 @@ _DateOption = Annotated[
 
 
 def calibrate(
+    context: typer.Context,
     hardware: Annotated[str, options.hardware_option("The device: data sheet, and fits to keep.")],
     out: Annotated[
         Path,
@@ -160,9 +160,15 @@ def calibrate(
     }  # fmt: skip
     given = [name for name, value in fitting.items() if value]
     if end_to_end:
-        given += [name for name, value in (("--suggest", suggest), ("--json", json_file)) if value]
         calibrate_end_to_end(
-            hardware, table or [], out=out, others=given, overwrite=overwrite, progress=progress, debug=debug
+            hardware,
+            table or [],
+            estimators=estimator or [],
+            out=out,
+            others=_not_end_to_end(context),
+            overwrite=overwrite,
+            progress=progress,
+            debug=debug,
         )
         return
     if suggest is not None or kind or dtype:
@@ -187,20 +193,40 @@ def calibrate(
         measured=measured or [],
         tables=table or [],
         workload=workload,
-        estimators=tuple(dict.fromkeys(each.value for each in estimator or (_Estimator.CALIBRATED,))),
+        estimators=tuple(dict.fromkeys(estimator or _FITTED[:1])),
         tests=None if test_by is None else tuple(each.value for each in test_by),
         json_file=json_file,
         report=report,
         overwrite=overwrite,
     )
-    recorded = str(asked.recorded[0]) if asked.recorded else ""
     reads, writes = [hardware, *map(str, asked.inputs)], [out, report]
-    with command_line(debug, diagnostics, recorded, documents=[json_file], reads=reads, writes=writes):
+    with command_line(debug, diagnostics, asked.first, documents=[json_file], reads=reads, writes=writes):
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
         say_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
         _show(done.result)
         _write(asked, done)
+
+
+_END_TO_END = frozenset(
+    {"hardware", "out", "table", "estimator", "end_to_end", "overwrite", "progress", "max_input_bytes"}
+    | {"loudness", "debug"}
+)
+"""Parameters that factors of whole steps have a use for."""
+
+
+def _not_end_to_end(context: typer.Context) -> list[str]:
+    """The options that the user has written and that factors of whole steps have no use for."""
+
+    def is_written(name: str) -> bool:
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    return [
+        each.opts[0]
+        for each in context.command.params
+        if each.name and each.name not in _END_TO_END and is_written(each.name)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +250,11 @@ class _Asked:
         return [*self.measured, *self.tables]
 
     @property
+    def first(self) -> str:
+        """The first of them; empty where there is none."""
+        return str(self.recorded[0]) if self.recorded else ""
+
+    @property
     def inputs(self) -> list[Path]:
         """Every file that is read."""
         return [*([self.workload] if self.workload else []), *self.recorded]
@@ -239,6 +270,9 @@ def _check(asked: _Asked) -> None:
     from hespas.files.output import check_destination
     from hespas.validators.calibration import check_models_folder, models_folder
 
+    for name in asked.estimators:
+        if name not in _FITTED:
+            raise UsageError(f"--estimator {name}: nothing to fit", hint=f"one of {', '.join(_FITTED)}")
     check_recorded(asked.measured, asked.tables, asked.workload)
     if asked.out.suffix != ".toml":
         raise UsageError("a hardware file ends in .toml", path=str(asked.out), hint="--out my-device.toml")

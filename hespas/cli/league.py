@@ -10,13 +10,16 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.session import (
+    check_apart,
     check_reports,
     command_line,
     emit,
+    estimator_files,
     is_quiet,
     progress_bar,
     report_folder,
     say,
+    say_diagnostics,
     write_document,
 )
 from hespas.cli.text import count_text, counted, table_text
@@ -64,19 +67,33 @@ def league(
 
     hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
     """
-    reads = [table, *([factors] if factors else [])]
-    with command_line(debug, source=str(table), documents=[json_file], reads=reads, writes=[report]):
-        check_reports({"--json": json_file}, {"--table": reads}, overwrite=overwrite)
-        if report:
-            from hespas.validators.league.report import check_folder
+    from hespas.graph.diagnostics import Diagnostics
 
+    diagnostics = Diagnostics()
+    reads = [table, *([factors] if factors else [])]
+    with command_line(debug, diagnostics, str(table), documents=[json_file], reads=reads, writes=[report]):
+        taken = {"--table": reads, "--estimator": estimator_files(estimator)}
+        check_reports({"--json": json_file}, taken, overwrite=overwrite)
+        if report:
+            from hespas.validators.league.report import REPORT_FILES, check_folder
+
+            taken["--json"] = [json_file] if json_file else []
+            for name in REPORT_FILES:
+                check_apart("--report", report / name, taken)
             check_folder(report, overwrite=overwrite)
         from hespas import api
 
         with progress_bar("predicting", progress) as callback:
             done = api.league(
-                table, calibrate=calibrate, factors=factors, estimator=estimator, jobs=jobs, progress=callback
+                table,
+                calibrate=calibrate,
+                factors=factors,
+                estimator=estimator,
+                jobs=jobs,
+                progress=callback,
+                diagnostics=diagnostics,
             )
+        say_diagnostics(diagnostics, table)
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
@@ -86,15 +103,17 @@ def league(
 
 def _show(done: League) -> None:
     """What is not predicted, the errors, and what a decision needs."""
-    refused: dict[str, int] = {}
-    for row in done.rows:
-        if row.status == "refused":
-            refused[row.row.predicted.refused] = refused.get(row.row.predicted.refused, 0) + 1
-    for reason, count in refused.items():
-        say(f"note: {counted(count, 'row')} not predicted: {reason}")
+    from hespas.validators.league.document import refusals
+
+    for reason, place, count in refusals(done.rows):
+        first = place if count == 1 else f"the first is {place}"
+        say(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
     assumed = sum(row.status == "assumed" for row in done.rows)
     if assumed:
         say(f"note: marked as assumed, since the table does not say all: {counted(assumed, 'row')}")
+    untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
+    if untimed:
+        say(f"warning: kernels without a time count as none: {counted(untimed, 'row')}")
     if is_quiet():
         return
     rows = [
@@ -110,6 +129,10 @@ def _show(done: League) -> None:
     ]  # fmt: skip
     titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "inside")
     emit(table_text(titles, rows, left=(0, 1)))
+    memory = done.memory
+    if memory.n:
+        errors = f"mean error {_percent(memory.mean_ape)}, median {_percent(memory.median_ape)}"
+        emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
     found = [each.best_in_top_two for each in done.layouts]
     if found:
         emit(f"best layout among the predicted two best: {sum(found)} of {counted(len(found), 'set')}")
@@ -123,6 +146,7 @@ def calibrate_end_to_end(
     hardware: str,
     tables: Sequence[Path],
     *,
+    estimators: Sequence[str],
     out: Path,
     others: Sequence[str],
     overwrite: bool,
@@ -130,18 +154,31 @@ def calibrate_end_to_end(
     debug: bool,
 ) -> None:
     """``hespas-validate calibrate --end-to-end``: factors of the parts of steps on a device."""
-    with command_line(debug, source=hardware, documents=[out], reads=[hardware, *map(str, tables)]):
+    from hespas.graph.diagnostics import Diagnostics
+
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, hardware, documents=[out], reads=[hardware, *map(str, tables)]):
         if others:
             raise UsageError(f"--end-to-end takes no {others[0]}", hint="leave it out")
+        if len(estimators) > 1:
+            raise UsageError("--end-to-end takes one --estimator", hint="fit the factors of each by itself")
         if len(tables) != 1:
             raise UsageError("--end-to-end needs one table of runs", hint="--table runs.csv")
         if out.suffix != ".json":
             raise UsageError("factors are written as .json", path=str(out), hint="--out factors.json")
-        check_reports({"--out": out}, {"--table": list(tables)}, overwrite=overwrite)
+        taken = {"--table": list(tables), "--estimator": estimator_files(*estimators)}
+        check_reports({"--out": out}, taken, overwrite=overwrite)
         from hespas import api
 
         with progress_bar("predicting", progress) as callback:
-            done = api.calibrate_end_to_end(hardware, tables[0], progress=callback)
+            done = api.calibrate_end_to_end(
+                hardware,
+                tables[0],
+                estimator=next(iter(estimators), "composite"),
+                progress=callback,
+                diagnostics=diagnostics,
+            )
+        say_diagnostics(diagnostics, tables[0])
         write_document(done.to_json(), out, overwrite=overwrite)
         rows = [
             (each.source, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",

@@ -532,8 +532,9 @@ def hardware_files(*hardware: str) -> list[Path]:
 
 def estimator_files(*spellings: str) -> list[Path]:
     """The files that options of ``--estimator`` name: tables, orders, configurations, programs."""
-    options = [part.rpartition("=")[2] for spelling in spellings for part in re.split("[,+]", spelling)]
-    return [Path(each) for each in options if each and _is_file(Path(each))]
+    from hespas.estimators.registry import named_paths
+
+    return [each for spelling in spellings for each in named_paths(spelling) if _is_file(each)]
 
 
 def _is_file(path: Path) -> bool:

@@ -6,10 +6,12 @@ Other packages register a zero-argument factory (a frozen dataclass is one) in t
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from inspect import getattr_static
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -41,6 +43,7 @@ __all__ = [
     "guarded",
     "list_estimators",
     "load_estimator",
+    "named_paths",
     "operations_on",
     "predict_with",
     "takes_no_time",
@@ -373,6 +376,14 @@ def load_estimator(spelling: str) -> Estimator:
         listed = " and no ".join(map(repr, lacks))
         raise _TABLE.unusable(name, f"what it makes is no estimator: it has no {listed}")
     return made
+
+
+def named_paths(spelling: str) -> list[Path]:
+    """What options of a spelling may name: tables, orders, configurations, folders of models; the values of
+    all of them, whatever they are.
+    """
+    options = (part.rpartition("=")[2] for part in re.split("[,+]", spelling))
+    return [Path(each) for each in options if each and "\0" not in each]
 
 
 def guarded(name: str, use: Callable[[], _Result]) -> _Result:

@@ -8,7 +8,15 @@ machine lives in :mod:`hespas.hardware.measure`, which needs NumPy.
 from __future__ import annotations
 
 from hespas.hardware.device_file import device_to_toml, write_device
-from hespas.hardware.library import canonical, device_names, find, load_device, named_device
+from hespas.hardware.library import (
+    canonical,
+    device_files,
+    device_names,
+    find,
+    is_path,
+    load_device,
+    named_device,
+)
 from hespas.hardware.model import (
     ANY,
     Device,
@@ -46,9 +54,11 @@ __all__ = [
     "System",
     "SystolicArray",
     "canonical",
+    "device_files",
     "device_names",
     "device_to_toml",
     "find",
+    "is_path",
     "load_device",
     "load_system",
     "named_device",

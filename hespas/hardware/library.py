@@ -21,12 +21,14 @@ __all__ = [
     "DeviceIndex",
     "canonical",
     "common_fits",
+    "device_files",
     "device_names",
     "distance_of_kernels",
     "find",
     "fits_at",
     "fits_of_user",
     "index_folder",
+    "is_path",
     "load_device",
     "named_device",
     "starts_of",
@@ -87,10 +89,24 @@ def load_device(name_or_path: str | os.PathLike[str]) -> Device:
     Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
     """
     text = os.fspath(name_or_path)
+    return read_device(Path(text)) if is_path(name_or_path) else named_device(text)
+
+
+def is_path(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether what a user wrote for a device or a system is the path of a file, not a name."""
+    text = os.fspath(name_or_path)
     separators = [separator for separator in (os.sep, os.altsep) if separator]
-    if not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators):
-        return read_device(Path(text))
-    return named_device(text)
+    return not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators)
+
+
+def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The files that :func:`load_device` and the device's learned models come from; none for a name, whose
+    files ship. Raises as it does.
+    """
+    if not is_path(name_or_path):
+        return ()
+    cards = map(Path, load_device(name_or_path).learned_models)
+    return (Path(name_or_path), *(file for card in cards for file in (card, card.with_suffix(".npz"))))
 
 
 def named_device(spelling: str) -> Device:

@@ -17,7 +17,7 @@ from typing import cast
 from msgspec import structs
 
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.library import canonical, index_folder
+from hespas.hardware.library import canonical, index_folder, is_path
 from hespas.hardware.model import CountOrUnknown, Row, Source, Text
 from hespas.hardware.system_model import Dimension, Placement, System
 from hespas.hardware.typed_toml import FileKind, check_source_keys, fault, read_rows, refuse_repeats, scalar
@@ -103,8 +103,7 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     ``UsageError`` for an unknown name, ``FormatError`` for a file that is not a system.
     """
     text = os.fspath(name_or_path)
-    separators = [separator for separator in (os.sep, os.altsep) if separator]
-    if not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators):
+    if is_path(name_or_path):
         return read_system(Path(text))
     index = index_folder(SYSTEMS_FOLDER)
     name = index.known(text)

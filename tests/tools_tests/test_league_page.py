@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hespas.validators.league.document import league_of
 from hespas.validators.league.judged import CALIBRATIONS
-from hespas.validators.league.predict import LeagueRow, Predicted
+from hespas.validators.league.predict import LeagueRow, Predicted, Refusal
 from tools.league import league_page
 
 
@@ -26,7 +26,7 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
         _row(0, 125.0),
         _row(1, 80.0, tp="2"),
         _row(2, 125.0, num_accelerators="16", global_batch="16"),
-        LeagueRow(3, {"source": "there"}, Predicted(refused="nobody knows the model")),
+        LeagueRow(3, {"source": "there"}, Predicted(refusal=Refusal(message="nobody knows the model"))),
     ]
     page = league_page([league_of("runs.csv", rows, mode) for mode in CALIBRATIONS])
     assert "3 of 4 rows are predicted, 0 of them need an assumption" in page

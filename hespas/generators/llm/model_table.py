@@ -9,12 +9,14 @@ taken.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import convert
 
+from hespas.files.streams import limits, read_document
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import ModelFile, model_of
 from hespas.graph.errors import FormatError, UnsupportedError, clipped
@@ -48,9 +50,9 @@ def model_in_table(table: Path, name: str) -> Model | None:
     if not table.is_file():
         return None
     try:
-        with table.open(newline="", encoding="utf-8-sig") as stream:
-            rows = list(enumerate(csv.DictReader(stream, strict=True)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_document(table, limits().report_bytes, "a table of models").decode("utf-8-sig")
+        rows = list(enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True)))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise FormatError(f"cannot be read: {error}", path=str(table)) from error
     found = next(((number, row) for number, row in rows if row.get("model") == name), None)
     if found is None:

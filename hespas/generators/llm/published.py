@@ -2,19 +2,22 @@
 
 Columns: ``model, num_accelerators, seq_len, global_batch, micro_batch, dp, tp, pp, vp, cp, ep, etp, fsdp,
 sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator, notes``. What
-a row does not say is assumed, and told.
+a row does not say is assumed, and told. Those of measurements, and ``network``, a system's name or file, are
+for :mod:`hespas.validators.league` alone.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from hespas.files.streams import limits, read_document
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
@@ -32,6 +35,7 @@ from hespas.generators.llm.settings import (
 )
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
+from hespas.hardware import canonical
 
 __all__ = [
     "PUBLISHERS",
@@ -58,24 +62,34 @@ class PublishedRun:
     place: str
 
 
-def rows_of(table: Path) -> Iterator[Mapping[str, str]]:
-    """The rows of a table. Raises ``FormatError`` for what is no such table."""
+_NEEDED = ("global_batch", "model", "num_accelerators", "seq_len")
+
+
+def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[str, str]]:
+    """The rows of a table with the columns ``needed``. Raises ``FormatError`` for what is no such table."""
     try:
-        with table.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            missing = {"model", "num_accelerators", "seq_len", "global_batch"} - set(reader.fieldnames or ())
-            if missing:
-                raise FormatError(
-                    f"no column {', '.join(sorted(missing))}", path=str(table), position="header",
-                    hint="a table of runs has a column for each setting: model, num_accelerators, seq_len, "
-                    "global_batch, micro_batch, dp, tp, pp, ...",
-                )  # fmt: skip
-            for row in reader:
-                yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        hint = "name a CSV file: `table=runs.csv`; docs/league.md says its columns"
-        raise FormatError(f"cannot be read: {why}", path=str(table), hint=hint) from error
+        text = read_document(table, limits().report_bytes, "a table of runs").decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        missing = set(needed) - set(reader.fieldnames or ())
+        if missing:
+            raise FormatError(
+                f"no column {', '.join(sorted(missing))}", path=str(table), position="header",
+                hint="a table of runs has a column for each setting: model, accelerator, num_accelerators, "
+                "seq_len, global_batch, micro_batch, dp, tp, pp, ...",
+            )  # fmt: skip
+        for row in reader:
+            yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
+    except FormatError as error:
+        if error.position:
+            raise
+        raise _unreadable(error.message, table) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(str(error), table) from error
+
+
+def _unreadable(why: str, table: Path) -> FormatError:
+    hint = "name a CSV file: `table=runs.csv`; docs/league.md says its columns"
+    return FormatError(f"cannot be read: {why}", path=str(table), hint=hint)
 
 
 def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
@@ -302,7 +316,8 @@ def _needs_transposed(cells: _Cells) -> bool:
     """Products of Blackwell devices read 8-bit operands in either layout; those of others, and 4-bit ones, do
     not.
     """
-    blackwell = cells.text("accelerator").startswith(("B200", "B300", "GB200", "GB300"))
+    device = canonical(cells.text("accelerator")) or cells.text("accelerator")
+    blackwell = device.startswith(("B200", "B300", "GB200", "GB300"))
     return not blackwell or "nvfp4" in cells.text("precision").casefold()
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import asdict, dataclass, replace
+from math import inf, nan
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.streams import limits, read_document
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.hardware import canonical
+from hespas.validators.accuracy.statistics import error_figures
 from hespas.validators.league.fit import Factor, factors_of
 from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
 from hespas.validators.league.parts import COMPONENTS
@@ -37,13 +40,25 @@ __all__ = [
     "FactorsDocument",
     "League",
     "LeagueDocument",
+    "MemoryErrors",
     "factors_json",
     "league_document",
     "league_json",
     "league_of",
     "read_factors",
+    "refusals",
     "row_json",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryErrors:
+    """Relative errors of the peak of memory of ``n`` rows: mean and median of their sizes, and their mean."""
+
+    n: int
+    mean_ape: float
+    median_ape: float
+    bias: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +66,7 @@ class League:
     """Rows of a table, judged in one mode of calibration, and what is said of them together."""
 
     table: str
+    estimator: str
     calibrate: Calibration
     rows: tuple[JudgedRow, ...]
     groups: tuple[Group, ...]
@@ -65,20 +81,42 @@ class League:
         """The errors of all rows; None where none counts."""
         return next((each for each in self.groups if each.by == "all"), None)
 
+    @property
+    def memory(self) -> MemoryErrors:
+        """How far the peak of memory is off where it was published."""
+        peaks = [(row.row.predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib"))
+                 for row in self.rows]  # fmt: skip
+        error = np.array([said / real - 1 for said, real in peaks if said > 0 and real > 0])
+        figures = error_figures(error)
+        return MemoryErrors(
+            n=len(error),
+            mean_ape=figures["mape"],
+            median_ape=figures["median_ape"],
+            bias=figures["bias"],
+        )
+
 
 def league_of(
-    table: str, rows: Sequence[LeagueRow], calibrate: Calibration, factors: Sequence[Factor] = ()
+    table: str,
+    rows: Sequence[LeagueRow],
+    calibrate: Calibration,
+    factors: Sequence[Factor] = (),
+    *,
+    estimator: str = "composite",
 ) -> League:
-    """Judge the predicted rows of a table; ``factors`` are those of the mode of that name."""
+    """Judge the rows of a table that ``estimator`` has predicted; ``factors`` are those of the mode of that
+    name.
+    """
     found = judged(rows, calibrate, factors)
     if calibrate not in {"none", "factors"}:
         factors = factors_of(facts_of(league_rows(rows)))
     return League(
         table=table,
+        estimator=estimator,
         calibrate=calibrate,
         rows=tuple(found),
         groups=tuple(group_rows(found, calibrate)),
-        baselines=tuple(baselines(found)),
+        baselines=tuple(each for each in baselines(found) if each.n),
         layouts=tuple(layout_sets(found, calibrate)),
         scaling=tuple(scaling(found, calibrate)),
         speedups=tuple(speedups(found, calibrate)),
@@ -95,6 +133,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     status: Status
     reason: str
+    position: str
     assumptions: list[str]
     predicted_ms: Figure
     low_ms: Figure
@@ -186,6 +225,13 @@ class _Finding(msgspec.Struct, frozen=True, kw_only=True):
     count: Count
 
 
+class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+    n: Count
+    mean_ape: Figure
+    median_ape: Figure
+    bias: Figure
+
+
 class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What hespas-validate league --json writes."""
 
@@ -193,10 +239,12 @@ class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     hespas_version: str = __version__
     inputs: list[str]
     diagnostics: list[_Finding]
+    estimator: str
     calibrate: Calibration
     noise_floor: Figure
     rows: list[_Row]
     summary: list[_Group]
+    peak_memory: _Memory
     baselines: list[_Baseline]
     layouts: list[_LayoutSet]
     scaling: list[_Scaled]
@@ -209,16 +257,23 @@ def league_document(done: League) -> LeagueDocument:
     return LeagueDocument(
         inputs=[done.table],
         diagnostics=_findings(done.rows),
+        estimator=done.estimator,
         calibrate=done.calibrate,
-        noise_floor=NOISE_FLOOR,
+        noise_floor=NOISE_FLOOR if any(map(_is_of_mlperf, done.rows)) else nan,
         rows=[row_json(row) for row in done.rows],
         summary=[_Group(**asdict(each)) for each in done.groups],
+        peak_memory=_Memory(**asdict(done.memory)),
         baselines=[_Baseline(**asdict(each)) for each in done.baselines],
         layouts=[_LayoutSet(**asdict(each)) for each in done.layouts],
         scaling=[_Scaled(**asdict(each)) for each in done.scaling],
         speedups=[_Speedup(**asdict(each)) for each in done.speedups],
         factors=[_Factor(**asdict(each)) for each in done.factors],
     )
+
+
+def _is_of_mlperf(row: JudgedRow) -> bool:
+    """Whether the noise floor, of submissions to MLPerf, says something of a row."""
+    return row.row.cells.get("source") == "MLPerf-Training"
 
 
 def league_json(done: League) -> bytes:
@@ -234,19 +289,21 @@ class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[str]
     diagnostics: list[_Finding]
     hardware: str
+    estimator: str
     factors: list[_Factor]
     summary: list[_Group]
 
 
-def read_factors(path: Path) -> list[Factor]:
+def read_factors(path: Path, estimator: str) -> list[Factor]:
     """The factors of a document that ``hespas-validate calibrate --end-to-end`` or ``league`` wrote. Raises
-    ``FormatError`` for another.
+    ``FormatError`` for another, ``UsageError`` where they were fitted to what another estimator says.
     """
     content = read_document(path, limits().report_bytes, "factors")
     try:
-        rows = msgspec.json.decode(content, type=_Stated).factors
+        stated = msgspec.json.decode(content, type=_Stated)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"no factors: {error}", path=str(path), hint=_WRITES_FACTORS) from error
+    rows, fitted = stated.factors, stated.estimator
     if not rows:
         raise FormatError("no factors in it", path=str(path), hint=_WRITES_FACTORS)
     for number, each in enumerate(rows):
@@ -255,7 +312,14 @@ def read_factors(path: Path) -> list[Factor]:
                 f"component {each.component!r}, factor {each.factor}, std_error {each.std_error}",
                 path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
             )  # fmt: skip
-    return [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
+    if fitted != estimator:
+        raise UsageError(
+            f"factors of the estimator {clipped(fitted)}, and rows are predicted with {clipped(estimator)}",
+            path=str(path),
+            hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_WRITES_FACTORS}",
+        )
+    known = [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
+    return [replace(each, accelerator=canonical(each.accelerator) or each.accelerator) for each in known]
 
 
 _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"
@@ -263,6 +327,8 @@ _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --tabl
 
 class _Stated(msgspec.Struct, frozen=True):
     factors: list[_Factor]
+    estimator: str = "composite"
+    """Documents of versions that had no other do not say it."""
 
 
 def factors_json(before: League, after: League, hardware: str) -> bytes:
@@ -278,28 +344,35 @@ def factors_json(before: League, after: League, hardware: str) -> bytes:
             inputs=[after.table],
             diagnostics=_findings(after.rows),
             hardware=hardware,
+            estimator=after.estimator,
             factors=[_Factor(**asdict(each)) for each in after.factors if each.accelerator == hardware],
             summary=[_Group(**asdict(each)) for each in groups],
         )
     )
 
 
-def _findings(rows: Iterable[JudgedRow]) -> list[_Finding]:
-    """Rows that are not predicted, by reason, and what was assumed."""
-    refused: dict[str, int] = {}
-    assumed: dict[str, int] = {}
+def refusals(rows: Iterable[JudgedRow]) -> list[tuple[str, str, int]]:
+    """Why rows are not predicted, where the first is, and how many for that reason."""
+    found: dict[str, list[LeagueRow]] = {}
     for row in rows:
-        predicted = row.row.predicted
-        if predicted.refused:
-            refused[predicted.refused] = refused.get(predicted.refused, 0) + 1
-        for code in predicted.assumptions:
-            assumed[code] = assumed.get(code, 0) + 1
+        if row.row.predicted.refused:
+            found.setdefault(row.row.predicted.refused, []).append(row.row)
+    return [(reason, some[0].position, len(some)) for reason, some in found.items()]
+
+
+def _findings(rows: Sequence[JudgedRow]) -> list[_Finding]:
+    """Rows that are not predicted, by reason, and those of which something was assumed or left out."""
+    assumed: dict[str, _Finding] = {}
+    for row in rows:
+        for each in row.row.predicted.assumed:
+            before = assumed.get(each.code)
+            code = f"league.{each.code}" if each.code.startswith("row.") else each.code
+            message, count = (before.message, before.count) if before else (each.message, 0)
+            assumed[each.code] = _Finding(code=code, message=message, count=count + 1)
+    refused = refusals(rows)
     return [
-        *(_Finding(code="league.refused", message=text, count=count) for text, count in refused.items()),
-        *(
-            _Finding(code=f"league.{code}", message="rows do not say it: assumed", count=count)
-            for code, count in sorted(assumed.items())
-        ),
+        *(_Finding(code="league.refused", message=f"{place}: {why}", count=n) for why, place, n in refused),
+        *(assumed[code] for code in sorted(assumed)),
     ]
 
 
@@ -315,6 +388,7 @@ def row_json(row: JudgedRow) -> _Row:
         group=group_of(row),
         status=row.status,
         reason=predicted.refused,
+        position=row.row.position if predicted.refused else "",
         assumptions=list(predicted.assumptions),
         predicted_ms=row.predicted_ms,
         low_ms=row.low_ms,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.errors import InvariantError
 from hespas.validators.league.parts import COMPONENTS
 
 __all__ = [
@@ -53,6 +54,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("release", ("source", "release"), 0.0, 0.05),
     Effect("group", ("source", "model", "accelerator"), 0.0, 0.06),
 )
+"""What rows may err alike by. Round figures, set with the development rows in sight."""
 _SPREAD: Mapping[str, float] = {
     "products": 1.0,
     "products of 8 bits": 1.0,
@@ -71,10 +73,15 @@ _SPREAD: Mapping[str, float] = {
     "host": 3.0,
     "overlap": 3.0,
 }
+"""How much less is known of a component than of products, of which most was measured: round figures, set with
+the development rows in sight.
+"""
 _NOISE = 0.04
 """Standard deviation of what nothing explains, of one row: between submitters it is 2.8 % in the median."""
 _FREEDOM = 4.0
+"""Degrees of freedom of Student's t, by which rows far off count less: the customary few, not fitted."""
 _ROUNDS = 4
+"""Of weights and fits in turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,6 +263,8 @@ def factors_of(facts: Facts) -> list[Factor]:
     covariance = whole.covariance()
     said = fitted(covariance, whole, ~is_unit).of(is_unit)
     prior = np.sqrt(np.diag(covariance)[is_unit])
+    if not np.isfinite(said.mean).all():
+        raise InvariantError("a fit gives factors that are no numbers")
     for place, (row, component) in enumerate(asked):
         source, accelerator = cells[row]
         rows = members[source, accelerator]
@@ -294,6 +303,7 @@ def applied(facts: Facts, factors: Sequence[Factor]) -> Posterior:
 
 
 _LEAST_SHARE = 0.005
+"""Components of less of the steps get no factor: of so little a step says nothing."""
 _OF_STACK = ("family", "source", "accelerator")
 
 

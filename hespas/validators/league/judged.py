@@ -31,7 +31,9 @@ _NORMAL = 1.645
 _FEWEST = 20
 """Rows of other groups from which an interval is taken; below, :data:`_START` holds."""
 _START = (0.75, 1.6)
-"""The interval of a prediction that nothing is known about, as factors."""
+"""The interval of a prediction that nothing is known about, as factors: round figures, set with the
+development rows in sight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def facts_of(rows: Sequence[LeagueRow]) -> Facts:
     with np.errstate(divide="ignore", invalid="ignore"):
         rounding = np.nan_to_num(np.log(high / low) / 2.0)
         error = np.log(measured / predicted)
+    error[~np.isfinite(error)] = nan
     same = np.array([row.number_of("rows_with_same_config") for row in rows])
     cells = [row.cells for row in rows]
     keys = {
@@ -223,8 +226,13 @@ def _left_out(facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], m
 
 
 _LEAST = 0.03
+"""Deviation of a logarithm that every row has: a round figure near what submitters with the same layout
+differ by (:data:`.summaries.NOISE_FLOOR`).
+"""
 _POOL = 20.0
-"""Rows of a source that count as much as all other sources together."""
+"""Rows of a source that count as much as all other sources together: a round figure, set with the development
+rows in sight.
+"""
 
 
 def _scale(deviation: FloatArray) -> FloatArray:

@@ -32,16 +32,18 @@ SYSTEMS: Mapping[str, str] = {
 }
 """The system that an accelerator stands in; any other is joined by the links of its file."""
 _SLICES_NS = 10_000.0
-"""From host to host of two slices, where nobody says."""
+"""From host to host of two slices, where nobody says: a round figure of networks of data centers, without a
+source.
+"""
 
 
 def system_of(run: PublishedRun, stated: System | None, device: Device) -> System:
-    """The system of a row, sized to its ranks: of slices of a torus where one has fewer."""
+    """The system of a row, as ``stated`` or by its device, sized to its ranks: of slices of a torus where one
+    has fewer.
+    """
     ranks = run.layout.ranks
     name = SYSTEMS.get(device.name)
     found = stated or (_of_links(device) if name is None else load_system(name))
-    if found.devices >= 0:
-        return found
     found = _in_nodes(found, run.row.get("gpus_per_node", ""))
     if 0 < found.most < ranks:
         return _in_slices(found, device, ranks)
@@ -49,6 +51,10 @@ def system_of(run: PublishedRun, stated: System | None, device: Device) -> Syste
 
 
 _FABRIC_BYTES_PER_S, _FABRIC_NS, _INSIDE_NS = 50.0e9, 2_700.0, 1_000.0
+"""Of devices whose files name no fabric: a port of 400 Gb/s each, as in a DGX H100, and latencies of networks
+and inside a node (PCIe) by NCCL's tuning constants; their sources are in
+``hespas/hardware/systems/dgx-h100.toml``.
+"""
 
 
 def _of_links(device: Device) -> System:

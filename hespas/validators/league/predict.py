@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
-from math import nan
+from math import inf, nan
 from multiprocessing import get_context
 from os import getpid
 from pathlib import Path
@@ -17,48 +14,99 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from hespas.estimators import load_estimator
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
-from hespas.generators.llm.published import PublishedRun, rows_of, run_of
+from hespas.generators.llm.published import PublishedRun, run_of
 from hespas.graph import Diagnostics
-from hespas.graph.errors import FormatError, HespasError
-from hespas.hardware import Device, load_device
+from hespas.graph.diagnostics import Severity
+from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError
+from hespas.hardware import Device, device_files, is_path, load_device, load_system
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
 from hespas.validators.league.runs import issue_ns, timed_run
+from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
+from hespas.validators.league.table import NEEDED, read_runs
 
-__all__ = ["LeagueRow", "Predicted", "Task", "league_rows", "predicted_rows", "start_scale"]
+__all__ = [
+    "Assumed",
+    "LeagueRow",
+    "Predicted",
+    "Refusal",
+    "Task",
+    "league_rows",
+    "predicted_rows",
+    "start_scale",
+]
 
 _BESIDE = {"gpu": 0.06}
-"""By how much kernels are slower beside communication: :mod:`hespas.hardware.interference`, in the mean."""
-_ASSUMED = re.compile(r"row\.")
+"""By how much kernels are slower beside communication: :mod:`hespas.hardware.interference` says it by kernel,
+here it is one round figure for all, set with the development rows in sight.
+"""
+_MARKS = "row."
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a row is not predicted: where in it, or in which other file, and what to do. ``supported`` is
+    whether it is the row that is at fault.
+    """
+
+    message: str
+    position: str = ""
+    hint: str = ""
+    supported: bool = True
+
+
+class Assumed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was assumed of a row, or left out: an example of how it is told."""
+
+    code: str
+    message: str
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a row: the time of a step and its ``parts`` by component [ns], or why there is none.
-    ``layout`` is a text that is the same where rows say the same layout, in whatever words.
+    ``layout`` is a text that is the same where rows say the same layout, in whatever words. ``assumed`` is
+    what the row does not say, and what its estimator had to assume.
     """
 
     time_ns: float = nan
     parts: dict[str, float] = {}
     peak_memory_bytes: float = nan
-    assumptions: list[str] = []
-    refused: str = ""
+    assumed: list[Assumed] = []
+    refusal: Refusal | None = None
     family: str = ""
     kind: str = ""
     layout: str = ""
-    unknown: int = 0
+
+    @property
+    def refused(self) -> str:
+        """Why it is not predicted; empty where it is."""
+        return self.refusal.message if self.refusal else ""
+
+    @property
+    def assumptions(self) -> list[str]:
+        """Codes of what the row does not say, and of kernels without a time: it is marked for these."""
+        return [each.code for each in self.assumed if each.code.startswith(_MARKS)]
 
 
 @dataclass(frozen=True, slots=True)
 class LeagueRow:
-    """A row of the table, its number from 0, and what is predicted of it."""
+    """A row of the table, its number from 0, and what is predicted of it. The cell of its accelerator has
+    the name of the device, however the table spells it.
+    """
 
     number: int
     cells: Mapping[str, str]
     predicted: Predicted
+
+    @property
+    def position(self) -> str:
+        """Where a refusal is: the row, and what in it."""
+        refusal = self.predicted.refusal
+        return f"row {self.number}{refusal.position if refusal else ''}"
 
     def number_of(self, column: str) -> float:
         """A figure of the row; NaN where the cell is empty. Raises ``FormatError`` for what is none."""
@@ -78,10 +126,11 @@ def start_scale(run: PublishedRun, device: Device) -> list[float]:
 
 
 class Task(NamedTuple):
-    """A row to predict."""
+    """A row to predict: its cells with the name of its accelerator, and ``device``, how the row spells it."""
 
     number: int
     cells: Mapping[str, str]
+    device: str
     models: Path
     estimator: str
 
@@ -93,17 +142,29 @@ def predicted_rows(
     jobs: int = 2,
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> list[LeagueRow]:
     """Every row of ``table``; models that do not ship are read from ``models.csv`` beside it. What an earlier
-    run found is taken from ``cache`` (None: the user's) where neither row nor package changed. About 0.3 s a
-    row.
+    run found is taken from ``cache`` (None: the user's) where nothing changed that it depends on: the row,
+    its files, the package; ``diagnostics`` is told where nothing can be kept. About 0.3 s a row. Raises
+    ``FormatError`` or ``UnsupportedError`` where none of them can be predicted.
     """
-    kept = ResultCache(cache or cache_folder("league"), Predicted)
+    load_estimator(estimator)
+    kept = _Kept(ResultCache(cache or cache_folder("league"), Predicted), diagnostics)
     models = table.parent / "models.csv"
-    stamp = _stamp(models)
-    tasks = [Task(number, row, models, estimator) for number, row in enumerate(rows_of(table))]
-    keys = [content_key([stamp, estimator, *_said(task.cells)]) for task in tasks]
-    found = [kept.get(key) for key in keys]
+    stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
+    rows = read_runs(table)
+    devices = {cell: _device(cell) for cell in {row.get("accelerator", "") for row in rows}}
+    systems = {cell: _system_stamp(cell) for cell in {row.get("network", "") for row in rows}}
+    tasks: list[Task] = []
+    keys: list[str] = []
+    for number, row in enumerate(rows):
+        cell = row.get("accelerator", "")
+        name, stamp = devices[cell]
+        tasks.append(Task(number, {**row, "accelerator": name}, cell, models, estimator))
+        own = [*stamps, stamp, systems[row.get("network", "")]]
+        keys.append(content_key([*own, *_said(tasks[-1].cells)]))
+    found = [kept.results.get(key) for key in keys]
     missing = [place for place, each in enumerate(found) if each is None]
     if progress:
         progress(len(tasks) - len(missing), len(tasks))
@@ -112,11 +173,47 @@ def predicted_rows(
         kept.put(keys[place], each)
         if progress:
             progress(sum(each is not None for each in found), len(tasks))
-    return [
+    done = [
         LeagueRow(task.number, task.cells, each)
         for task, each in zip(tasks, found, strict=True)
         if each is not None
     ]
+    _check_some(done, table)
+    return done
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Results of earlier runs. A folder that cannot be written is told of once, and costs only time."""
+
+    results: ResultCache[Predicted]
+    diagnostics: Diagnostics | None
+    is_writable: bool = True
+
+    def put(self, key: str, result: Predicted) -> None:
+        """Keep a result; not a refusal, which may be for want of what is installed tomorrow."""
+        try:
+            if self.is_writable and not result.refused:
+                self.results.put(key, result)
+        except OutputError as error:
+            self.is_writable = False
+            if self.diagnostics is not None:
+                message = f"{error.message}: rows will be predicted again; set XDG_CACHE_HOME to keep them"
+                self.diagnostics.warning("league.not-kept", str(self.results.folder), message)
+
+
+def _check_some(rows: Sequence[LeagueRow], table: Path) -> None:
+    """Raise where no row is predicted: an error of the table unless this version cannot handle any."""
+    refusals = [row.predicted.refusal for row in rows if row.predicted.refusal]
+    if len(refusals) < len(rows):
+        return
+    kind = FormatError if any(each.supported for each in refusals) else UnsupportedError
+    first = refusals[0]
+    why = first.message if len(rows) == 1 else f"none of {len(rows):,} rows can be predicted: {first.message}"
+    raise kind(why, path=str(table), position=rows[0].position, hint=first.hint or _HINT)
+
+
+_HINT = "docs/league.md says what a row states"
 
 
 def league_rows(rows: Sequence[LeagueRow]) -> list[LeagueRow]:
@@ -141,50 +238,74 @@ def _said(cells: Mapping[str, str]) -> list[str]:
     return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
 
 
-_ROOMS = (
-    "costs", "estimators", "generators/llm", "graph", "hardware", "measurements", "operations", "schemas",
-    "simulator",
-)  # fmt: skip
-_OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "walk")
-"""What a prediction depends on: rooms of the package, and modules of this folder."""
+def _device(spelling: str) -> tuple[str, str]:
+    """The name of a device, and a text that changes with its files where it does not ship. Why it is none is
+    told with rows.
+    """
+    try:
+        return load_device(spelling).name, content_stamp(device_files(spelling))
+    except HespasError as error:
+        return spelling, str(error)
 
 
-@lru_cache(maxsize=4)
-def _stamp(models: Path) -> str:
-    """A text that changes with the package and with the table of models."""
-    digest = sha256(models.read_bytes() if models.is_file() else b"")
-    root = Path(__file__).parents[2]
-    files = [file for room in _ROOMS for file in sorted((root / room).rglob("*")) if file.is_file()]
-    files += [Path(__file__).with_name(f"{name}.py") for name in _OWN]
-    for file in files:
-        if file.suffix in {".py", ".toml"}:
-            digest.update(file.read_bytes())
-        elif "__pycache__" not in file.parts:
-            digest.update(f"{file.name} {file.stat().st_size}".encode())
-    return digest.hexdigest()
+def _system_stamp(spelling: str) -> str:
+    """A text that changes with the file of a system that does not ship."""
+    return content_stamp([Path(spelling)] if is_path(spelling) else [])
 
 
 def _predicted(task: Task) -> Predicted:
-    found = Diagnostics()
+    found, place = Diagnostics(), f"row {task.number}"
     try:
-        run = run_of(task.cells, f"row {task.number}", found, task.models)
-        device = load_device(task.cells.get("accelerator", ""))
-        timed = timed_run(run, task.estimator, Diagnostics())
+        _check_settings(task.cells, place)
+        run = run_of(task.cells, place, found, task.models)
+        device = load_device(task.device)
+        network = task.cells.get("network", "")
+        system = load_system(network) if network else None
+        timed = timed_run(run, device, task.estimator, found, system)
         span = step_span(timed.stages, timed.schedule, start_scale(run, device))
+        if not 0 < span.time_ns < inf:
+            raise UnsupportedError("the estimator has no time for any part of the step", path=place)
         peak = max(each.peak_bytes for each in memory_of(run.model, run.layout, run.training))
     except HespasError as error:
-        return Predicted(refused=error.message)
+        return Predicted(refusal=_refusal(error, place))
+    if timed.unknown:
+        message = f"{timed.unknown:,} nodes of the passes have no time, and count as none"
+        found.warning("row.untimed", place, message)
     scaled = span.parts * np.array(start_scale(run, device))
     return Predicted(
         time_ns=span.time_ns,
         parts=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),
         peak_memory_bytes=float(peak),
-        assumptions=sorted({each.code for each in found if _ASSUMED.match(each.code)}),
+        assumed=_assumed(found),
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=_kind(run),
         layout=f"{run.layout} {run.training.micro_batch} {run.training.recompute}",
-        unknown=timed.unknown,
     )
+
+
+def _refusal(error: HespasError, place: str) -> Refusal:
+    """What is kept of an error. Rows move between runs: where in the row it is, not which."""
+    own = error.path in {None, place}
+    parts = [error.position] if own else [error.path, error.position]
+    return Refusal(
+        message=error.message,
+        position="".join(f", {part}" for part in parts if part),
+        hint=error.hint or "",
+        supported=not isinstance(error, UnsupportedError),
+    )
+
+
+def _assumed(found: Diagnostics) -> list[Assumed]:
+    """Each code once, sorted; what changes no figure is no assumption."""
+    told = {each.code: each.message for each in found if each.severity is not Severity.INFO}
+    return [Assumed(code=code, message=message) for code, message in sorted(told.items())]
+
+
+def _check_settings(cells: Mapping[str, str], place: str) -> None:
+    """Raise ``FormatError`` where a row leaves out what no run is without."""
+    for column in NEEDED:
+        if not cells.get(column):
+            raise FormatError("the cell is empty", path=place, position=f"column {column}")
 
 
 def _kind(run: PublishedRun) -> str:

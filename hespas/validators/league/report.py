@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -14,8 +13,8 @@ from statistics import median
 
 from hespas._version import __version__
 from hespas.files.documents import inert_cell
-from hespas.files.output import check_destination, write_atomically
-from hespas.graph.errors import OutputError, clipped
+from hespas.files.report import check_report_files, write_report_files
+from hespas.graph.errors import clipped
 from hespas.validators.league.document import League, league_json
 from hespas.validators.league.judged import SHARED, JudgedRow
 from hespas.validators.league.parts import COMPONENTS
@@ -50,32 +49,13 @@ _SIDE = 560
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise ``OutputError`` where a file of the report could not be written, before anything is computed."""
-    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), folder)
-    if not nearest.is_dir():
-        raise OutputError("expected a folder", path=str(nearest), hint="name another `report=DIR`")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError("the folder is not writable", path=str(nearest), hint="name another `report=DIR`")
-    for name in REPORT_FILES if nearest == folder else ():
-        check_destination(folder / name, overwrite=overwrite)
+    check_report_files(folder, REPORT_FILES, overwrite=overwrite)
 
 
 def write_report(done: League, folder: Path, *, overwrite: bool) -> None:
     """Write all of :data:`REPORT_FILES`, each whole or not at all."""
-    check_folder(folder, overwrite=overwrite)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder: {error.strerror}", path=str(folder)) from error
     contents = (league_html(done).encode(), league_json(done), league_csv(done).encode("utf-8", "replace"))
-    for name, content in zip(REPORT_FILES, contents, strict=True):
-        _write(folder / name, content, overwrite=overwrite)
-
-
-def _write(path: Path, content: bytes, *, overwrite: bool) -> None:
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, fill, overwrite=overwrite, directory=False)
+    write_report_files(folder, dict(zip(REPORT_FILES, contents, strict=True)), overwrite=overwrite)
 
 
 _COLUMNS = ("source", "model", "accelerator", "num_accelerators", "precision", "release")
@@ -90,14 +70,15 @@ def league_csv(done: League) -> str:
         "relative_error",
     )  # fmt: skip
     writer.writerow(
-        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", *COMPONENTS, "assumptions", "reason"]
-    )
+        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib", *COMPONENTS,
+         "assumptions", "reason"]
+    )  # fmt: skip
     for row in done.rows:
         predicted = row.row.predicted
         cells: list[object] = [row.row.number, row.status]
         cells += [inert_cell(row.row.cells.get(name, "")) for name in _COLUMNS]
         cells += [_plain(getattr(row, name)) for name in figures]
-        cells.append(_plain(predicted.peak_memory_bytes / 2**30))
+        cells += map(_plain, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
         cells += [_plain(row.parts.get(name, 0.0)) for name in COMPONENTS]
         cells += [" ".join(predicted.assumptions), inert_cell(predicted.refused)]
         writer.writerow(cells)
@@ -140,10 +121,15 @@ def league_html(done: League) -> str:
         (
             "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>League</title>',
             f"<style>{_STYLE}</style></head><body>", "<h1>Published runs, predicted</h1>",
-            f"<p>{escape(done.table)}, calibration {done.calibrate}: {said}</p>", *sections,
+            f"<p>{escape(done.table)}, calibration {done.calibrate}: {said}{_memory(done)}</p>", *sections,
             f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
         )
     )  # fmt: skip
+
+
+def _memory(done: League) -> str:
+    memory = done.memory
+    return f"; peak memory of {memory.n:,} rows, mean error {memory.mean_ape:.1%}" if memory.n else ""
 
 
 def _percent(share: float) -> str:

@@ -1,5 +1,5 @@
-"""A published run as timed passes: its settings from its row, its system by its accelerator, times of kernels
-by an estimator and of communication by the network of the system.
+"""A published run as timed passes: its settings from its row, its system as stated or by its accelerator,
+times of kernels by an estimator and of communication by the network of the system.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.stage import StagePasses, stage_passes
 from hespas.graph import Diagnostics, Estimate, NodeKind, Workload
 from hespas.graph.columns import FloatArray
-from hespas.hardware import Device, System, load_device
+from hespas.hardware import Device, System
 from hespas.simulator.network import Network, on_system
 from hespas.validators.league.kernels import estimator_of
 from hespas.validators.league.parts import StageNodes, stage_nodes
@@ -36,13 +36,12 @@ class TimedRun:
 
 
 def timed_run(
-    run: PublishedRun, estimator: str, diagnostics: Diagnostics, system: System | None = None
+    run: PublishedRun, device: Device, estimator: str, diagnostics: Diagnostics, system: System | None = None
 ) -> TimedRun:
-    """The passes of a run with what an estimator and the network of a system say of them. Raises
-    ``UsageError`` for layouts that break a rule and devices that are not known.
+    """The passes of a run with what an estimator and the network of a system say of them; None is the system
+    that the device usually stands in. Raises ``UsageError`` for layouts that break a rule.
     """
     check_layout(run.model, run.layout, run.training)
-    device = load_device(run.row["accelerator"])
     network = Network(system_of(run, system, device), device)
     like, first = _distinct(run)
     passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
@@ -76,6 +75,9 @@ def timed_run(
 
 
 _EAGER_NS, _PARTLY_NS = 20_000.0, 10_000.0
+"""Host time of a kernel of eager PyTorch, and where parts of a pass are CUDA graphs: round figures, set with
+the development rows in sight.
+"""
 
 
 def issue_ns(run: PublishedRun, device: Device) -> float:

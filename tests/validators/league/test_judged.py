@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hespas.validators.league.judged import CALIBRATIONS, Calibration, judged
-from hespas.validators.league.predict import LeagueRow, Predicted
+from hespas.validators.league.predict import Assumed, LeagueRow, Predicted, Refusal
 from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling, speedups
 
 BASE = {
@@ -77,7 +77,9 @@ def test_rows_without_prediction_or_measurement_do_not_count() -> None:
     rows = [
         *league(),
         LeagueRow(30, {**unmeasured.cells, "step_time_ms": ""}, unmeasured.predicted),
-        LeagueRow(31, BASE | {"step_time_ms": "5"}, Predicted(refused="the model is not known")),
+        LeagueRow(
+            31, BASE | {"step_time_ms": "5"}, Predicted(refusal=Refusal(message="the model is not known"))
+        ),
     ]
     for mode in CALIBRATIONS:
         found = judged(rows, mode)
@@ -88,9 +90,18 @@ def test_rows_without_prediction_or_measurement_do_not_count() -> None:
         assert not found[30].counts
 
 
+@pytest.mark.parametrize("calibrate", CALIBRATIONS)
+def test_a_time_that_cannot_be_reaches_no_other_row(calibrate: Calibration) -> None:
+    rows = league()
+    found = judged([*rows, made(30, 0.0, model="broken"), made(31, -1.0, model="broken")], calibrate)
+    assert not any(isnan(row.predicted_ms) for row in found)
+
+
 def test_an_assumption_is_marked() -> None:
     row = made(0, 100.0)
-    predicted = Predicted(time_ns=1e8, parts={"products": 1e8}, assumptions=["row.recompute"])
+    predicted = Predicted(
+        time_ns=1e8, parts={"products": 1e8}, assumed=[Assumed(code="row.recompute", message="none")]
+    )
     assert judged([LeagueRow(0, row.cells, predicted)], "none")[0].status == "assumed"
 
 

@@ -15,7 +15,7 @@ from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.settings import ScheduleName, Training, precision_of
 from hespas.generators.llm.step import training_workload
 from hespas.graph import Diagnostics
-from hespas.hardware import load_system
+from hespas.hardware import load_device, load_system
 from hespas.simulator.job import JobScheduler
 from hespas.validators.league import runs
 from hespas.validators.league.pipeline import Schedule, step_span
@@ -93,7 +93,7 @@ def test_the_simulator_says_the_same_of_the_job(
     run = PublishedRun(
         model=model, layout=layout, training=training, row={"accelerator": "H100-SXM"}, place="here"
     )
-    timed = runs.timed_run(run, "composite", Diagnostics())
+    timed = runs.timed_run(run, load_device("H100-SXM"), "composite", Diagnostics())
     done = step_span(timed.stages, timed.schedule, scale())
     system = load_system("dgx-h100").sized(layout.ranks)
     workload = training_workload(model, layout, training)

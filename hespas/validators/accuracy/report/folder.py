@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import estimate_with, for_job
-from hespas.files.output import check_destination, write_atomically
+from hespas.files.report import check_report_files, write_report_files
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
-from hespas.graph.errors import OutputError
 from hespas.hardware import Device, load_device
 from hespas.simulator import simulate
 from hespas.validators.accuracy.document import accuracy_json
@@ -30,45 +27,12 @@ __all__ = ["REPORT_FILES", "check_folder", "write_report"]
 REPORT_FILES = ("report.html", "report.json", "report.csv", "report.md")
 _ACROSS = "speed-ups.csv"
 """Written where several devices measured the same shapes."""
-_HINT = "name another `report=DIR`"
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise what :func:`write_report` would, before anything is computed."""
     plotly_script()
-    if _nearest(folder) != folder:
-        return
-    for name in (*REPORT_FILES, _ACROSS):
-        path = folder / name
-        if path.is_symlink():
-            raise OutputError(
-                "is a link, and what it leads to is no file of this folder", path=str(path),
-                hint="remove it, or name another `report=DIR`",
-            )  # fmt: skip
-        if path.is_dir():
-            raise OutputError("exists and is a directory", path=str(path), hint=_HINT)
-        check_destination(path, overwrite=overwrite)
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder itself or the nearest one above it that is there. Raises ``OutputError`` where that is no
-    folder, or nothing may be made in it.
-    """
-    for place in (folder, *folder.parents):
-        try:
-            mode = place.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            if place.is_symlink():
-                raise OutputError("a link that leads nowhere", path=str(place), hint=_HINT) from None
-            continue
-        except OSError as error:  # a name too long, links in a circle, a folder that may not be entered
-            raise OutputError(error.strerror or str(error), path=str(folder), hint=_HINT) from error
-        if not stat.S_ISDIR(mode):
-            raise OutputError("expected a folder", path=str(place), hint=_HINT)
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise OutputError("the folder is not writable", path=str(place), hint=_HINT)
-        return place
-    raise OutputError("the working folder is gone", path=str(folder), hint=_HINT)
+    check_report_files(folder, (*REPORT_FILES, _ACROSS), overwrite=overwrite)
 
 
 def write_report(
@@ -115,12 +79,7 @@ def write_report(
     across = speed_up_csv(done.cases)
     if across:
         contents[_ACROSS] = across.encode("utf-8", "replace")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder: {error.strerror}", path=str(folder)) from error
-    for name, content in contents.items():
-        _write(content, folder / name)
+    write_report_files(folder, contents, overwrite=overwrite)
 
 
 def _longest(done: Accuracy, devices: Sequence[Device]) -> tuple[Workload | None, list[Device]]:
@@ -142,10 +101,3 @@ def _simulated(
     found = Diagnostics()
     estimates = [estimate_with(model, graph, devices[0], found) for graph in workload.classes]
     return simulate(workload, estimates, device=devices[0], diagnostics=found).timeline
-
-
-def _write(content: bytes, path: Path) -> None:
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, fill, overwrite=True, directory=False)
