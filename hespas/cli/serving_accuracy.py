@@ -27,6 +27,7 @@ class _Calibrate(StrEnum):
     ONE_PER_DEPLOYMENT = "one-per-deployment"
     STACK = "stack"
     STACK_AND_ONE = "stack-and-one"
+    STACK_AND_DEPLOYMENT = "stack-and-deployment"
 
 
 _Table = Annotated[
@@ -38,7 +39,8 @@ _CalibrateOption = Annotated[
     typer.Option(
         help="Nothing; one run of each device and framework; one of each of its releases, models and "
         "formats; few parameters of each device and framework, from all rows but those of the split devval; "
-        "these, and one run of each release, model and format."
+        "these, and one run of each release, model and format; these, and of each release, model and format "
+        "as far as all its runs ask for others."
     ),
 ]
 _Recorded = Annotated[
