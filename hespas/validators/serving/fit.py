@@ -1,7 +1,8 @@
 """Few parameters of a serving stack from measured runs, with physical meaning and shrunk to none.
 
 A stack is a device and a framework. Its parameters are factors on the time of products, attention,
-collectives and other kernels, and time of the host: of a step, of a sequence and of a prompt in it, of a
+collectives and other kernels, on all of them where they work on prompts and on products of experts there, and
+time of the host: of a step, of a sequence and of a prompt in it, of a
 launch of a kernel, and of a request outside of steps; and how many guessed tokens are right. Runs are
 simulated at a point and beside it, and once more where a fit ends; slopes are kept, so that fits need few
 simulations. Residuals are logarithms of predicted over measured times; those beyond 15 % count linearly
@@ -47,6 +48,7 @@ PRIORS: Mapping[str, _Prior] = {
     "prompt_ns": _Prior(0.0, 4e6, 0.0, 1e8),
     "request_ns": _Prior(0.0, 5e7, 0.0, 2e9),
     "prefill": _Prior(1.0, 0.3, 0.3, 4.0),
+    "experts": _Prior(1.0, 0.3, 0.3, 8.0),
     "launch_ns": _Prior(6e4, 3e4, 0.0, 3e5),
     "accepts": _Prior(0.8, 0.1, 0.2, 0.99),
 }

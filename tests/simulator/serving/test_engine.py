@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.simulator.serving import (
     POLICIES,
+    SHARES,
     Correction,
     Policy,
     Requests,
@@ -40,16 +41,17 @@ class _Grids:
 
 def _steps() -> StepTimes:
     """A step takes 100 ns, 1 ns for each token, and 0.01 ns for each token of the cache that is read."""
-    zero = np.zeros((3, 1))
-    tokens = np.vstack([[[101.0, 201.0]], np.zeros((3, 2))])
-    decode = np.zeros((4, 2, 2))
-    decode[1] = [[0.0, 1.0], [0.0, 101.0]]
+    others = len(SHARES) - 1
+    zero = np.zeros((others, 1))
+    tokens = np.vstack([[[101.0, 201.0]], np.zeros((others, 2))])
+    decode = np.zeros((len(SHARES), 2, 2))
+    decode[SHARES.index("attention")] = [[0.0, 1.0], [0.0, 101.0]]
     return StepTimes(
         _Grids(),
         of_tokens=tokens,
         of_rows=np.vstack([[[0.0]], zero]),
         of_decode=decode,
-        of_prompts=np.zeros((4, 1, 1, 1)),
+        of_prompts=np.zeros((len(SHARES), 1, 1, 1)),
     )
 
 
