@@ -253,3 +253,20 @@ def test_guesses_that_are_right_save_steps() -> None:
     assert run.tpot_ns[0] == pytest.approx((102.40 + 102.42) / 4)
     never = steps.corrected(Correction(accepts=0.0))
     assert len(serve(_requests((0.0, 40, 5)), never, _SMALL).steps.columns()[0]) == 5
+
+
+def test_experts_have_a_factor_of_their_own_where_they_work_on_prompts() -> None:
+    tokens = np.zeros((len(SHARES), 2))
+    tokens[SHARES.index("products")] = tokens[SHARES.index("experts")] = [1000.0, 8000.0]
+    steps = replace(_steps(), grids=replace(_Grids(), tokens=(256, 2048)), of_tokens=tokens)
+
+    def time(new_tokens: int, correction: Correction) -> float:
+        return steps.corrected(correction).step_ns(
+            batch=0, context=0.0, prompts=1, new_tokens=new_tokens, before=0.0, sampled=1
+        )
+
+    assert time(2048, Correction(experts=3.0)) == pytest.approx(8000 + 3 * 8000)
+    assert time(256, Correction(experts=3.0)) == pytest.approx(time(256, Correction()))
+    assert time(2048, Correction(experts=3.0, products=2.0, prefill=1.5)) == pytest.approx(
+        1.5 * 2 * (8000 + 3 * 8000)
+    )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
-from hespas.simulator.serving import Correction, Requests, policy_of, serve
+from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
 from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
 from hespas.validators.serving.fit import fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Times, implied_rate
@@ -175,6 +175,15 @@ def test_a_point_is_trusted_as_far_as_points_were_right(tmp_path: Path, predicto
     told = one_point(row, predictor, fitted.correction, 1e3)
     assert told is not None
     assert told.products == pytest.approx(fitted.correction.products, rel=1e-3)
+
+
+def test_products_of_experts_are_a_share(tmp_path: Path, predictor: Predictor) -> None:
+    mixture, dense = read_rows(_table(tmp_path, {"model_path": "openai/gpt-oss-120b"}, {}))
+    place = SHARES.index("experts")
+    for row, has_experts in ((mixture, True), (dense, False)):
+        steps = predictor.steps(row)
+        assert not isinstance(steps, str)
+        assert bool((steps.of_tokens[place] > 0).all()) is has_experts
 
 
 def test_a_point_is_the_middle_of_the_loads(tmp_path: Path) -> None:
