@@ -65,7 +65,8 @@ What is known of the misses:
 - `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests
   waited for places, though no limit is known that would make them; vLLM 0.12.0 with prompts of 1,024 tokens
   answers sooner than a burst of as many clients could be.
-- A single run says little of others: it differs from its like by as much as a stack's fit leaves open.
+- A single run says little of times to the first token of others: it differs from its like by as much as a
+  stack's fit leaves open (`stack` beside `stack-and-one`). All runs of a deployment together say much more.
 
 Rows that are not predicted:
 
