@@ -35,6 +35,7 @@ class _Calibrate(StrEnum):
     ONE_PER_DEPLOYMENT = "one-per-deployment"
     STACK = "stack"
     STACK_AND_ONE = "stack-and-one"
+    STACK_AND_DEPLOYMENT = "stack-and-deployment"
 
 
 _Table = Annotated[
@@ -48,7 +49,8 @@ _CalibrateOption = Annotated[
         "one-per-stack: one measured run of each device and framework.\n\n"
         "one-per-deployment: one of each deployment.\n\n"
         "stack: few parameters of each device and framework, on all rows but those of the split devval.\n\n"
-        "stack-and-one: these, then one run of each deployment."
+        "stack-and-one: these, then one run of each deployment.\n\n"
+        "stack-and-deployment: these, then of each deployment as far as all its runs ask for others."
     ),
 ]
 _Recorded = Annotated[

@@ -37,8 +37,10 @@ __all__ = [
 
 _DECODED, _PROMPTED = 256.0, 2048.0
 """Steps of so few tokens run the kernels of decoding, of so many those of prompts."""
-SHARES = ("products", "attention", "collectives", "others")
-"""What the time of a step is made of, each with an efficiency of its own."""
+SHARES = ("products", "experts", "attention", "collectives", "others")
+"""What the time of a step is made of. Products of experts are grouped and run on kernels of their own: they
+are as efficient as products where they decode.
+"""
 
 
 class StepGrids(Protocol):
@@ -123,7 +125,8 @@ class Correction:
     request outside of steps (tokenizer, transport) [ns]. ``launch_ns``: the host takes so long to launch a
     kernel; steps that work on prompts are no shorter than their kernels' launches, where those that only
     decode are launched as one graph. ``prefill``: kernels that work on prompts take so many times as long as
-    those that decode, beside their factors. ``accepts``: how likely a guessed token is right.
+    those that decode, beside their factors, and products of experts ``experts`` times as long as
+    that. ``accepts``: how likely a guessed token is right.
     """
 
     products: float = 1.0
@@ -136,12 +139,13 @@ class Correction:
     request_ns: float = 0.0
     launch_ns: float = 0.0
     prefill: float = 1.0
+    experts: float = 1.0
     accepts: float = 0.8
 
     @property
     def factors(self) -> FloatArray:
         """Those of :data:`SHARES`, shape ``(shares,)``."""
-        return np.array([self.products, self.attention, self.collectives, self.others])
+        return np.array([self.products, self.products, self.attention, self.collectives, self.others])
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,11 +185,13 @@ class StepTimes:
     @cached_property
     def _tables(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         factors = self.correction.factors
-        tables = (self.of_tokens, self.of_rows, self.of_decode, self.of_prompts)
-        first, second, third, fourth = (np.tensordot(factors, each, axes=1) for each in tables)
+        tables = (self.of_rows, self.of_decode, self.of_prompts)
+        second, third, fourth = (np.tensordot(factors, each, axes=1) for each in tables)
         tokens = np.log2(np.array(self.grids.tokens) / _DECODED) / np.log2(_PROMPTED / _DECODED)
-        prefill = self.correction.prefill
-        return first * prefill ** np.clip(tokens, 0.0, 1.0), second, third, fourth * prefill
+        part, prefill = np.clip(tokens, 0.0, 1.0), self.correction.prefill
+        of_tokens = self.of_tokens * factors[:, None]
+        of_tokens[SHARES.index("experts")] *= self.correction.experts**part
+        return of_tokens.sum(axis=0) * prefill**part, second, third, fourth * prefill
 
     @cached_property
     def _axes(self) -> dict[str, FloatArray]:
@@ -326,8 +332,9 @@ def step_times(
         raise UnsupportedError(
             f"no estimate of {missing} on {device.name}", hint="another `estimator`, or fits of the device"
         )
-    share = np.array([_share(each) for each in OpClass], np.int64)[kernels.graph.op_class[kernels.node]]
-    time = best[place.reshape(-1)] * kernels.times
+    share_of = np.array([SHARES.index(_share(each)) for each in OpClass], np.int64)[classes]
+    share_of[ops.kind.where("moe")] = SHARES.index("experts")
+    share, time = share_of[place.reshape(-1)], best[place.reshape(-1)] * kernels.times
     grids = kernels.grids
     shapes = (
         (len(grids.tokens),),
@@ -363,16 +370,16 @@ def _renamed(ops: Operations, asked: Asked) -> Operations:
     return replace(ops, scheme=Labels(ops.scheme.row, names), dims=dims, flops=ops.flops * factor)
 
 
-def _share(op_class: OpClass) -> int:
+def _share(op_class: OpClass) -> str:
     match op_class:
         case OpClass.CONTRACTION | OpClass.CONVOLUTION:
-            return 0
+            return "products"
         case OpClass.ATTENTION:
-            return 1
+            return "attention"
         case OpClass.COLLECTIVE | OpClass.P2P:
-            return 2
+            return "collectives"
         case _:
-            return 3
+            return "others"
 
 
 _CUSTOM: Mapping[str, str] = {

@@ -66,9 +66,12 @@ class _Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """A fitted parameter of a stack."""
+    """A fitted parameter of a stack, or of one of its deployments (empty: of the stack). ``apart`` is by how
+    much runs of a deployment are off unlike each other.
+    """
 
     stack: str
+    deployment: str
     name: str
     value: Figure
     standard_error: Figure
@@ -142,6 +145,31 @@ def _row(each: Judged) -> _Row:
     )
 
 
+def _parameters(judged: Judgement) -> list[_Parameter]:
+    """Of each stack, and of its deployments where these were corrected by parameters of their own."""
+    found: list[_Parameter] = []
+    for stack, fitted in sorted(judged.fits.items()):
+        values = {name: float(getattr(fitted.correction, name)) for name in PRIORS} | {"apart": fitted.apart}
+        found += [
+            _Parameter(
+                stack=stack, deployment="", name=name, value=value,
+                standard_error=fitted.standard_errors.get(name, nan), rows=fitted.rows,
+            )
+            for name, value in values.items()
+        ]  # fmt: skip
+        if judged.calibrate != "stack-and-deployment":
+            continue
+        found += [
+            _Parameter(
+                stack=stack, deployment=key, name=name, value=getattr(own, name), standard_error=nan,
+                rows=fitted.rows,
+            )
+            for key, own in sorted(fitted.deployments.items())
+            for name in PRIORS
+        ]  # fmt: skip
+    return found
+
+
 def serving_json(
     judged: Judgement, recorded: Sequence[Replay], inputs: Sequence[str], diagnostics: Diagnostics
 ) -> bytes:
@@ -160,14 +188,7 @@ def serving_json(
             )
             for each in judged.summaries()
         ],
-        parameters=[
-            _Parameter(
-                stack=stack, name=name, value=getattr(fitted.correction, name),
-                standard_error=fitted.standard_errors[name], rows=fitted.rows,
-            )
-            for stack, fitted in sorted(judged.fits.items())
-            for name in PRIORS
-        ],
+        parameters=_parameters(judged),
         recorded=[
             _Replay(
                 trace=each.trace, calibrated=each.calibrated, requests=each.requests,

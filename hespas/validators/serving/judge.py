@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, nan
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,19 +21,20 @@ from hespas.hardware import load_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
 from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.serving.fit import Fitted, fit_stack, one_point
+from hespas.validators.serving.fit import Fitted, fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Predictor, Times, implied_rate
-from hespas.validators.serving.rows import Row
+from hespas.validators.serving.rows import Row, deployment_of, stack_of
 
 __all__ = ["CALIBRATIONS", "METRICS", "Calibrate", "Judged", "Judgement", "Summary", "judge"]
 
-Calibrate = Literal["none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one"]
-CALIBRATIONS: tuple[Calibrate, ...] = (
-    "none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one",
-)  # fmt: skip
+Calibrate = Literal[
+    "none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one", "stack-and-deployment"
+]
+CALIBRATIONS: tuple[Calibrate, ...] = get_args(Calibrate)
 """Nothing; one measured run of each device and framework; one of each of these, release, model and precision;
 few parameters of each device and framework from all runs that may be fitted on; these, and one run of each
-release, model and precision beside them.
+release, model and precision beside them; these, and the same parameters of each release, model and precision
+as far as its runs ask for others.
 """
 METRICS = ("ttft", "tpot", "tokens_per_s")
 _KEPT = "devval"
@@ -116,10 +117,6 @@ class Judgement:
         return found
 
 
-def _stack(row: Row) -> str:
-    return f"{row.hardware} {row.stack}"
-
-
 def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -127,16 +124,11 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[R
     return groups
 
 
-def _deployment(row: Row) -> str:
-    guesses = "guessing" if row.launch.drafts else ""
-    return " ".join((_stack(row), row.release, row.model, row.precision, guesses))
-
-
 _BY: dict[str, Callable[[Row], str]] = {
     "all": lambda row: "all",
     "source": lambda row: row.source or "unknown",
-    "stack": _stack,
-    "model": lambda row: f"{_stack(row)} {row.model} {row.precision}",
+    "stack": stack_of,
+    "model": lambda row: f"{stack_of(row)} {row.model} {row.precision}",
 }
 
 
@@ -202,24 +194,29 @@ class _Corrections:
         self, calibrate: Calibrate, rows: Sequence[Row], predictor: Predictor, known: dict[str, Fitted]
     ) -> None:
         self.fits: dict[str, Fitted] = {}
-        self._known = known
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
-        if calibrate in {"stack", "stack-and-one"}:
-            for key, mine in _grouped(rows, _stack).items():
-                self._fit(key, mine, predictor)
-        point = {"one-per-stack": _stack, "one-per-deployment": _deployment, "stack-and-one": _deployment}
-        for mine in _grouped(rows, point[calibrate]).values() if calibrate in point else ():
-            self._point(point[calibrate](mine[0]), mine, predictor)
+        for key, mine in _grouped(rows, stack_of).items() if calibrate.startswith("stack") else ():
+            fitted = known.get(key) or fit_stack(mine, predictor)
+            if fitted is not None:
+                known[key] = self.fits[key] = fitted
+                self._of[key] = fitted.correction
+        if calibrate == "stack-and-deployment":
+            self._of |= {key: each for fit in self.fits.values() for key, each in fit.deployments.items()}
+        group = _POINTS.get(calibrate)
+        for key, mine in _grouped(rows, group).items() if group else ():
+            self._point(key, mine, predictor)
+        for key in self.fits:
+            self._spread(key, [row for row in rows if stack_of(row) == key], predictor)
 
     def of(self, row: Row) -> Correction:
         """Nothing where its stack was not calibrated."""
-        return self._of.get(_deployment(row), self._of.get(_stack(row), Correction()))
+        return self._of.get(deployment_of(row), self._of.get(stack_of(row), Correction()))
 
     def bounds(self, row: Row, said: Times) -> tuple[Times | None, Times | None]:
         """90 % of runs like it."""
-        found = self._residuals.get(_stack(row))
+        found = self._residuals.get(stack_of(row))
         if found is None:
             return None, None
         low, high = (np.quantile(found, share, axis=0) for share in _TAILS)
@@ -228,13 +225,21 @@ class _Corrections:
         )
         return first, second
 
-    def _fit(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
-        fitted = self._known.get(key) or fit_stack(rows, predictor)
-        if fitted is None:
-            return
-        self._known[key] = self.fits[key] = fitted
-        self._of[key] = fitted.correction
-        said = [(row, predictor.times(row, fitted.correction)) for row in rows]
+    def _point(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
+        row = point_of(rows)
+        stack = self.fits.get(stack_of(row))
+        found = (
+            one_point(row, predictor, stack.correction, stack.apart) if stack else one_point(row, predictor)
+        )
+        if found is not None:
+            self._of[key] = found
+            self.points.add(row.row)
+
+    def _spread(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
+        """Residuals of runs of a stack, of those that were not fitted on where there are some."""
+        other = [row for row in rows if row.row not in self.fits[key].simulated]
+        used = other if len(other) >= _ENOUGH else rows
+        said = [(row, predictor.times(row, self.of(row))) for row in used]
         residuals = [
             (np.log(times.ttft_ms / row.ttft_ms), np.log(times.tpot_ms / row.tpot_ms))
             for row, times in said
@@ -243,26 +248,13 @@ class _Corrections:
         if len(residuals) >= _ENOUGH:
             self._residuals[key] = np.array(residuals)
 
-    def _point(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
-        row = _point_of(rows)
-        found = one_point(row, predictor, self._of.get(_stack(row)))
-        if found is not None:
-            self._of[key] = found
-            self.points.add(row.row)
 
-
-def _point_of(rows: Sequence[Row]) -> Row:
-    """The run that a site would measure first, by its settings alone: of those that decode most for each
-    token of a prompt, that of the median load.
-    """
-    most = max(row.output / row.prompt for row in rows)
-    ordered = sorted(
-        (row for row in rows if row.output / row.prompt >= most * (1 - 1e-9)),
-        key=lambda row: (row.concurrency, row.row),
-    )
-    return ordered[len(ordered) // 2]
-
-
+_POINTS: dict[str, Callable[[Row], str]] = {
+    "one-per-stack": stack_of,
+    "one-per-deployment": deployment_of,
+    "stack-and-one": deployment_of,
+}
+"""Of which runs one calibrates."""
 _ENOUGH = 10
 
 
@@ -281,12 +273,12 @@ class _Baseline:
         factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
             if (needs := _needs(row)) is not None:
-                factors[_stack(row)].append((row.ttft_ms / needs.prompt_ms, row.tpot_ms / needs.step_ms))
+                factors[stack_of(row)].append((row.ttft_ms / needs.prompt_ms, row.tpot_ms / needs.step_ms))
         self._factors = {key: np.median(np.array(each), axis=0) for key, each in factors.items()}
 
     def times(self, row: Row) -> Times | None:
         """None for stacks without a run."""
-        factor, needs = self._factors.get(_stack(row)), _needs(row)
+        factor, needs = self._factors.get(stack_of(row)), _needs(row)
         if factor is None or needs is None:
             return None
         return Times(needs.prompt_ms * float(factor[0]), needs.step_ms * float(factor[1]))

@@ -22,6 +22,7 @@ from hespas.simulator.serving import (
     serve,
     step_times,
 )
+from hespas.validators.serving.launches import Launch
 from hespas.validators.serving.rows import Row
 
 __all__ = ["Predictor", "Times", "implied_rate"]
@@ -58,6 +59,9 @@ class Predictor:
     progress: Callable[[int, int], None] | None = None
     _steps: dict[tuple[ServingStep, str, str], StepTimes | str] = field(
         default_factory=dict[tuple[ServingStep, str, str], "StepTimes | str"]
+    )
+    _rooms: dict[tuple[ServingStep, str, Launch, int], float] = field(
+        default_factory=dict[tuple[ServingStep, str, Launch, int], float]
     )
 
     def steps(self, row: Row) -> StepTimes | str:
@@ -111,10 +115,14 @@ class Predictor:
 
     def _room(self, row: Row, step: ServingStep) -> float:
         """Tokens of the cache."""
-        launch, memory = row.launch, load_device(row.hardware).main_memory.capacity_bytes
-        share = _USABLE if launch.of_free else launch.memory_share
-        room = cached_tokens(step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency)
-        return room * launch.memory_share if launch.of_free else room
+        launch = row.launch
+        key = (step, row.hardware, launch, row.concurrency)
+        if key not in self._rooms:
+            memory = load_device(row.hardware).main_memory.capacity_bytes
+            share = _USABLE if launch.of_free else launch.memory_share
+            room = cached_tokens(step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency)
+            self._rooms[key] = room * launch.memory_share if launch.of_free else room
+        return self._rooms[key]
 
     def all_times(self, rows: Sequence[Row], correction_of: Callable[[Row], Correction]) -> list[Times | str]:
         """Predictions of rows, those of one server after another."""

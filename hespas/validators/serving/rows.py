@@ -19,7 +19,7 @@ from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.cells import Cells, read_cells
 from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
 
-__all__ = ["Row", "read_rows", "refuse_empty_split"]
+__all__ = ["Row", "deployment_of", "read_rows", "refuse_empty_split", "stack_of"]
 
 _NEEDED = (
     "model_path", "system", "backend", "mode", "isl", "osl", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -73,6 +73,17 @@ class Row:
     def ranks(self) -> int:
         """Devices of the server."""
         return self.layout.ranks
+
+
+def stack_of(row: Row) -> str:
+    """The device and the framework that ran a row."""
+    return f"{row.hardware} {row.stack}"
+
+
+def deployment_of(row: Row) -> str:
+    """The same, its release, the model and its precision, and whether tokens were guessed."""
+    guesses = "guessing" if row.launch.drafts else ""
+    return " ".join((stack_of(row), row.release, row.model, row.precision, guesses))
 
 
 def read_rows(path: Path) -> list[Row]:

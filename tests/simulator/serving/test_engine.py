@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.simulator.serving import (
     POLICIES,
+    SHARES,
     Correction,
     Policy,
     Requests,
@@ -40,16 +41,17 @@ class _Grids:
 
 def _steps() -> StepTimes:
     """A step takes 100 ns, 1 ns for each token, and 0.01 ns for each token of the cache that is read."""
-    zero = np.zeros((3, 1))
-    tokens = np.vstack([[[101.0, 201.0]], np.zeros((3, 2))])
-    decode = np.zeros((4, 2, 2))
-    decode[1] = [[0.0, 1.0], [0.0, 101.0]]
+    others = len(SHARES) - 1
+    zero = np.zeros((others, 1))
+    tokens = np.vstack([[[101.0, 201.0]], np.zeros((others, 2))])
+    decode = np.zeros((len(SHARES), 2, 2))
+    decode[SHARES.index("attention")] = [[0.0, 1.0], [0.0, 101.0]]
     return StepTimes(
         _Grids(),
         of_tokens=tokens,
         of_rows=np.vstack([[[0.0]], zero]),
         of_decode=decode,
-        of_prompts=np.zeros((4, 1, 1, 1)),
+        of_prompts=np.zeros((len(SHARES), 1, 1, 1)),
     )
 
 
@@ -258,3 +260,20 @@ def test_guesses_that_are_right_save_steps() -> None:
     assert run.tpot_ns[0] == pytest.approx((102.40 + 102.42) / 4)
     never = steps.corrected(Correction(accepts=0.0))
     assert len(serve(_requests((0.0, 40, 5)), never, _SMALL).steps.columns()[0]) == 5
+
+
+def test_experts_have_a_factor_of_their_own_where_they_work_on_prompts() -> None:
+    tokens = np.zeros((len(SHARES), 2))
+    tokens[SHARES.index("products")] = tokens[SHARES.index("experts")] = [1000.0, 8000.0]
+    steps = replace(_steps(), grids=replace(_Grids(), tokens=(256, 2048)), of_tokens=tokens)
+
+    def time(new_tokens: int, correction: Correction) -> float:
+        return steps.corrected(correction).step_ns(
+            batch=0, context=0.0, prompts=1, new_tokens=new_tokens, before=0.0, sampled=1
+        )
+
+    assert time(2048, Correction(experts=3.0)) == pytest.approx(8000 + 3 * 8000)
+    assert time(256, Correction(experts=3.0)) == pytest.approx(time(256, Correction()))
+    assert time(2048, Correction(experts=3.0, products=2.0, prefill=1.5)) == pytest.approx(
+        1.5 * 2 * (8000 + 3 * 8000)
+    )

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
-from hespas.simulator.serving import Correction, Requests, policy_of, serve
+from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
 from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
-from hespas.validators.serving.fit import fit_stack, one_point
+from hespas.validators.serving.fit import fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Times, implied_rate
+from hespas.validators.serving.rows import deployment_of
 
 _HEAD = {
     "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",
@@ -121,6 +122,76 @@ def test_one_point_comes_nearer_to_its_own_run(tmp_path: Path, predictor: Predic
     assert beside is not None
     assert beside.products == pytest.approx(1.2, rel=0.01)
     assert beside.request_ns == pytest.approx(6e7, rel=0.02)
+
+
+def _two_releases(folder: Path, predictor: Predictor, *truths: Correction) -> list[Row]:
+    """Six rows of each release, which differs from its kernels in its own way."""
+    return [
+        replace(row, release=f"{number}", row=row.row + 10 * number)
+        for number, truth in enumerate(truths)
+        for row in _measured(folder, predictor, truth)
+    ]
+
+
+def test_deployments_have_parameters_of_their_own(tmp_path: Path, predictor: Predictor) -> None:
+    truths = (Correction(products=1.1, launch_ns=6e4), Correction(products=1.6, launch_ns=6e4))
+    rows = _two_releases(tmp_path, predictor, *truths)
+    fitted = fit_stack(rows, predictor)
+    assert fitted is not None
+    assert len(fitted.deployments) == 2
+    slow, fast = (fitted.deployments[deployment_of(row)].products for row in (rows[-1], rows[0]))
+    assert fast < fitted.correction.products < slow
+    judged = [replace(row, split="devval" if place % 3 == 1 else "calib") for place, row in enumerate(rows)]
+    errors = {
+        calibrate: max(
+            abs(each.error("tpot"))
+            for each in judge(judged, calibrate=calibrate, split="devval", predictor=predictor).rows
+        )
+        for calibrate in ("stack", "stack-and-one", "stack-and-deployment")
+    }
+    assert errors["stack"] > 0.1
+    assert max(errors["stack-and-deployment"], errors["stack-and-one"]) < 0.05
+
+
+def test_a_point_is_trusted_as_far_as_points_were_right(tmp_path: Path, predictor: Predictor) -> None:
+    alike = _two_releases(
+        tmp_path, predictor, Correction(products=1.1, launch_ns=6e4), Correction(products=1.6, launch_ns=6e4)
+    )
+    fitted = fit_stack(alike, predictor)
+    assert fitted is not None
+    assert fitted.apart <= 0.1
+    # the middle run alone is off, so that it says nothing of its like
+    middle = {point_of(alike[:6]).row, point_of(alike[6:]).row}
+    plain = _two_releases(tmp_path, predictor, *[Correction(launch_ns=6e4)] * 2)
+    unlike = [
+        replace(row, ttft_ms=1.5 * row.ttft_ms, tpot_ms=1.5 * row.tpot_ms) if row.row in middle else row
+        for row in plain
+    ]
+    fitted = fit_stack(unlike, predictor)
+    assert fitted is not None
+    assert fitted.apart >= 0.8
+    row = unlike[0]
+    told = one_point(row, predictor, fitted.correction, 1e3)
+    assert told is not None
+    assert told.products == pytest.approx(fitted.correction.products, rel=1e-3)
+
+
+def test_products_of_experts_are_a_share(tmp_path: Path, predictor: Predictor) -> None:
+    mixture, dense = read_rows(_table(tmp_path, {"model_path": "openai/gpt-oss-120b"}, {}))
+    place = SHARES.index("experts")
+    for row, has_experts in ((mixture, True), (dense, False)):
+        steps = predictor.steps(row)
+        assert not isinstance(steps, str)
+        assert bool((steps.of_tokens[place] > 0).all()) is has_experts
+
+
+def test_a_point_is_the_middle_of_the_loads(tmp_path: Path) -> None:
+    changes: list[dict[str, object]] = [{"isl": isl, "batch_size": batch} for isl in (128, 256, 4096)
+                                        for batch in (1, 8, 64)]  # fmt: skip
+    rows = read_rows(_table(tmp_path, *changes))
+    point = point_of(rows)
+    assert (point.prompt, point.concurrency) == (256, 8)
+    assert point_of(rows[::-1]) is point
 
 
 def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: Predictor) -> None:
