@@ -51,6 +51,8 @@ with one calibrated run of each deployment (device, framework, release, model, p
 one run told others of the stack's deployments. `stack` has no parameters of deployments,
 `stack-and-deployment` has them from all runs of each that may be fitted on: more than the targets allow.
 
+{predicted} of {wanted} rows are predicted; why others are not is told below.
+
 | calibration | runs | n | TTFT | TPOT | tokens/s | missed by, in points |
 |---|---|---|---|---|---|---|"""
 _MISSES = """
@@ -80,15 +82,19 @@ _RECORDED = """
 
 LLMServingSim's recorded vLLM runs (casys-kaist/LLMServingSim at 5daddb21, MIT), with their arrivals and
 lengths. Calibrated: a factor on all kernels of a device from its run on one rank, and one on its collectives
-from that on two; of each, the fifth of the requests that was done first speaks. Signed errors of means.
+from that on two; of each, the fifth of the requests that was done first speaks, and only others are compared.
+Signed errors of means. *Faster*: how long the run took over how long its simulation did, and beside it with
+the simulations that calibrated it.
 
-| run | calibrated | TTFT | TPOT | latency | makespan | tokens/s |
-|---|---|---|---|---|---|---|"""
+| run | calibrated | requests | TTFT | TPOT | latency | makespan | tokens/s | faster |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def page(judgements: list[Judgement], replays: list[Replay]) -> str:
     """The page from its results."""
-    target = _TARGET.format(**_TARGETS)
+    rows = judgements[0].rows
+    predicted = sum(each.status == "predicted" for each in rows)
+    target = _TARGET.format(**_TARGETS, predicted=predicted, wanted=len(rows))
     parts = [
         _HEAD,
         target,
@@ -108,12 +114,21 @@ def page(judgements: list[Judgement], replays: list[Replay]) -> str:
         ]
     parts.append(_RECORDED)
     parts += [
-        f"| {each.trace} | {'yes' if each.calibrated else 'no'} | {each.ttft_error:+.1%} | "
+        f"| {each.trace} | {'yes' if each.calibrated else 'no'} | {each.requests} | {each.ttft_error:+.1%} | "
         f"{each.tpot_error:+.1%} | {each.latency_error:+.1%} | {each.makespan_error:+.1%} | "
-        f"{each.tokens_per_s_error:+.1%} |"
+        f"{each.tokens_per_s_error:+.1%} | {_faster(each)} |"
         for each in replays
     ]
     return "\n".join(parts) + "\n"
+
+
+def _faster(each: Replay) -> str:
+    alone = f"{each.measured_s / each.computed_s:.0f}"
+    return (
+        f"{alone} ({each.measured_s / (each.computed_s + each.calibrating_s):.0f})"
+        if each.calibrated
+        else alone
+    )
 
 
 def _against_targets(judgements: list[Judgement]) -> list[str]:

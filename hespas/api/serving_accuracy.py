@@ -113,3 +113,11 @@ def _say_refused(judgement: Judgement, table: str, diagnostics: Diagnostics) -> 
     for each in judgement.rows:
         if each.status not in {"predicted", "calibrating"}:
             diagnostics.info("serving.not-predicted", f"row {each.row.row}", each.status, path=table)
+    calibrating = sum(each.status == "calibrating" for each in judgement.rows)
+    if calibrating:
+        diagnostics.info(
+            "serving.calibrating",
+            table,
+            "rows that were fitted on are not judged; `split` devval in the table keeps rows from fits",
+            count=calibrating,
+        )

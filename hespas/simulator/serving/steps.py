@@ -319,6 +319,7 @@ def step_times(
             wanted &= np.isin(np.arange(len(ops)), ops.scheme.where(*asked.formats))
         if asked.kinds:
             wanted &= np.isin(np.arange(len(ops)), ops.kind.where(*asked.kinds))
+        wanted[_foreign_experts(ops, asked, device, models)] = False
         rows = np.flatnonzero(wanted)
         if not len(rows):
             continue
@@ -352,6 +353,20 @@ def step_times(
     first = (kernels.point == 0) & (kernels.part != _OF_DECODE)
     launches = float(kernels.times[first].sum())
     return StepTimes(grids, of_tokens, of_rows, of_decode, of_prompts, kernels=launches)
+
+
+def _foreign_experts(ops: Operations, asked: Asked, device: Device, models: Sequence[Asked]) -> IntArray:
+    """Experts in a format that they were not measured in on the device, where they were in another that the
+    ``models`` are asked about: what other devices or none say of them is of a kernel that it does not have.
+    """
+    measured = {_PLAIN.get(fit.scheme, fit.scheme) for fit in device.fits if fit.kind == "moe"}
+    experts = ops.kind.where("moe")
+    found = [np.zeros(0, np.int64)]
+    for code, name in enumerate(ops.scheme.names):
+        names = {each.formats.get(name, name) for each in models if not each.kinds or "moe" in each.kinds}
+        if asked.formats.get(name, name) not in measured and names & measured:
+            found.append(experts[ops.scheme.row[experts] == code])
+    return np.concatenate(found)
 
 
 _OF_DECODE = 2
@@ -390,11 +405,14 @@ _CUSTOM: Mapping[str, str] = {
 """A serving stack's own all-reduce, by what tables of collectives call it; NCCL's where that is faster."""
 _FORMATS: tuple[Mapping[str, str], ...] = (
     {"f8E4M3FN": "fp8", "mxfp4": "w4a8_mxfp4_mxfp8", "i4": "int4_wo"},
-    {"f8E4M3FN": "fp8_block", "mxfp4": "w4a16_mxfp4"},
+    {"f8E4M3FN": "fp8_block", "mxfp4": "w4a16_mxfp4", "i4": "w4a16_mxfp4"},
 )
 """Names under which tables hold products in a format. Those that tables time with the conversion of their
-operands bound the bare product from above, so the shortest counts.
+operands bound the bare product from above, so the shortest counts. Experts whose weights alone have 4 bits
+were timed in one such format.
 """
+_PLAIN: Mapping[str, str] = {"a8w8_fp8": "f8E4M3FN"}
+"""Formats of tables that are asked about by the name of the element type."""
 _FP4_INNER = 0.5625
 """Of a product in nvfp4 over one in 8 bits that moves as many bytes of weights, scales included, and takes as
 long at their peaks: tables time products in nvfp4 only with the conversion of their operands.
@@ -415,7 +433,7 @@ def models_of(stack: str, estimator: str) -> tuple[Asked, ...]:
     return (
         Asked(model, _LARGE),
         *(Asked(model, _MATRICES, names) for names in _FORMATS),
-        Asked(model, _MATRICES, {"nvfp4": "f8E4M3FN"}, inner=_FP4_INNER),
+        Asked(model, _MATRICES, {"nvfp4": "f8E4M3FN"}, kinds=frozenset({"matmul"}), inner=_FP4_INNER),
         Asked(model, _MATRICES, {"nvfp4": "nvfp4"}, kinds=frozenset({"moe"}), variant=_FP4_EXPERTS),
         Asked(_operation_model(custom), frozenset({OpClass.COLLECTIVE})),
         Asked(_operation_model("roofline"), frozenset(OpClass) - _LARGE),

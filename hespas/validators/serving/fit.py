@@ -64,6 +64,8 @@ _APART = 0.2
 """By how much two runs of a deployment are taken to be off unlike each other where nothing tells."""
 _APARTS = (0.05, 0.1, 0.2, 0.4, 0.8, 1e3)
 """What is tried for that; with the last a run says nothing of others."""
+_LEAST = 0.01
+"""Times are taken to be no more repeatable than this."""
 _FAR = 0.5
 """A residual beyond this says no more than that something is not simulated."""
 
@@ -227,7 +229,9 @@ def _settled(linear: _Linear, predictor: Predictor, aim: _Aim) -> tuple[FloatArr
 
 
 def _solved(linear: _Linear, aim: _Aim) -> tuple[FloatArray, FloatArray]:
-    """The parameters that fit best, and their standard errors."""
+    """The parameters that fit best, and their standard errors: runs tell as much as what they leave is small,
+    and no parameter is less sure than it was expected to be.
+    """
     weight, count, parameters = _SOFT / aim.residual, linear.base.size, len(linear.at)
 
     def residuals(values: FloatArray) -> FloatArray:
@@ -237,11 +241,11 @@ def _solved(linear: _Linear, aim: _Aim) -> tuple[FloatArray, FloatArray]:
     bounds = (_LOW / aim.scale, _HIGH / aim.scale)
     start = np.clip(linear.at / aim.scale, *bounds)
     found = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SOFT)
-    jacobian, free = np.asarray(found.jac, np.float64), count - parameters
-    spread = float(np.median(np.abs(residuals(found.x)[:count]))) / 0.6745
-    covariance = np.full((parameters, parameters), np.nan)
-    if free > 0:
-        covariance = np.linalg.pinv(jacobian.T @ jacobian) * spread**2
+    spread = _SOFT
+    if count > parameters:
+        spread = float(np.median(np.abs(linear.residuals(found.x * aim.scale)))) / 0.6745
+    told = np.asarray(found.jac, np.float64)[:count] / (weight * max(spread, _LEAST))
+    covariance = np.linalg.inv(told.T @ told + np.eye(parameters))
     return np.asarray(found.x * aim.scale, np.float64), np.sqrt(np.diag(covariance)) * aim.scale
 
 

@@ -45,7 +45,8 @@ _TAILS = (0.05, 0.95)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """A run: predicted, and what the baseline says. ``low`` and ``high`` bound 90 % of runs like it, by the
-    residuals of those that were fitted on (NaN: none were). ``status``: predicted, calibrating, or why not.
+    residuals of those that were fitted on (NaN: none were). ``status``: predicted, calibrating (it was fitted
+    on), or why not.
     """
 
     row: Row
@@ -181,7 +182,7 @@ def judge(
         low, high = corrections.bounds(row, said)
         judged.append(Judged(
             row=row,
-            status="calibrating" if row.row in corrections.points else "predicted",
+            status="calibrating" if row.row in corrections.fitted_on else "predicted",
             predicted=said, low=low, high=high, baseline=baseline.times(row),
         ))  # fmt: skip
     return Judgement(calibrate=calibrate, rows=tuple(judged), fits=corrections.fits)
@@ -209,6 +210,11 @@ class _Corrections:
             self._point(key, mine, predictor)
         for key in self.fits:
             self._spread(key, [row for row in rows if stack_of(row) == key], predictor)
+
+    @property
+    def fitted_on(self) -> frozenset[int]:
+        """Rows that are part of what corrects them."""
+        return frozenset(self.points).union(*(fit.simulated for fit in self.fits.values()))
 
     def of(self, row: Row) -> Correction:
         """Nothing where its stack was not calibrated."""

@@ -15,7 +15,7 @@ from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
 from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
 from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
-from hespas.validators.serving.fit import fit_stack, one_point, point_of
+from hespas.validators.serving.fit import PRIORS, fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Times, implied_rate
 from hespas.validators.serving.rows import deployment_of
 
@@ -97,6 +97,9 @@ def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: Predictor) -> 
     assert max(abs(each.error("tpot")) for each in errors) < 0.04
     assert max(abs(each.error("ttft")) for each in errors) < 0.08
     assert fitted.correction.products > 1.1
+    assert fitted.standard_errors["collectives"] == PRIORS["collectives"].scale  # one rank says nothing of it
+    assert all(0 < fitted.standard_errors[name] <= PRIORS[name].scale for name in PRIORS)
+    assert fitted.standard_errors["request_ns"] < 0.5 * PRIORS["request_ns"].scale
     plain = [Judged(row=row, status="", predicted=_times(predictor, row, Correction())) for row in rows]
     assert min(abs(each.error("tpot")) for each in plain) > 0.1
 
@@ -201,6 +204,9 @@ def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: Predictor
     states = [each.status for each in judged.rows]
     assert states.count("calibrating") == 1
     assert rows[states.index("calibrating")].split == "calib"
+    fitted = judge(rows, calibrate="stack", predictor=predictor)
+    assert {each.row.split for each in fitted.rows if each.status == "calibrating"} == {"calib"}
+    assert {each.row.split for each in fitted.rows if each.status == "predicted"} == {"devval"}
     whole = judge(rows, calibrate="stack", split="devval", predictor=predictor)
     assert {each.row.split for each in whole.rows} == {"devval"}
     assert list(whole.fits) == ["H100-SXM vllm"]
