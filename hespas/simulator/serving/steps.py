@@ -124,9 +124,10 @@ class Correction:
     :data:`SHARES`, time of the host that each step and each of its sequences waits for [ns], and time of a
     request outside of steps (tokenizer, transport) [ns]. ``launch_ns``: the host takes so long to launch a
     kernel; steps that work on prompts are no shorter than their kernels' launches, where those that only
-    decode are launched as one graph. ``prefill``: kernels that work on prompts take so many times as long as
-    those that decode, beside their factors, and products of experts ``experts`` times as long as
-    that. ``accepts``: how likely a guessed token is right.
+    decode are launched as one graph. ``routed``: products of experts take so many times as long as others.
+    ``prefill``: kernels that work on prompts take so many times as long as those that decode, beside their
+    factors, and products of experts ``experts`` times as long as that. ``accepts``: how likely a guessed
+    token is right.
     """
 
     products: float = 1.0
@@ -138,6 +139,7 @@ class Correction:
     prompt_ns: float = 0.0
     request_ns: float = 0.0
     launch_ns: float = 0.0
+    routed: float = 1.0
     prefill: float = 1.0
     experts: float = 1.0
     accepts: float = 0.8
@@ -145,7 +147,8 @@ class Correction:
     @property
     def factors(self) -> FloatArray:
         """Those of :data:`SHARES`, shape ``(shares,)``."""
-        return np.array([self.products, self.products, self.attention, self.collectives, self.others])
+        experts = self.products * self.routed
+        return np.array([self.products, experts, self.attention, self.collectives, self.others])
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,6 +47,7 @@ PRIORS: Mapping[str, _Prior] = {
     "sequence_ns": _Prior(0.0, 2e4, 0.0, 1e6),
     "prompt_ns": _Prior(0.0, 4e6, 0.0, 1e8),
     "request_ns": _Prior(0.0, 5e7, 0.0, 2e9),
+    "routed": _Prior(1.0, 0.3, 0.1, 5.0),
     "prefill": _Prior(1.0, 0.3, 0.3, 4.0),
     "experts": _Prior(1.0, 0.3, 0.3, 8.0),
     "launch_ns": _Prior(6e4, 3e4, 0.0, 3e5),
