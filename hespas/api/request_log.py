@@ -155,7 +155,7 @@ def _csv_rows(path: Path) -> list[Mapping[str, object]]:
     rows: list[Mapping[str, object]] = []
     try:
         for row in reader:
-            if None in row:
+            if any(row.pop(None, ())):
                 raise FormatError(
                     "more cells than the header", path=str(path), position=f"request {len(rows)}",
                     hint="quote cells with commas in them",
