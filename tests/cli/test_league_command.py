@@ -6,7 +6,9 @@ import csv
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Protocol, cast
 
 import pytest
@@ -155,6 +157,24 @@ def test_an_edited_file_of_an_estimator_changes_what_was_kept(tmp_path: Path) ->
         keys.append(stamps.estimator_stamp(spelling))
     assert keys[0] != keys[1]
     assert stamps.estimator_stamp(f"training:base={spelling}") == keys[1]
+
+
+def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others_are_kept = Event()
+
+    def predicted(task: predict.Task) -> predict.Predicted:
+        if task.number == 0:
+            assert others_are_kept.wait(10)
+        return predict.Predicted(time_ns=1.0)
+
+    def progress(done: int, _: int) -> None:
+        if done == 2:
+            others_are_kept.set()
+
+    monkeypatch.setattr(predict, "_predicted", predicted)
+    monkeypatch.setattr(predict, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
+    runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
+    assert len(predict.predicted_rows(runs, jobs=2, progress=progress)) == 3
 
 
 def test_a_refusal_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
