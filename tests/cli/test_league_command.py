@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import hespas
 from hespas.cli.validate import app
-from hespas.graph.errors import MissingExtraError, OutputError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 from hespas.validators.league import predict, stamps
 from hespas.validators.league.judged import Calibration
@@ -252,6 +252,27 @@ def test_factors_are_of_an_estimator(tmp_path: Path) -> None:
     assert "factors of the estimator roofline, and rows are predicted with composite" in other.stderr
     assert "try: --estimator roofline, or fit them again" in other.stderr
     assert run(*with_them, "--estimator", "roofline").exit_code == 0
+
+
+_CALIBRATE = ("calibrate", "--hardware", "TPU-v5e", "--end-to-end")
+
+
+def test_factors_that_are_edited_are_refused(tmp_path: Path) -> None:
+    runs, path = table(tmp_path, {}), tmp_path / "f.json"
+    assert run(*_CALIBRATE, "--table", runs, "--out", path).exit_code == 0
+    document = valid(path, "league_factors")
+    good = cast("list[dict[str, object]]", document["factors"])
+    edits: list[tuple[dict[str, object], str]] = [
+        ({"schema": "hespas.league_factors/2"}, "schema"),
+        ({"factors": [*good, good[0]]}, "a second factor of here, TPU-v5e"),
+        ({"factors": [good[0] | {"factor": 1e308}]}, r"factor 1e\+308"),
+        ({"factors": [good[0] | {"factor": 1e-308}]}, "factor 1e-308"),
+        ({"factors": [good[0] | {"std_error": 1e308}]}, r"std_error 1e\+308"),
+    ]
+    for edit, match in edits:
+        path.write_text(json.dumps(document | edit))
+        with pytest.raises(FormatError, match=match):
+            hespas.league(runs, factors=path, jobs=1)
 
 
 @pytest.mark.parametrize("cell", ["tpu v5 lite", "mine.toml"])
@@ -539,15 +560,15 @@ MAGIC: dict[str, str | int] = {
 }  # fmt: skip
 
 
+_SCHEMA = {"schema": "hespas.league_factors/1"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{}", "no factors"),
-        ('{"factors": []}', "no factors in it"),
-        (
-            json.dumps({"factors": [MAGIC]}),
-            "component 'magic'",
-        ),
+        (json.dumps(_SCHEMA | {"factors": []}), "no factors in it"),
+        (json.dumps(_SCHEMA | {"factors": [MAGIC]}), "component 'magic'"),
     ],
 )
 def test_files_without_factors_are_refused(tmp_path: Path, text: str, said: str) -> None:
