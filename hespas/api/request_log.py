@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from hespas.files.streams import limits, read_bytes
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.simulator.serving import Requests, arrivals_of_bursts, arrivals_of_poisson, lengths
 
 __all__ = ["PROCESSES", "log_of", "requests_of"]
@@ -24,6 +25,10 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """Names of columns of a log, the first that is there counts: those of vLLM's and Vidur's and of Azure's
 published traces among them. Arrivals are in seconds.
+"""
+_MOST_TOKENS, _LONGEST_S = 10**9, 1e9
+"""Of a request, and from the first arrival to the last: what is longer is no log of a server, and beyond it
+a float64 of nanoseconds is off by a tenth of a microsecond.
 """
 
 
@@ -50,6 +55,8 @@ PROCESSES: Mapping[str, tuple[str, ...]] = {
 }
 """Arrival processes, and what each reads beside the number of requests, their lengths and the seed."""
 _OF_ALL = ("requests", "prompt", "output", "ratio", "seed")
+_MOST_STATED = 2**53
+"""Of any count: beyond it not every whole number is one of float64."""
 
 
 def requests_of(spelling: str | Path) -> Requests:
@@ -75,19 +82,24 @@ def _stated(name: str, words: str) -> _Process:
     for word in filter(None, words.split(",")):
         key, _, text = word.partition("=")
         if key not in known:
-            raise UsageError(f"{name} has no {key!r}", hint=f"known are {', '.join(known)}")
+            raise UsageError(f"{name} has no {clipped(key)!r}", hint=f"known are {', '.join(known)}")
+        if key in values:
+            raise UsageError(f"{name}: {key} is stated twice", hint="state it once")
         try:
             value = float(text)
         except ValueError:
             value = float("nan")
         whole = isinstance(defaults[key], int)
-        if not isfinite(value) or (whole and value != int(value)):
-            raise UsageError(f"{name}: {key} is {text!r}", hint="a whole number" if whole else "a number")
+        if not isfinite(value) or (whole and not (value.is_integer() and abs(value) <= _MOST_STATED)):
+            what = f"a whole number of at most {_MOST_STATED:,}" if whole else "a number"
+            raise UsageError(f"{name}: {key} is {clipped(text)!r}", hint=what)
         values[key] = int(value) if whole else value
     return _Process(**values)  # type: ignore[arg-type] # whole where the field is
 
 
 def _drawn(name: str, process: _Process) -> Requests:
+    if process.seed < 0:
+        raise UsageError(f"a seed of {process.seed}", hint="`seed=0` or more")
     generator = np.random.default_rng(process.seed)
     count = process.requests
     prompt = lengths(count, process.prompt, process.ratio, generator)
@@ -102,6 +114,11 @@ def _drawn(name: str, process: _Process) -> Requests:
         if name == "poisson"
         else arrivals_of_bursts(count, process.rate, process.burst)
     )
+    if not arrival[-1] <= _LONGEST_S * 1e9:
+        raise UsageError(
+            f"at a rate of {process.rate:g} the last of {count:,} requests comes after {_LONGEST_S:,.0f} s",
+            hint="a larger `rate`, or fewer `requests`",
+        )
     return Requests(arrival_ns=arrival, prompt=prompt, output=output)
 
 
@@ -112,38 +129,61 @@ def _read(path: Path) -> Requests:
     values = [_column(column, name, path) for column, name in zip(columns, names, strict=True)]
     arrival, prompt, output = values
     for name, column in zip(names[1:], values[1:], strict=True):
-        if (column < 1).any() or (column != np.floor(column)).any():
-            at = int(np.argmax((column < 1) | (column != np.floor(column))))
+        is_none = (column < 1) | (column > _MOST_TOKENS) | (column != np.floor(column))
+        if is_none.any():
+            at = int(np.argmax(is_none))
             raise FormatError(
                 f"{column[at]:g} tokens", path=str(path), position=f"request {at}, {name}",
-                hint="whole numbers of 1 or more",
+                hint=f"whole numbers from 1 to {_MOST_TOKENS:,}",
             )  # fmt: skip
     order = np.argsort(arrival, kind="stable")
-    arrival = (arrival - arrival.min())[order] * 1e9
+    first, last = arrival[order[0]].item(), arrival[order[-1]].item()
+    if not last - first <= _LONGEST_S:
+        raise FormatError(
+            f"arrives {last - first:g} s after the first", path=str(path),
+            position=f"request {order[-1]}, {names[0]}",
+            hint=f"arrivals in seconds, the last at most {_LONGEST_S:,.0f} after the first",
+        )  # fmt: skip
+    arrival = (arrival - first)[order] * 1e9
     return Requests(
         arrival_ns=arrival, prompt=prompt[order].astype(np.int64), output=output[order].astype(np.int64)
     )
 
 
 def _csv_rows(path: Path) -> list[Mapping[str, object]]:
-    return [dict(row) for row in csv.DictReader(_lines(path))]
-
-
-def _lines(path: Path) -> list[str]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    rows: list[Mapping[str, object]] = []
     try:
-        return read_bytes(path, limits().table_bytes).decode("utf-8-sig").splitlines()
+        for row in reader:
+            if any(row.pop(None, ())):
+                raise FormatError(
+                    "more cells than the header", path=str(path), position=f"request {len(rows)}",
+                    hint="quote cells with commas in them",
+                )  # fmt: skip
+            rows.append(row)
+    except csv.Error as error:
+        raise FormatError(
+            f"no row of CSV: {error}", path=str(path), position=f"line {reader.line_num + 1}",
+            hint="a request a line, cells divided by commas",
+        ) from error  # fmt: skip
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path, limits().table_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError("no UTF-8 text", path=str(path), position=f"byte {error.start}") from error
 
 
 def _json_rows(path: Path) -> list[Mapping[str, object]]:
     rows: list[Mapping[str, object]] = []
-    for number, line in enumerate(_lines(path)):
+    for number, line in enumerate(_text(path).split("\n")):
         if not line.strip():
             continue
         try:
             rows.append(msgspec.json.decode(line, type=dict[str, object]))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise FormatError(
                 f"no JSON object: {error}", path=str(path), position=f"line {number + 1}",
                 hint="one object a line",
@@ -174,11 +214,11 @@ def _column(values: Iterable[object], name: str, path: Path) -> np.ndarray[tuple
     for place, value in enumerate(values):
         try:
             number = float(value) if isinstance(value, str | int | float) else float("nan")
-        except ValueError:
+        except (ValueError, OverflowError):
             number = float("nan")
         if not isfinite(number):
             raise FormatError(
-                f"{value!r} is no number", path=str(path), position=f"request {place}, {name}",
+                f"{clipped(repr(value))} is no number", path=str(path), position=f"request {place}, {name}",
                 hint="arrivals in seconds, lengths in tokens",
             )  # fmt: skip
         numbers.append(number)

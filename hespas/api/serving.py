@@ -16,9 +16,9 @@ from hespas.api.request_log import log_of, requests_of
 from hespas.files.documents import Count, Figure
 from hespas.generators.llm import Layout, Model, ServingStep, load_model, precision_of
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
-from hespas.graph import Diagnostics
+from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.hardware import load_device
 from hespas.simulator.serving import (
     Correction,
@@ -45,6 +45,10 @@ __all__ = [
     "serve",
     "write_request_rows",
 ]
+
+
+_MOST_WAITED = 1e9
+"""Of a time of the host: a quarter of an hour, and more than a week of a request."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +146,11 @@ class Server:
         """Whose kernels run: a step of the generator. Experts that no ``ep`` spreads are shared by all ranks.
         Raises ``UsageError`` for an unknown model or number format.
         """
+        for name in filter(None, (self.cache, self.experts)):
+            if find_dtype(name) is None:
+                raise UsageError(
+                    f"no such element type: {clipped(name)!r}", hint="bf16, f16, f8E4M3FN, i8 ..."
+                )
         model = self.model if isinstance(self.model, Model) else load_model(str(self.model))
         mixture = any(hasattr(block, "topk") for block in model.blocks())
         ranks = self.dp * self.tp
@@ -158,8 +167,13 @@ class Server:
         )
 
     def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
-        """Times of steps, of sequences of at most ``context`` tokens."""
+        """Times of steps, of sequences of at most ``context`` tokens. Raises ``UsageError``."""
         policy = self.policy()
+        for name in ("host_us", "sequence_us", "prompt_us", "request_ms"):
+            if not 0 <= getattr(self, name) <= _MOST_WAITED:
+                raise UsageError(
+                    f"{name} of a server: {getattr(self, name):g}", hint=f"`{name}` of 0 to {_MOST_WAITED:g}"
+                )
         grids = Grids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
         )

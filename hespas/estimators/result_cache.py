@@ -56,8 +56,11 @@ class ResultCache(Generic[_Result]):
 
     def get(self, key: str) -> _Result | None:
         """What is kept; None where nothing is, or nothing that can be read."""
+        path = self._file(key)
         try:
-            with self._file(key).open("rb") as file:
+            if not path.is_file():  # a pipe that nobody writes to would be waited for
+                return None
+            with path.open("rb") as file:
                 data = file.read(_LARGEST + 1)
             return None if len(data) > _LARGEST else msgspec.json.decode(data, type=self.type)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):

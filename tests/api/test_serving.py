@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,6 +142,11 @@ def test_logs_are_read_in_order_of_arrival(name: str, tmp_path: Path) -> None:
         ("arrival_s,prompt_tokens,output_tokens\n1,2,nan\n", "'nan' is no number"),
         ("arrival_s,prompt_tokens,output_tokens\n1,2,0\n", "0 tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n1,2.5,1\n", "2.5 tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,1e300,1\n", r"1e\+300 tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,1,7\n", "more cells than the header"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2," + "1" * 200_000 + "\n", "field larger"),
+        ("arrival_s,prompt_tokens,output_tokens\n-1e308,2,1\n1e308,2,1\n", "inf s after the first"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,2,1\n1e300,2,1\n", r"1e\+300 s after the first"),
     ],
 )
 def test_what_is_no_log(text: str, match: str, tmp_path: Path) -> None:
@@ -147,6 +155,23 @@ def test_what_is_no_log(text: str, match: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=match) as caught:
         requests_of(path)
     assert caught.value.hint
+
+
+def test_lines_inside_of_cells_are_none_of_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(
+        'arrival_s,prompt_tokens,output_tokens,note\n0,1,2,"a\nb"\n1,3,4,c\N{LINE SEPARATOR}d\n',
+        encoding="utf-8",
+    )
+    assert requests_of(path).prompt.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "{" + '"a":{' * 100_000])
+def test_what_is_no_number_of_json(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": {value}}}\n', encoding="utf-8")
+    with pytest.raises(FormatError):
+        requests_of(path)
 
 
 def test_what_is_no_line_of_json(tmp_path: Path) -> None:
@@ -165,11 +190,21 @@ def test_what_is_no_line_of_json(tmp_path: Path) -> None:
     [
         "poisson:speed=3", "poisson:burst=3", "poisson:rate=x", "poisson:rate=nan", "poisson:rate=0",
         "closed:concurrency=0", "closed:requests=1.5", "closed:ratio=0", "bursts:burst=0", "poisson:prompt=0",
+        "poisson:seed=-1", "poisson:rate=1e-320", "bursts:burst=1e30", "poisson:rate=1,rate=2",
     ],
 )  # fmt: skip
 def test_what_is_no_process(spelling: str) -> None:
     with pytest.raises(UsageError):
         requests_of(spelling)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"cache": "zzz"}, {"experts": "zzz"}, {"host_us": inf}, {"sequence_us": 1e308}, {"request_ms": -1.0}],
+)
+def test_what_no_server_has(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        hespas.serve(replace(_LLAMA, **setting), "closed:requests=1,output=2")
 
 
 def test_the_document_names_the_files_that_were_read(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import csv
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Protocol, cast
 
 import pytest
@@ -15,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import hespas
 from hespas.cli.validate import app
-from hespas.graph.errors import MissingExtraError, OutputError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 from hespas.validators.league import predict, stamps
 from hespas.validators.league.judged import Calibration
@@ -157,6 +159,24 @@ def test_an_edited_file_of_an_estimator_changes_what_was_kept(tmp_path: Path) ->
     assert stamps.estimator_stamp(f"training:base={spelling}") == keys[1]
 
 
+def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others_are_kept = Event()
+
+    def predicted(task: predict.Task) -> predict.Predicted:
+        if task.number == 0:
+            assert others_are_kept.wait(10)
+        return predict.Predicted(time_ns=1.0)
+
+    def progress(done: int, _: int) -> None:
+        if done == 2:
+            others_are_kept.set()
+
+    monkeypatch.setattr(predict, "_predicted", predicted)
+    monkeypatch.setattr(predict, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
+    runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
+    assert len(predict.predicted_rows(runs, jobs=2, progress=progress)) == 3
+
+
 def test_a_refusal_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without(*_: object) -> None:
         raise MissingExtraError("an estimator", "extra")
@@ -232,6 +252,27 @@ def test_factors_are_of_an_estimator(tmp_path: Path) -> None:
     assert "factors of the estimator roofline, and rows are predicted with composite" in other.stderr
     assert "try: --estimator roofline, or fit them again" in other.stderr
     assert run(*with_them, "--estimator", "roofline").exit_code == 0
+
+
+_CALIBRATE = ("calibrate", "--hardware", "TPU-v5e", "--end-to-end")
+
+
+def test_factors_that_are_edited_are_refused(tmp_path: Path) -> None:
+    runs, path = table(tmp_path, {}), tmp_path / "f.json"
+    assert run(*_CALIBRATE, "--table", runs, "--out", path).exit_code == 0
+    document = valid(path, "league_factors")
+    good = cast("list[dict[str, object]]", document["factors"])
+    edits: list[tuple[dict[str, object], str]] = [
+        ({"schema": "hespas.league_factors/2"}, "schema"),
+        ({"factors": [*good, good[0]]}, "a second factor of here, TPU-v5e"),
+        ({"factors": [good[0] | {"factor": 1e308}]}, r"factor 1e\+308"),
+        ({"factors": [good[0] | {"factor": 1e-308}]}, "factor 1e-308"),
+        ({"factors": [good[0] | {"std_error": 1e308}]}, r"std_error 1e\+308"),
+    ]
+    for edit, match in edits:
+        path.write_text(json.dumps(document | edit))
+        with pytest.raises(FormatError, match=match):
+            hespas.league(runs, factors=path, jobs=1)
 
 
 @pytest.mark.parametrize("cell", ["tpu v5 lite", "mine.toml"])
@@ -519,15 +560,15 @@ MAGIC: dict[str, str | int] = {
 }  # fmt: skip
 
 
+_SCHEMA = {"schema": "hespas.league_factors/1"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{}", "no factors"),
-        ('{"factors": []}', "no factors in it"),
-        (
-            json.dumps({"factors": [MAGIC]}),
-            "component 'magic'",
-        ),
+        (json.dumps(_SCHEMA | {"factors": []}), "no factors in it"),
+        (json.dumps(_SCHEMA | {"factors": [MAGIC]}), "component 'magic'"),
     ],
 )
 def test_files_without_factors_are_refused(tmp_path: Path, text: str, said: str) -> None:

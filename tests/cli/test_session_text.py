@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from math import inf, nan
 from pathlib import Path
@@ -142,3 +145,15 @@ def test_arguments_are_shown_as_options() -> None:
         name for name, flag in shown.items() if flag[0] == "-"
     }
     assert {flag for flag in shown.values() if flag.startswith("--")} <= _options()
+
+
+def test_letters_that_a_terminal_does_not_know_are_spelled() -> None:
+    program = (
+        "import typer; from hespas.cli import session\n"
+        "app = typer.Typer()\n"
+        "app.command()(lambda: session.emit('\\xdcnder'))\n"
+        "session.run(app)\n"
+    )
+    named = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], env=named, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"\\xdcnder\n"), done.stderr

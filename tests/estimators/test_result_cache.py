@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
@@ -40,6 +41,19 @@ def test_a_file_that_cannot_be_read_counts_as_absent(tmp_path: Path, content: by
     assert cache.get(key) is None
     cache.put(key, Answer(2.0))
     assert cache.get(key) == Answer(2.0)
+
+
+def test_a_pipe_among_them_is_not_waited_for(tmp_path: Path) -> None:
+    cache, key = kept(tmp_path), content_key(("a",))
+    cache.put(key, Answer(1.0))
+    (file,) = tmp_path.rglob("*.json")
+    file.unlink()
+    os.mkfifo(file)
+    found: list[Answer | None] = []
+    reader = Thread(target=lambda: found.append(cache.get(key)), daemon=True)
+    reader.start()
+    reader.join(5.0)
+    assert found == [None]
 
 
 def test_keys_differ_where_parts_are_cut_differently() -> None:

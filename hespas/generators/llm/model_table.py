@@ -24,6 +24,8 @@ from hespas.graph.errors import FormatError, UnsupportedError, clipped
 __all__ = ["model_in_table"]
 
 _NEEDED = ("layers", "hidden", "ffn", "heads", "vocab")
+_LATENT = ("kv_lora", "qk_nope", "qk_rope", "v_dim")
+_ATTENTION = ("", "mha", "gqa", "mqa", "mla")
 _COUNTS: Mapping[str, str] = {
     "kv_heads": "kv_heads",
     "head_dim": "head_dim",
@@ -39,7 +41,9 @@ _COUNTS: Mapping[str, str] = {
     "dense_layers": "dense_layers",
     "mtp_layers": "mtp_layers",
 }
-"""Columns that may be empty, and the keys of a model file that they are."""
+"""Columns that may be empty, but for those of its sizes where attention is latent (``mla``), and the keys of
+a model file that they are.
+"""
 
 
 def model_in_table(table: Path, name: str) -> Model | None:
@@ -64,8 +68,9 @@ def model_in_table(table: Path, name: str) -> Model | None:
 def _model(cells: Mapping[str, str], table: Path, place: str) -> Model:
     name = cells["model"]
     attention = cells.get("attention", "")
-    absent = [column for column in _NEEDED if not cells.get(column)]
-    if absent or attention.startswith(("hybrid", "compressed")):
+    needed = (*_NEEDED, *_LATENT) if attention == "mla" else _NEEDED
+    absent = [column for column in needed if not cells.get(column)]
+    if absent or attention not in _ATTENTION:
         why = f"{', '.join(absent)} not stated" if absent else f"attention is {clipped(attention)}"
         raise UnsupportedError(
             f"the configuration of model {clipped(name)!r} is not known: {why}",
@@ -106,7 +111,10 @@ def _limits(cells: Mapping[str, str], table: Path, place: str) -> tuple[dict[str
     if not cells.get("sliding_window"):
         return {}, ""
     pattern = cells.get("sliding_pattern", "")
-    local, every = re.search(r"(\d+) local", pattern), re.search(r"(\d+) of (\d+) layers", pattern)
+    local, every = (
+        re.search(r"\b(\d{1,3}) local", pattern),
+        re.search(r"\b(\d{1,3}) of (\d{1,3}) layers", pattern),
+    )
     count = _count(cells, "sliding_window", table, place)
     key = "chunk" if "chunk" in pattern else "window"
     if every:

@@ -12,6 +12,7 @@ import csv
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -77,14 +78,29 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
                 hint="a table of runs has a column for each setting: model, accelerator, num_accelerators, "
                 "seq_len, global_batch, micro_batch, dp, tp, pp, ...",
             )  # fmt: skip
-        for row in reader:
-            yield {name: value or "" for name, value in row.items() if isinstance(name, str)}
+        _check_header(reader.fieldnames or (), table)
+        for number, row in enumerate(reader):
+            if any(row.pop(None, ())):
+                raise FormatError(
+                    "more cells than the header", path=str(table), position=f"row {number}",
+                    hint="quote cells with commas in them; rows count from 0, below the header",
+                )  # fmt: skip
+            yield {name: value or "" for name, value in row.items()}
     except FormatError as error:
         if error.position:
             raise
         raise _unreadable(error.message, table) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(str(error), table) from error
+
+
+def _check_header(names: Sequence[str], table: Path) -> None:
+    """Raise ``FormatError`` where two columns have a name: which of them counts, nobody says."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise FormatError(
+            f"two columns {clipped(twice)}", path=str(table), position="header", hint="leave one of them out"
+        )
 
 
 def _unreadable(why: str, table: Path) -> FormatError:
@@ -223,8 +239,8 @@ def _zero(text: str) -> int:
 
 def _shard(text: str, dp: int) -> int:
     """Data ranks that share one copy: the fsdp axis of a mesh beside a replicated one."""
-    match = re.search(r"ici_fsdp (\d+)", text) or re.search(r"shard \((\d+)\)", text)
-    slices = re.search(r"over (\d+) slices", text)
+    match = re.search(r"ici_fsdp (\d{1,9})\b", text) or re.search(r"shard \((\d{1,9})\)", text)
+    slices = re.search(r"over ([1-9]\d{0,8}) slices", text)
     size = int(match[1]) if match else dp // int(slices[1]) if slices else 0
     return size if 0 < size < dp and dp % size == 0 else 0
 
@@ -289,7 +305,7 @@ def _lora_rank(cells: _Cells) -> int:
     """The rank of adapters; 0 where all weights are trained."""
     if cells.text("train_type") != "lora":
         return 0
-    stated = re.search(r"rank (\d{1,6})", cells.text("optimizer"))
+    stated = re.search(r"rank (\d{1,6})\b", cells.text("optimizer"))
     if not stated:
         cells.assumed("lora-rank", "the rank of adapters is not stated: 16 assumed")
     return int(stated[1]) if stated else 16
@@ -400,9 +416,9 @@ def _recompute(cells: _Cells) -> Recompute:
     if not text or text == "not stated":
         cells.assumed("recompute", "recomputation is not stated: none assumed")
     if not text or text.startswith(("none", "not stated")):
-        away = re.search(r"cpu offload of activations: (\d+) layers", cells.text("optimizer").casefold())
+        away = re.search(r"cpu offload of activations: (\d{1,9}) layers", cells.text("optimizer").casefold())
         return Recompute(layers=int(away[1]), offloaded=frozenset({"block"})) if away else Recompute()
-    layers = re.search(r"full block (\d+)", text)
+    layers = re.search(r"full block (\d{1,9})\b", text)
     moved = _offloaded(text) if text.startswith("remat_policy custom") else []
     _tell_offloaded(cells, moved)
     return Recompute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, nan
+from math import nan
 from pathlib import Path
 from typing import Literal
 
@@ -302,16 +302,26 @@ def read_factors(path: Path, estimator: str) -> list[Factor]:
     try:
         stated = msgspec.json.decode(content, type=_Stated)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"no factors: {error}", path=str(path), hint=_WRITES_FACTORS) from error
+        why = str(error).replace("`", "'")  # of what stands between backquotes the command makes an option
+        raise FormatError(f"no factors: {why}", path=str(path), hint=_WRITES_FACTORS) from error
     rows, fitted = stated.factors, stated.estimator
     if not rows:
         raise FormatError("no factors in it", path=str(path), hint=_WRITES_FACTORS)
+    seen: set[tuple[str, str, str]] = set()
     for number, each in enumerate(rows):
-        if each.component not in COMPONENTS or not (0 < each.factor < inf and 0 <= each.std_error < inf):
+        is_any = 1 / _MOST <= each.factor <= _MOST and 0 <= each.std_error <= _MOST
+        if each.component not in COMPONENTS or not is_any:
             raise FormatError(
-                f"component {each.component!r}, factor {each.factor}, std_error {each.std_error}",
+                f"component {clipped(each.component)!r}, factor {each.factor}, std_error {each.std_error}",
                 path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
             )  # fmt: skip
+        key = each.source, each.accelerator, each.component
+        if key in seen:
+            raise FormatError(
+                f"a second factor of {clipped(', '.join(key))}",
+                path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
+            )  # fmt: skip
+        seen.add(key)
     if fitted != estimator:
         raise UsageError(
             f"factors of the estimator {clipped(fitted)}, and rows are predicted with {clipped(estimator)}",
@@ -325,7 +335,12 @@ def read_factors(path: Path, estimator: str) -> list[Factor]:
 _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"
 
 
+_MOST = 1000.0
+"""Of a factor and what it is off by: no part of a step is so far from what is predicted."""
+
+
 class _Stated(msgspec.Struct, frozen=True):
+    schema: Literal["hespas.league_factors/1", "hespas.league/1"]
     factors: list[_Factor]
     estimator: str = "composite"
     """Documents of versions that had no other do not say it."""

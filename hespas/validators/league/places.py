@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isnan
+from math import isnan, nan
 
 from msgspec import structs
 
 from hespas.generators.llm.published import PublishedRun
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device, Dimension, System, load_system
 from hespas.hardware.model import Source
 
@@ -110,10 +110,21 @@ def _source(device: Device) -> Source:
 def _in_nodes(found: System, stated: str) -> System:
     """A system with nodes of fewer devices where a row says so; larger domains than nodes stay."""
     inner = found.dimensions[0]
-    size = int(stated) if stated.isdecimal() else 0
+    size = _devices_of(stated)
     if found.placement != "fill" or inner.size != _NODE or not 0 < size < _NODE:
         return found
     return replace(found, dimensions=(structs.replace(inner, size=size), *found.dimensions[1:]))
+
+
+def _devices_of(stated: str) -> int:
+    """Devices of a node, which tables may write as 4.0; 0 where nobody says. Raises ``FormatError``."""
+    try:
+        size = float(stated or 0)
+    except ValueError:
+        size = nan
+    if (stated and not size > 0) or not size.is_integer():
+        raise FormatError(f"{clipped(stated)!r} is no count", position="column gpus_per_node")
+    return int(size)
 
 
 def _in_slices(found: System, device: Device, ranks: int) -> System:

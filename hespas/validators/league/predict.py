@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import inf, nan
 from multiprocessing import get_context
@@ -222,12 +222,18 @@ def league_rows(rows: Sequence[LeagueRow]) -> list[LeagueRow]:
 
 
 def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator[tuple[int, Predicted]]:
+    """Predictions with their places, each as soon as it is done."""
     if jobs < 2 or len(tasks) < 2:
         yield from zip(places, map(_predicted, tasks), strict=True)
         return
     context = get_context("spawn")
     with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, (getpid(),)) as pool:
-        yield from zip(places, pool.map(_predicted, tasks, chunksize=4), strict=True)
+        of = {pool.submit(_predicted, task): place for task, place in zip(tasks, places, strict=True)}
+        try:  # as they come, so that an interrupted run has kept all that was done
+            for done in as_completed(of):
+                yield of[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 _MEASURED = ("step_time_", "tokens_per_s", "model_tflop", "hw_tflop", "mfu", "hfu", "peak_memory", "split")

@@ -331,6 +331,48 @@ def test_what_is_no_table(tmp_path: Path) -> None:
         row_of(path, 0, Diagnostics())
 
 
+def test_rows_and_columns_that_may_be_shifted_are_refused(tmp_path: Path) -> None:
+    runs = table(tmp_path, {"seq_len": "1,024"})
+    with pytest.raises(FormatError, match="more cells than the header") as caught:
+        row_of(runs, 0, Diagnostics())
+    assert caught.value.position == "row 0"
+    text = table(tmp_path, {}).read_text()
+    runs.write_text("".join(f"{line},\n" for line in text.splitlines()))  # a comma ends each line
+    assert row_of(runs, 0, Diagnostics()).training.seq > 0
+    runs.write_text("".join(f"seq_len,{line}\n" for line in text.splitlines()))
+    with pytest.raises(FormatError, match="two columns seq_len"):
+        row_of(runs, 0, Diagnostics())
+
+
+_NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"recompute": f"full block {_NINES}"}, {"fsdp": "over 0 slices"}, {"fsdp": f"over {_NINES} slices"},
+        {"fsdp": f"ici_fsdp {_NINES}"},
+        {"recompute": "none", "optimizer": f"cpu offload of activations: {_NINES} layers"},
+    ],
+)  # fmt: skip
+def test_numbers_beyond_all_counts_inside_of_texts(cells: Mapping[str, str]) -> None:
+    assert made(**cells).layout.ranks > 0
+
+
+@pytest.mark.parametrize(
+    ("attention", "match"),
+    [("mla", "kv_lora, qk_nope, qk_rope, v_dim not stated"), ("zzz", "attention is zzz")],
+)
+def test_attention_of_a_table_is_not_guessed(attention: str, match: str, tmp_path: Path) -> None:
+    head = "model,layers,hidden,ffn,heads,vocab,attention,sliding_window,sliding_pattern\nmine,2,64,256,4,100"
+    runs = table(tmp_path, {"model": "mine"})
+    (tmp_path / "models.csv").write_text(f"{head},{attention},,\n")
+    with pytest.raises(UnsupportedError, match=match):
+        row_of(runs, 0, Diagnostics())
+    (tmp_path / "models.csv").write_text(f"{head},gqa,128,{_NINES} local : 1 global\n")
+    assert row_of(runs, 0, Diagnostics()).model.hidden == 64
+
+
 # --- conventions
 
 

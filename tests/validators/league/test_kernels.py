@@ -9,6 +9,7 @@ from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.settings import Training
+from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
 from hespas.validators.league.kernels import attention_library, estimator_of
 from hespas.validators.league.places import system_of
@@ -87,5 +88,12 @@ def test_ranks_fill_systems_evenly(accelerator: str, ranks: int, shape: tuple[in
 
 
 def test_nodes_of_fewer_devices_than_the_system_has() -> None:
-    row = run(Layout(dp=16), gpus_per_node="4")
-    assert system_of(row, None, load_device("H100-SXM")).shape == (4, 4)
+    for text in ("4", "4.0"):
+        row = run(Layout(dp=16), gpus_per_node=text)
+        assert system_of(row, None, load_device("H100-SXM")).shape == (4, 4)
+
+
+@pytest.mark.parametrize("text", ["0", "-4", "4.5", "nan", "inf", "1e400", "four"])
+def test_devices_of_a_node_that_are_no_count(text: str) -> None:
+    with pytest.raises(FormatError, match="is no count"):
+        system_of(run(Layout(dp=16), gpus_per_node=text), None, load_device("H100-SXM"))
