@@ -73,8 +73,9 @@ def validate_serving(
 
     ``calibrate``: ``none``; ``one-per-stack``, on one run of each device and framework;
     ``one-per-deployment``, on one of each release, model and format of these; ``stack``, few parameters of
-    each device and framework on all rows but those of the split ``devval``; ``stack-and-one``, these, then
-    one run of each deployment; ``stack-and-deployment``, these, then all runs of each. Raises ``UsageError``
+    each device and framework, and of mixtures each format of experts, on all rows but those of the split
+    ``devval``; ``stack-and-one``, these, then one run of each deployment; ``stack-and-deployment``, these,
+    then all runs of each. Raises ``UsageError``
     for another word, a split that no row has and where there is nothing to judge, ``FormatError`` for a table
     that is none.
     """

@@ -48,7 +48,8 @@ _CalibrateOption = Annotated[
         help="What is fitted before; a deployment is a release, a model and a format on a stack.\n\n"
         "one-per-stack: one measured run of each device and framework.\n\n"
         "one-per-deployment: one of each deployment.\n\n"
-        "stack: few parameters of each device and framework, on all rows but those of the split devval.\n\n"
+        "stack: few parameters of each device and framework (of mixtures, and format of experts), on all "
+        "rows but those of the split devval.\n\n"
         "stack-and-one: these, then one run of each deployment.\n\n"
         "stack-and-deployment: these, then of each deployment as far as all its runs ask for others."
     ),

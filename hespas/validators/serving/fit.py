@@ -1,13 +1,13 @@
 """Few parameters of a serving stack from measured runs, with physical meaning and shrunk to none.
 
-A stack is a device and a framework. Its parameters are factors on the time of products, attention,
-collectives and other kernels, on all of them where they work on prompts and on products of experts there, and
-time of the host: of a step, of a sequence and of a prompt in it, of a
-launch of a kernel, and of a request outside of steps; and how many guessed tokens are right. Runs are
-simulated at a point and beside it, and once more where a fit ends; slopes are kept, so that fits need few
-simulations. Residuals are logarithms of predicted over measured times; those beyond 15 % count linearly
-(soft L1). A deployment (release, model, precision) has parameters of its own as far as its runs ask for
-them: they are expected where those of its stack are.
+A stack is a device and a framework, and of mixtures the format of their experts. Its parameters are factors
+on the time of products, of experts' products, attention, collectives and other kernels, on all of them
+where they work on prompts and on experts' products there, and time of the host: of a step, of a sequence
+and of a prompt in it, of a launch of a kernel, and of a request outside of steps; and how many guessed
+tokens are right. Runs are simulated at a point and beside it, and once more where a fit ends; slopes are
+kept, so that fits need few simulations. Residuals are logarithms of predicted over measured times; those
+beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has parameters of its own as
+far as its runs ask for them: they are expected where those of its stack are.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from hespas.simulator.serving import Correction
 from hespas.validators.accuracy.statistics import error_figures
 from hespas.validators.serving.fit import Fitted, fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Predictor, Times, implied_rate
-from hespas.validators.serving.rows import Row, deployment_of, stack_of
+from hespas.validators.serving.rows import Row, deployment_of, library_of, stack_of
 
 __all__ = ["CALIBRATIONS", "METRICS", "Calibrate", "Judged", "Judgement", "Summary", "judge"]
 
@@ -32,9 +32,9 @@ Calibrate = Literal[
 ]
 CALIBRATIONS: tuple[Calibrate, ...] = get_args(Calibrate)
 """Nothing; one measured run of each device and framework; one of each of these, release, model and precision;
-few parameters of each device and framework from all runs that may be fitted on; these, and one run of each
-release, model and precision beside them; these, and the same parameters of each release, model and precision
-as far as its runs ask for others.
+few parameters of each device and framework, and of mixtures of each format of experts, from all runs that may
+be fitted on; these, and one run of each release, model and precision beside them; these, and the same
+parameters of each release, model and precision as far as its runs ask for others.
 """
 METRICS = ("ttft", "tpot", "tokens_per_s")
 _KEPT = "devval"
@@ -198,7 +198,7 @@ class _Corrections:
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
-        for key, mine in _grouped(rows, stack_of).items() if calibrate.startswith("stack") else ():
+        for key, mine in _grouped(rows, library_of).items() if calibrate.startswith("stack") else ():
             fitted = known.get(key) or fit_stack(mine, predictor)
             if fitted is not None:
                 known[key] = self.fits[key] = fitted
@@ -209,7 +209,7 @@ class _Corrections:
         for key, mine in _grouped(rows, group).items() if group else ():
             self._point(key, mine, predictor)
         for key in self.fits:
-            self._spread(key, [row for row in rows if stack_of(row) == key], predictor)
+            self._spread(key, [row for row in rows if library_of(row) == key], predictor)
 
     @property
     def fitted_on(self) -> frozenset[int]:
@@ -218,11 +218,12 @@ class _Corrections:
 
     def of(self, row: Row) -> Correction:
         """Nothing where its stack was not calibrated."""
-        return self._of.get(deployment_of(row), self._of.get(stack_of(row), Correction()))
+        names = (deployment_of(row), library_of(row), stack_of(row))
+        return next((self._of[name] for name in names if name in self._of), Correction())
 
     def bounds(self, row: Row, said: Times) -> tuple[Times | None, Times | None]:
         """90 % of runs like it."""
-        found = self._residuals.get(stack_of(row))
+        found = self._residuals.get(library_of(row))
         if found is None:
             return None, None
         low, high = (np.quantile(found, share, axis=0) for share in _TAILS)
@@ -233,7 +234,7 @@ class _Corrections:
 
     def _point(self, key: str, rows: Sequence[Row], predictor: Predictor) -> None:
         row = point_of(rows)
-        stack = self.fits.get(stack_of(row))
+        stack = self.fits.get(library_of(row))
         found = (
             one_point(row, predictor, stack.correction, stack.apart) if stack else one_point(row, predictor)
         )

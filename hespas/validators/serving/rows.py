@@ -19,7 +19,7 @@ from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.cells import Cells, read_cells
 from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
 
-__all__ = ["Row", "deployment_of", "read_rows", "refuse_empty_split", "stack_of"]
+__all__ = ["Row", "deployment_of", "library_of", "read_rows", "refuse_empty_split", "stack_of"]
 
 _NEEDED = (
     "model_path", "system", "backend", "mode", "isl", "osl", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -78,6 +78,14 @@ class Row:
 def stack_of(row: Row) -> str:
     """The device and the framework that ran a row."""
     return f"{row.hardware} {row.stack}"
+
+
+def library_of(row: Row) -> str:
+    """The same, and the format of experts in a mixture: kernels of other formats have little in common."""
+    step = row.step
+    if step is None or not any(isinstance(block, Experts) for block in step.model.blocks()):
+        return stack_of(row)
+    return f"{stack_of(row)} {step.experts or step.precision.matmul} experts"
 
 
 def deployment_of(row: Row) -> str:

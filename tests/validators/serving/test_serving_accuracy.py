@@ -17,7 +17,7 @@ from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, se
 from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
 from hespas.validators.serving.fit import PRIORS, fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Times, implied_rate
-from hespas.validators.serving.rows import deployment_of
+from hespas.validators.serving.rows import deployment_of, library_of
 
 _HEAD = {
     "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",
@@ -195,6 +195,13 @@ def test_a_point_is_the_middle_of_the_loads(tmp_path: Path) -> None:
     point = point_of(rows)
     assert (point.prompt, point.concurrency) == (256, 8)
     assert point_of(rows[::-1]) is point
+
+
+def test_experts_of_another_format_are_other_kernels(tmp_path: Path) -> None:
+    mixture: dict[str, object] = {"model_path": "openai/gpt-oss-120b", "precision": "fp4"}
+    dense, experts = read_rows(_table(tmp_path, {}, mixture))
+    assert library_of(dense) == "H100-SXM vllm"
+    assert library_of(experts) == "H100-SXM vllm mxfp4 experts"
 
 
 def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: Predictor) -> None:
