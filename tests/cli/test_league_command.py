@@ -167,12 +167,15 @@ def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pyt
             assert others_are_kept.wait(10)
         return predict.Predicted(time_ns=1.0)
 
+    def pool(*_: object) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(2)
+
     def progress(done: int, _: int) -> None:
         if done == 2:
             others_are_kept.set()
 
     monkeypatch.setattr(predict, "_predicted", predicted)
-    monkeypatch.setattr(predict, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
+    monkeypatch.setattr(predict, "ProcessPoolExecutor", pool)
     runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
     assert len(predict.predicted_rows(runs, jobs=2, progress=progress)) == 3
 
