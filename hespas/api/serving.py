@@ -133,6 +133,19 @@ class Server:
     request_ms: float = 0.0
     estimator: str = DEFAULT_ESTIMATOR
 
+    def __post_init__(self) -> None:
+        """Check the figures. Raises ``UsageError``."""
+        for name in ("dp", "tp", "ep"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} of a server: {getattr(self, name)}", hint=f"`{name}=1` or more")
+        if not 0 < self.memory_share <= 1:
+            raise UsageError(f"memory_share {self.memory_share:g} is no part", hint="`memory_share=0.9`")
+        for name in ("host_us", "sequence_us", "prompt_us", "request_ms"):
+            if not 0 <= getattr(self, name) <= _MOST_WAITED:
+                raise UsageError(
+                    f"{name} of a server: {getattr(self, name):g}", hint=f"`{name}` of 0 to {_MOST_WAITED:g}"
+                )
+
     def policy(self) -> Policy:
         """The scheduler. Raises ``UsageError``."""
         return policy_of(
@@ -167,13 +180,8 @@ class Server:
         )
 
     def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
-        """Times of steps, of sequences of at most ``context`` tokens. Raises ``UsageError``."""
+        """Times of steps, of sequences of at most ``context`` tokens."""
         policy = self.policy()
-        for name in ("host_us", "sequence_us", "prompt_us", "request_ms"):
-            if not 0 <= getattr(self, name) <= _MOST_WAITED:
-                raise UsageError(
-                    f"{name} of a server: {getattr(self, name):g}", hint=f"`{name}` of 0 to {_MOST_WAITED:g}"
-                )
         grids = Grids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
         )

@@ -71,8 +71,9 @@ def run(app: typer.Typer) -> NoReturn:
     _fill_closed_descriptors()
     if sys.stdout is None:
         sys.stdout = _Closed()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files hold letters that no terminal may know
-        sys.stdout.reconfigure(errors="backslashreplace")
+    out: object = sys.stdout
+    if isinstance(out, io.TextIOWrapper):  # names of files hold letters that no terminal may know
+        out.reconfigure(errors="backslashreplace")
     code: str | int | None = None
     try:
         app()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,17 @@ def test_what_is_no_process(spelling: str) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"cache": "zzz"}, {"experts": "zzz"}, {"host_us": inf}, {"sequence_us": 1e308}, {"request_ms": -1.0}],
+    [
+        {"cache": "zzz"},
+        {"experts": "zzz"},
+        {"host_us": inf},
+        {"sequence_us": 1e308},
+        {"request_ms": -1.0},
+        {"tp": 0},
+        {"dp": -1},
+        {"memory_share": nan},
+        {"memory_share": 5.0},
+    ],
 )
 def test_what_no_server_has(setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

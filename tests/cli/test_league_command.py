@@ -159,6 +159,17 @@ def test_an_edited_file_of_an_estimator_changes_what_was_kept(tmp_path: Path) ->
     assert stamps.estimator_stamp(f"training:base={spelling}") == keys[1]
 
 
+@pytest.mark.parametrize(
+    "edit", [{"time_ns": 5.0}, {"time_ns": -5.0, "parts": {}}, {"parts": {}}, {"refusal": {"message": "no"}}]
+)
+def test_what_is_kept_and_is_no_prediction_is_made_again(tmp_path: Path, edit: dict[str, object]) -> None:
+    runs = table(tmp_path, {})
+    first = hespas.league(runs, jobs=1).to_dict()
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    kept.write_text(json.dumps(json.loads(kept.read_bytes()) | edit))
+    assert hespas.league(runs, jobs=1).to_dict() == first
+
+
 def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others_are_kept = Event()
 
@@ -167,12 +178,15 @@ def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pyt
             assert others_are_kept.wait(10)
         return predict.Predicted(time_ns=1.0)
 
+    def pool(*_: object) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(2)
+
     def progress(done: int, _: int) -> None:
         if done == 2:
             others_are_kept.set()
 
     monkeypatch.setattr(predict, "_predicted", predicted)
-    monkeypatch.setattr(predict, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
+    monkeypatch.setattr(predict, "ProcessPoolExecutor", pool)
     runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
     assert len(predict.predicted_rows(runs, jobs=2, progress=progress)) == 3
 

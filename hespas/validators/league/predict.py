@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isclose, nan
 from multiprocessing import get_context
 from os import getpid
 from pathlib import Path
@@ -164,7 +164,7 @@ def predicted_rows(
         tasks.append(Task(number, {**row, "accelerator": name}, cell, models, estimator))
         own = [*stamps, stamp, systems[row.get("network", "")]]
         keys.append(content_key([*own, *_said(tasks[-1].cells)]))
-    found = [kept.results.get(key) for key in keys]
+    found = [kept.get(key) for key in keys]
     missing = [place for place, each in enumerate(found) if each is None]
     if progress:
         progress(len(tasks) - len(missing), len(tasks))
@@ -189,6 +189,16 @@ class _Kept:
     results: ResultCache[Predicted]
     diagnostics: Diagnostics | None
     is_writable: bool = True
+
+    def get(self, key: str) -> Predicted | None:
+        """What an earlier run kept; None where that is nothing, or no prediction: its parts are those of a
+        step, and add up to it.
+        """
+        found = self.results.get(key)
+        if found is None or found.refusal or found.parts.keys() != set(COMPONENTS):
+            return None
+        is_sum = isclose(sum(found.parts.values()), found.time_ns, rel_tol=1e-6)
+        return found if is_sum and 0 < found.time_ns < inf else None
 
     def put(self, key: str, result: Predicted) -> None:
         """Keep a result; not a refusal, which may be for want of what is installed tomorrow."""

@@ -40,6 +40,8 @@ __all__ = ["RecordedRun", "Replay", "read_recorded", "replayed"]
 _EARLY = 0.2
 """The part of a run's requests that calibrate it: those that were done first. Never compared."""
 _MEMORY_SHARE = 0.9
+_LATEST_S = 1e12
+"""Beyond, a time is none of any clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,8 @@ def _seconds(cells: Cells) -> tuple[float, float, float]:
     queued, first, last = (
         cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")
     )
+    if last > _LATEST_S:
+        raise cells.fault("last_token_s", f"is {last:g}", f"seconds, at most {_LATEST_S:g}")
     if not queued <= first <= last:
         raise cells.fault(
             "last_token_s", f"is {last:g}, after {queued:g} and {first:g}", "queued, first and last in order"

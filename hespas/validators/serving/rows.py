@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
 from hespas.generators.llm.model import Experts
-from hespas.graph.errors import UsageError, clipped
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.cells import Cells, read_cells
 from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
@@ -111,7 +111,10 @@ def refuse_empty_split(rows: Sequence[Row], split: str) -> None:
 
 def _row(cells: Cells) -> Row:
     source, stack = cells.text("silicon_data_source"), cells.stated("backend", "a serving stack")
-    published, told = bool(_SPREAD_LENGTHS.match(source)), re.search(r"silicon_concurrency=(\d+)", source)
+    published, told = (
+        bool(_SPREAD_LENGTHS.match(source)),
+        re.search(r"silicon_concurrency=(\d{1,15})\b", source),
+    )
     dated = re.search(r"measured=([\d-]+)", source)
     date = dated[1] if dated else ""
     model, precision = cells.stated("model_path", "a model").rpartition("/")[2], cells.text("precision")
@@ -169,6 +172,8 @@ def _refused(cells: Cells, row: Row, is_loaded: bool) -> str:
         f"no device {system}": system not in _DEVICES,
         "the source does not say how many ranks share a layer": not cells.text("tp_size"),
         "the source does not say how many requests were under way": not is_loaded,
+        f"{row.concurrency:,} requests under way are no load of one server": row.concurrency > _MOST_REQUESTS,
+        f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MOST_TOKENS,
         "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
         f"the source's {tp} tensor ranks are no layout of one server": tp > _LARGEST_TENSOR,
     }
@@ -187,6 +192,8 @@ def _apart(cells: Cells) -> str:
 
 
 _LARGEST_TENSOR = 8
+_MOST_REQUESTS, _MOST_TOKENS = 1_000_000, 10**9
+"""Beyond, a cell is a slip, and simulating it would take all memory there is."""
 _WARMED = "2026-01-21"
 """Since this day InferenceMAX sends requests of two rounds before those that it measures; what servers
 compile at the first prompts of some shape was part of its times before.
@@ -218,7 +225,7 @@ def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | Non
     name = _MODELS.get(model, model)
     try:
         found = load_model(name)
-    except UsageError:
+    except (UsageError, FormatError):  # a name like that of a file, too
         return None, f"no model {model}"
     mixture = any(isinstance(block, Experts) for block in found.blocks())
     matrices, experts = _PRECISIONS.get(precision, ""), ""

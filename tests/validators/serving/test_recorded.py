@@ -113,6 +113,7 @@ def test_requests_of_no_run_are_counted(tmp_path: Path) -> None:
         ({}, {"output_tokens": 0}, "requests.csv: row 0, column output_tokens"),
         ({}, {"first_token_s": "soon"}, "requests.csv: row 0, column first_token_s"),
         ({}, {"last_token_s": 0.001}, "requests.csv: row 0, column last_token_s"),
+        ({}, {"last_token_s": 1e308}, "requests.csv: row 0, column last_token_s"),
         ({}, {"queued_s": None}, "requests.csv: row 0, column queued_s"),
     ],
 )

@@ -57,6 +57,13 @@ def test_a_malformed_cell_is_told_with_its_place(column: str, value: object, tmp
         ({"batch_size": None}, "does not say how many requests"),
         ({"tp_size": None}, "does not say how many ranks"),
         ({"silicon_ttft_ms": None}, "no measured times"),
+        ({"batch_size": 10**9}, "1,000,000,000 requests under way are no load"),
+        ({"isl": 10**14}, "tokens"),
+        (
+            {"batch_size": None, "silicon_data_source": "silicon_concurrency=" + "9" * 5000},
+            "does not say how",
+        ),
+        ({"model_path": "here/nothing.toml"}, "no model nothing.toml"),
     ],
 )
 def test_a_row_that_is_not_supported_is_refused_by_itself(
