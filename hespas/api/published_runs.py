@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from hespas.graph import Diagnostics
     from hespas.validators.league.document import League
+    from hespas.validators.league.fit import Factor
     from hespas.validators.league.judged import Calibration
+    from hespas.validators.league.predict import LeagueRow
 
 __all__ = ["FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"]
 
@@ -92,7 +94,25 @@ def league(
         Path(table), estimator=estimator, jobs=jobs, progress=progress, diagnostics=diagnostics
     )
     mode: Calibration = calibrate if factors is None else "factors"
+    if known and diagnostics is not None:
+        _say_without_factors(rows, known, str(factors), diagnostics)
     return LeagueReport(league_of(str(table), rows, mode, known, estimator=estimator))
+
+
+def _say_without_factors(
+    rows: Sequence[LeagueRow], factors: Sequence[Factor], path: str, diagnostics: Diagnostics
+) -> None:
+    """Rows that no factor is of are findings: they stay as they are predicted."""
+    of = {(each.source, each.accelerator) for each in factors}
+    missed = [row for row in rows if (row.cells.get("source", ""), row.cells["accelerator"]) not in of]
+    if missed:
+        names = sorted({" on ".join(pair) for pair in of})
+        diagnostics.warning(
+            "league.no-factors",
+            path,
+            f"no factor is of their source and accelerator, they stay as they are: it has {', '.join(names)}",
+            count=len(missed),
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

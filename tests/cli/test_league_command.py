@@ -556,6 +556,7 @@ def test_factors_of_a_site_are_applied_to_runs_that_nobody_measured(tmp_path: Pa
     assert run("league", "--table", new, "--json", plain, "--jobs", "1").exit_code == 0
     done = run("league", "--table", new, "--factors", factors, "--json", own, "--jobs", "1")
     assert done.exit_code == 0, done.output
+    assert "no factor is of their source and accelerator" in done.stderr
     before, after = (cast("list[dict[str, float]]", valid(path, "league")["rows"]) for path in (plain, own))
     stated = cast("list[dict[str, float]]", json.loads(factors.read_text())["factors"])
     products = next(each for each in stated if cast("str", each["component"]) == "products")

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import inf, isclose, nan
 from multiprocessing import get_context
-from os import getpid
+from os import cpu_count, getpid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -237,7 +237,8 @@ def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator
         yield from zip(places, map(_predicted, tasks), strict=True)
         return
     context = get_context("spawn")
-    with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, (getpid(),)) as pool:
+    workers = min(jobs, len(tasks), cpu_count() or 1)
+    with safe_spawning(), ProcessPoolExecutor(workers, context, die_with_parent, (getpid(),)) as pool:
         of = {pool.submit(_predicted, task): place for task, place in zip(tasks, places, strict=True)}
         try:  # as they come, so that an interrupted run has kept all that was done
             for done in as_completed(of):
