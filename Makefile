@@ -49,7 +49,7 @@ demo: $(VENV)/.installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh fixtures/demo.sh demo-out
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
