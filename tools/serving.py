@@ -56,7 +56,7 @@ one run told others of the stack's deployments. `stack` has no parameters of dep
 | calibration | runs | n | TTFT | TPOT | tokens/s | missed by, in points |
 |---|---|---|---|---|---|---|"""
 _MISSES = """
-What is known of the misses:
+What is known of errors that are left:
 
 - `InferenceMAX before 2026-01-21` measured from the first request on: what a server compiles at the first
   prompts of some shape is part of its mean TTFT (SGLang with DeepSeek most of all). It is not
