@@ -48,7 +48,8 @@ _TARGET = """
 Medians of absolute errors. Targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and {tokens_per_s:.0%} (tokens/s)
 with one calibrated run of each deployment (device, framework, release, model, precision): by itself
 (`one-per-deployment`), or beside what all of a stack's runs say (`stack-and-one`), where it counts as far as
-one run told others of the stack's deployments. `stack` has no parameters of deployments,
+one run told others of the stack's deployments. A stack is a device, a framework, and of mixtures the format
+of their experts, whose kernels are others. `stack` has no parameters of deployments,
 `stack-and-deployment` has them from all runs of each that may be fitted on: more than the targets allow.
 
 {predicted} of {wanted} rows are predicted; why others are not is told below.

@@ -19,6 +19,7 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.hardware.peaks import peak_for
+from hespas.hardware.training_file import training_shares
 
 
 def graph(precision: str = "bf16", seq: int = 4096) -> OpGraph:
@@ -95,7 +96,10 @@ def test_attention_is_faster_in_a_newer_library() -> None:
 def test_scales_of_blocks_cost_something() -> None:
     device = load_device("B200-SXM")
     one, many = (float(np.median(rates(precision, device))) for precision in ("fp8-current", "mxfp8"))
-    assert many == pytest.approx(0.9 * one, rel=0.01)
+    share = training_shares(device).products_of(8)
+    assert share is not None
+    assert many == pytest.approx(share.of_blocks * one, rel=0.01)
+    assert many < one
 
 
 def test_a_power_limit_and_another_memory_slow_what_they_limit() -> None:

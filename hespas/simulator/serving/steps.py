@@ -38,9 +38,7 @@ __all__ = [
 _DECODED, _PROMPTED = 256.0, 2048.0
 """Steps of so few tokens run the kernels of decoding, of so many those of prompts."""
 SHARES = ("products", "experts", "attention", "collectives", "others")
-"""What the time of a step is made of. Products of experts are grouped and run on kernels of their own: they
-are as efficient as products where they decode.
-"""
+"""What the time of a step is made of. Products of experts are grouped and run on kernels of their own."""
 
 
 class StepGrids(Protocol):

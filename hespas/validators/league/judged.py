@@ -182,30 +182,29 @@ class _Said:
 
 
 def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _Said:
-    groups, nobody = np.array(_groups(facts)), np.zeros(len(facts), np.bool_)
+    groups, calibrating = np.array(_groups(facts)), np.zeros(len(facts), np.bool_)
     measured = ~np.isnan(facts.log_error)
     if calibrate == "factors":
         stated = applied(facts, factors)
         wide = _NORMAL * stated.deviation
-        return _Said(stated.mean, -wide, wide, nobody)
+        return _Said(stated.mean, -wide, wide, calibrating)
     if calibrate == "leave-group-out":
         return _left_out(facts, groups, measured)
     mean, deviation = np.zeros(len(facts)), np.ones(len(facts))
     if calibrate == "one-per-accelerator":
         covariance = facts.covariance()
-        chosen = nobody.copy()
-        chosen[central_rows(covariance, facts, measured)] = True
-        nobody = chosen & measured
-        said = fitted(covariance, facts, nobody).of(np.ones(len(facts), np.bool_))
+        calibrating[central_rows(covariance, facts, measured)] = True
+        calibrating &= measured
+        said = fitted(covariance, facts, calibrating).of(np.ones(len(facts), np.bool_))
         mean, deviation = said.mean, said.deviation
     low, high = np.zeros((2, len(facts)))
     left, sources = facts.log_error - mean, np.array(facts.keys["source"])
     for group in np.unique(groups):
         mine = groups == group
-        others = measured & ~nobody & ~mine
+        others = measured & ~calibrating & ~mine
         own = sources[others] == sources[mine][0]
         low[mine], high[mine] = _interval(left[others], deviation[others], own, deviation[mine])
-    return _Said(mean, low, high, nobody)
+    return _Said(mean, low, high, calibrating)
 
 
 def _left_out(facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], measured: BoolArray) -> _Said:
