@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CAPTURE := .venv-capture
-JOBS ?= 2
+JOBS ?= auto --maxprocesses 4
 
 .PHONY: demo test test-slow test-capture fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help

@@ -55,7 +55,7 @@ __all__ = [
 
 class _Heard:
     """Whether a signal has asked the command to end. Libraries drop what a handler raises while they look up
-    an attribute (NumPy does), so that raising alone might not end it.
+    an attribute, or make another error of it (NumPy does both), so that raising alone might not end it.
     """
 
     interrupt = False
@@ -199,19 +199,25 @@ def command_line(
         known = error if isinstance(error, HespasError) else _too_much(source)
         raise typer.Exit(_ended_by(known)) from error
     except KeyboardInterrupt as error:
-        say("interrupted: nothing was left half-written")
-        raise typer.Exit(130) from error
+        raise _interrupted() from error
     except BrokenPipeError as error:
         _give_up(sys.stdout)
         raise typer.Exit(0) from error
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
+        if _Heard.interrupt:
+            raise _interrupted() from error
         if debug:
             raise
         raise typer.Exit(_unforeseen(error, source, reads, (*documents, *writes))) from error
     finally:
         _RESULT_ON_OUTPUT.reset(before)
+
+
+def _interrupted() -> typer.Exit:
+    say("interrupted: nothing was left half-written")
+    return typer.Exit(130)
 
 
 def _ended_by(error: HespasError) -> int:

@@ -245,9 +245,10 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
     pytest.fail("no writer has heeded the signal")
 
 
+@pytest.mark.parametrize("makes_of_it", ["return done", "raise TypeError('of a library')"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, makes_of_it: str, tmp_path: Path
 ) -> None:
     dropping = (
         "import os, signal\n"
@@ -262,7 +263,7 @@ def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
         f"        os.kill(os.getpid(), {int(number)})\n"
         "        while True: pass\n"
         "    except KeyboardInterrupt:\n"
-        "        return done\n"
+        f"        {makes_of_it}\n"
         "api.convert = dropped\n"
         "main()\n"
     )
