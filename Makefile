@@ -11,7 +11,8 @@ JOBS ?= auto --maxprocesses 4
 help:
 	@echo "make demo       a recorded step predicted and compared, what-if on other devices, traces for a simulator"
 	@echo "make test       the tests"
-	@echo "make test-slow  the long suites: fuzzing, a million nodes, the commands of every document"
+	@echo "make test-slow  the long suites: fuzzing, a million nodes, the commands of every document, and the"
+	@echo "                cases of long lists (tests/sweeps.py) of which make test takes a few"
 	@echo "make test-capture  captures of models of PyTorch, Flax and Equinox, installed in .venv-capture (2 GB)"
 	@echo "make fuzz       wrong fields and damaged bytes to every reader, killed writers: COUNT=2000 of each to each"
 	@echo "                reader, about 20 minutes of CPU time (COUNT=50000: 8 hours)"

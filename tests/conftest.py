@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 from hypothesis import settings
 
@@ -11,6 +13,17 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# A busy machine takes its time: no test fails for that.
-settings.register_profile("untimed", deadline=None)
+# Commands run in processes of their own, hundreds of them: where the environment forbids to keep compiled
+# modules, each would compile the package anew, which takes longer than most commands do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# A busy machine takes its time: no test fails for that. Every run draws other examples, so that a few do.
+settings.register_profile("untimed", deadline=None, max_examples=40)
 settings.load_profile("untimed")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: a collection of garbage need not walk ten thousand tests."""
+    gc.collect()
+    gc.freeze()

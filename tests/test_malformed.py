@@ -29,10 +29,11 @@ from tests.malformed_inputs import (
     json_chain,
     mlir_chain,
 )
+from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")
 
-CUTS = 50
+CUTS, MANY_CUTS = 15, 50
 
 
 @pytest.fixture
@@ -73,10 +74,10 @@ def _is_still_sound(name: str, data: bytes, cut: int) -> bool:
     return not data[cut:].strip(b"\0 \r\n")
 
 
-def _check_cuts(command: Command, name: str, data: bytes) -> None:
-    """Cut at 50 random places, the same in every run."""
+def _check_cuts(command: Command, name: str, data: bytes, cuts: int = MANY_CUTS) -> None:
+    """Cut at random places, the same in every run."""
     wrong: dict[int, tuple[list[str], str]] = {}
-    for cut in random.Random(name).sample(range(1, len(data)), min(CUTS, len(data) - 1)):
+    for cut in random.Random(name).sample(range(1, len(data)), min(cuts, len(data) - 1)):
         source = command.source(name, data[:cut])
         outcome = command.run(source)
         complaints = outcome.complaints(source)
@@ -88,11 +89,11 @@ def _check_cuts(command: Command, name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_truncated_fixtures(command: Command, name: str) -> None:
-    _check_cuts(command, Path(name).name, (FIXTURES / name).read_bytes())
+    _check_cuts(command, Path(name).name, (FIXTURES / name).read_bytes(), CUTS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALL if name not in SMALL])
+@pytest.mark.parametrize("name", ALL)
 def test_all_truncated_fixtures(command: Command, name: str) -> None:
     _check_cuts(command, Path(name).name, (FIXTURES / name).read_bytes())
 
@@ -113,12 +114,12 @@ def _own(folder: Path, name: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["mlp.json", "mlp.arrow", "ring.et", "ring.et.gz"])
 def test_truncated_outputs(command: Command, name: str) -> None:
-    _check_cuts(command, f"cut {name}", _own(command.folder, name))
+    _check_cuts(command, f"cut {name}", _own(command.folder, name), CUTS)
 
 
 @pytest.mark.parametrize("name", ["mlp.json", "mlp.arrow"])
 def test_truncated_packed_outputs(command: Command, name: str) -> None:
-    _check_cuts(command, f"{name}.gz", gzip.compress(_own(command.folder, name), mtime=0))
+    _check_cuts(command, f"{name}.gz", gzip.compress(_own(command.folder, name), mtime=0), CUTS)
 
 
 @pytest.mark.slow
@@ -133,7 +134,7 @@ def test_all_truncated_outputs(command: Command, name: str, suffix: str) -> None
 # --- junk and wrong formats
 
 
-@pytest.mark.parametrize("name", JUNK)
+@pytest.mark.parametrize("name", swept(JUNK, 12))
 def test_junk(command: Command, name: str) -> None:
     """Under a name that tells nothing, under that of each format, and where each format is forced."""
     for suffix in (".bin", *SUFFIX.values()):

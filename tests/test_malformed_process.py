@@ -164,7 +164,7 @@ def _fixture(name: str) -> bytes:
 
 @pytest.mark.parametrize("name", _TEXTS)
 def test_damaged_programs(command: Command, name: str) -> None:
-    _check_damage(command, name, _fixture(name), 100)
+    _check_damage(command, name, _fixture(name), 40)
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_a_byte_of_no_encoding_in_a_name_is_kept(command: Command) -> None:
 def test_damaged_outputs(command: Command, name: str) -> None:
     options = ["--ranks", "0"] if name == "et" else []
     whole = command.folder / f"whole.{name}"
-    _check_damage(command, name, convert_own("hlo/pipeline_ring.hlo.txt", whole, *options), 100)
+    _check_damage(command, name, convert_own("hlo/pipeline_ring.hlo.txt", whole, *options), 40)
 
 
 # --- standard input, folders, and what is no file

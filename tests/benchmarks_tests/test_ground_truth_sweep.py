@@ -26,6 +26,7 @@ from hespas.hardware import load_device, write_device
 from hespas.hardware.measure import cpu_name
 from hespas.measurements import read_measurements
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ONLY = ("models", "gemm", "attention", "conv", "elementwise", "collectives")
 REPEATS = 3

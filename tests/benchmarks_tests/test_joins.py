@@ -10,6 +10,7 @@ import pytest
 
 from hespas import api
 from hespas.graph import Profile
+from tests.sweeps import swept
 
 pytest.importorskip("jax")
 
@@ -34,7 +35,7 @@ def _profile(folder: Path) -> Profile:
     return profile
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", swept(PROGRAMS, 2))
 def test_plain_text_joins_to_its_own_profile(recorded: Path, name: str) -> None:
     profile = _profile(recorded / name)
     plain = api.join_profile((recorded / name / "plain.mlir").read_bytes(), profile)

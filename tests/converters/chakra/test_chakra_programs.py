@@ -13,6 +13,7 @@ from hespas.converters.chakra.wire.codec import read_columns
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.schemas.chakra.tables import NodeType
 from hespas.validators.checker import check
+from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")  # reads the programs
 
@@ -37,7 +38,9 @@ def test_there_are_programs() -> None:
     assert len(_PROGRAMS) > 70
 
 
-@pytest.mark.parametrize("program", _PROGRAMS, ids=[f"{path.parent.name}/{path.name}" for path in _PROGRAMS])
+@pytest.mark.parametrize(
+    "program", swept(_PROGRAMS, 16), ids=[f"{path.parent.name}/{path.name}" for path in _PROGRAMS]
+)
 def test_converted_traces_can_be_simulated(program: Path, tmp_path: Path) -> None:
     convert(program, tmp_path / "out", target_format="chakra", hardware=_HARDWARE)
     assert _errors(tmp_path / "out") == []

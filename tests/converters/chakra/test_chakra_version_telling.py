@@ -92,7 +92,7 @@ def _programs(draw: st.DrawFn, version: str) -> list[Logical]:
 
 _SETTINGS = settings(
     deadline=None,
-    max_examples=20,
+    max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -86,14 +86,21 @@ class GraphMaker:
     def types(self) -> TensorTypes:
         count = int(self.rng.integers(1, 9))
         lengths = self.rng.integers(0, 4, count)
-        return TensorTypes(
+        bytes_of_rows = self.costs(count).tolist()
+        made = TensorTypes(
             dtype=self.rng.integers(-1, len(DTYPES), count).astype(np.int16),
             dim_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             dims=self.rng.integers(-1, 5, int(lengths.sum())).astype(np.int64),
-            bytes=self.costs(count),
+            bytes=np.zeros(count),
             bounded=self.rng.random(count) < 0.5,
             encoding=self.ints(0, len(_TEXTS), count),
         )
+        sizes: dict[tuple[object, ...], float] = {}
+        for row in range(count):  # the same type twice has one size, or the graph is none that is read
+            encoding = _TEXTS[int(made.encoding[row])]
+            key = (int(made.dtype[row]), made.shape(row), bool(made.bounded[row]), encoding)
+            bytes_of_rows[row] = sizes.setdefault(key, bytes_of_rows[row])
+        return replace(made, bytes=np.array(bytes_of_rows))
 
     def collectives(self) -> CollectiveTable:
         node = self.some_nodes()

@@ -23,6 +23,7 @@ from tests.converters.stablehlo.replays import (
     write_bytes,
     xla_flops,
 )
+from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")
 
@@ -68,7 +69,7 @@ def _summed(graph: OpGraph) -> float:
     )
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
 def test_a_replay_says_that_it_is_one_and_what_is_missing(path: Path) -> None:
     flat, text, _, found = _replayed(path)
     assert text.startswith("// A replay")
@@ -80,7 +81,7 @@ def test_a_replay_says_that_it_is_one_and_what_is_missing(path: Path) -> None:
             assert f'"{what}: {count}"' in text
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
 def test_collectives_keep_kind_bytes_and_groups(path: Path) -> None:
     flat, _, again, found = _replayed(path)
     if "stablehlo.substituted" in found.counts():
@@ -102,7 +103,7 @@ def _groups(graph: OpGraph, row: int) -> list[list[int]]:
     return sorted(group.tolist() for group in graph.group_sets[row]) if row >= 0 else []
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
 def test_messages_keep_pairs_and_bytes(path: Path) -> None:
     flat, _, again, _ = _replayed(path)
 
@@ -116,7 +117,7 @@ def test_messages_keep_pairs_and_bytes(path: Path) -> None:
     assert messages(again) == messages(flat)
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
 def test_xla_counts_the_flops_of_the_graph(path: Path) -> None:
     flat, text, _, _ = _replayed(path)
     found = xla_flops(text)
@@ -128,7 +129,9 @@ def test_xla_counts_the_flops_of_the_graph(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in PROGRAMS if not path.name.startswith("hand_loops")], ids=lambda path: path.name
+    "path",
+    swept([path for path in PROGRAMS if not path.name.startswith("hand_loops")], 24),
+    ids=lambda path: path.name,
 )
 def test_what_waited_still_waits(path: Path) -> None:
     """For each dependency there is a path between what the two operations became."""
@@ -188,7 +191,7 @@ def _requirements(graph: OpGraph) -> list[list[tuple[int, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
 def test_nothing_is_left_for_xla_to_drop(path: Path) -> None:
     """Every operation of the replay is needed for a result of the program."""
     _, text, again, _ = _replayed(path)
@@ -200,7 +203,7 @@ def test_nothing_is_left_for_xla_to_drop(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SHARED_PROGRAMS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", swept(SHARED_PROGRAMS, 4), ids=lambda path: path.name)
 def test_shared_programs_have_replays_of_as_many_flops(path: Path) -> None:
     flat, text, _, _ = _replayed(path)
     assert xla_flops(text) == pytest.approx(_known_flops(flat) + _summed(flat), rel=0.01)

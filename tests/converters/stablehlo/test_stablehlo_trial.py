@@ -149,7 +149,7 @@ HUNGRY = {
     + "module { func.func @main(%a: !f40) -> !f40 { return %a : !f40 } }",
 }
 """Their memory ends within the bindings, each somewhere else."""
-_QUICK = {"callsite of f", "sharding of arrays"}
+_QUICK = {"callsite-bytecode", "tuple-24", "dimension-number", "array", "callsite of f"}
 _COMMAND = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (12 * 10**8, 12 * 10**8))
@@ -171,7 +171,13 @@ def refuse(path: Path, status: int, message: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
-@pytest.mark.parametrize(("text", "is_bytecode", "status", "message"), BOMBS.values(), ids=BOMBS)
+@pytest.mark.parametrize(
+    ("text", "is_bytecode", "status", "message"),
+    [
+        pytest.param(*bomb, id=name, marks=() if name in _QUICK else pytest.mark.slow)
+        for name, bomb in BOMBS.items()
+    ],
+)
 def test_a_small_program_takes_neither_gigabytes_nor_minutes(
     text: str, is_bytecode: bool, status: int, message: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hespas.graph import CollectiveKind, OpClass, OpGraph, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import totals
 from tests.generators.llm.small_models import DENSE, MIXTURE, calls, product_flops, step
+from tests.sweeps import swept
 
 RING = Layout(cp=4, ring_attention=True)
 EXCHANGE = Layout(cp=4, context_all_to_all=True)
@@ -102,9 +104,17 @@ def test_heads_of_keys_go_to_several_ranks_where_they_are_fewer() -> None:
     assert product_flops(spread) == product_flops(alone)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "qkv", "full"])
-@pytest.mark.parametrize("layout", [EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)])
-@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    ("model", "layout", "recompute"),
+    swept(
+        product(
+            (DENSE, MIXTURE),
+            (EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)),
+            ("none", "selective", "qkv", "full"),
+        ),
+        7,
+    ),
+)
 def test_steps_with_context_ranks_run(model: Model, layout: Layout, recompute: str) -> None:
     workload = step(model, layout, recompute=recompute_of(recompute))
     assert hespas.check(workload, profile="astra-sim").valid

@@ -57,6 +57,14 @@ HABITS: Mapping[str, tuple[Any, ...]] = {
 }
 """What frameworks do in one way or another, beside the degrees."""
 
+DEGREES: Mapping[str, tuple[int, ...]] = {"tp": (1, 2, 8), "cp": (1, 2, 4), "pp": (1, 2, 4), "ep": (1, 4, 16)}
+CHOICES: Mapping[str, tuple[Any, ...]] = {**HABITS, **DEGREES}
+TRAITS = {
+    trait: number
+    for number, trait in enumerate((name, value) for name, values in CHOICES.items() for value in values)
+}
+"""Numbers of all that a step can be."""
+
 Habits = Mapping[str, Any]
 _DRAWS = 60
 
@@ -71,8 +79,10 @@ class Mix:
     traits: frozenset[tuple[str, Any]]
 
     @property
-    def pairs(self) -> set[frozenset[tuple[str, Any]]]:
-        return {frozenset(pair) for pair in combinations(self.traits, 2)}
+    def pairs(self) -> int:
+        """The pairs of its traits, a bit each: thousands of mixes are compared by what is new in them."""
+        traits = sum(1 << TRAITS[each] for each in self.traits)
+        return sum(traits << (TRAITS[each] * len(TRAITS)) for each in self.traits)
 
 
 def mix(degrees: Habits, habits: Habits) -> Mix:
@@ -123,21 +133,23 @@ def chosen(ranks: int) -> Iterator[Mix]:
     the most pairs that were not there before. Degrees that break a rule with all of them are left out.
     """
     chance = Random(ranks)
-    seen: set[frozenset[tuple[str, Any]]] = set()
-    for tp, cp, pp, ep in product((1, 2, 8), (1, 2, 4), (1, 2, 4), (1, 4, 16)):
+    seen = 0
+    for tp, cp, pp, ep in product(*DEGREES.values()):
         if ranks % (tp * cp * pp):
             continue
         degrees = {"dp": ranks // (tp * cp * pp), "tp": tp, "cp": cp, "pp": pp, "ep": ep}
         found: list[Mix] = []
         for _ in range(100 * _DRAWS):
             habits = {name: values[int(chance.random() * len(values))] for name, values in HABITS.items()}
+            if is_idle(degrees, habits):
+                continue
             made = mix(degrees, habits)
-            if not is_idle(degrees, habits) and not any(broken_rules(made.model, made.layout, made.training)):
+            if not any(broken_rules(made.model, made.layout, made.training)):
                 found.append(made)
             if len(found) == _DRAWS:
                 break
         if found:
-            best = max(found, key=lambda each: len(each.pairs - seen))
+            best = max(found, key=lambda each: (each.pairs & ~seen).bit_count())
             seen |= best.pairs
             yield best
 
@@ -167,13 +179,13 @@ IMPOSSIBLE = {
 
 
 def test_traits_meet_in_pairs() -> None:
-    traits = {**HABITS, "tp": (1, 2, 8), "cp": (1, 2, 4), "pp": (1, 2, 4), "ep": (1, 4, 16)}
     every = {
         frozenset(((one, first), (other, second)))
-        for one, other in combinations(traits, 2)
-        for first, second in product(traits[one], traits[other])
+        for one, other in combinations(CHOICES, 2)
+        for first, second in product(CHOICES[one], CHOICES[other])
     }
-    met = {pair for ranks in (64, 256) for each in mixes(ranks) for pair in each.pairs}
+    made = [each for ranks in (64, 256) for each in mixes(ranks)]
+    met = {frozenset(pair) for each in made for pair in combinations(each.traits, 2)}
     assert every - met == IMPOSSIBLE
 
 
@@ -194,6 +206,6 @@ def test_every_mix_is_valid_and_runs(ranks: int) -> None:
         runs(made)
 
 
-@pytest.mark.parametrize("place", [3, 17, 31, 44, 58])
+@pytest.mark.parametrize("place", [3, 31, 58])
 def test_some_mixes_are_valid_and_run(place: int) -> None:
     runs(mixes(64)[place])

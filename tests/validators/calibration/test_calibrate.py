@@ -92,6 +92,7 @@ def test_rows_kept_for_testing_never_enter(short: Measurements) -> None:
     assert device_to_toml(done(poisoned(short, "calib")).device) != first
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_file(short: Measurements) -> None:
     one, same = (device_to_toml(done(short, seed=3).device) for _ in range(2))
     assert one == same
@@ -152,6 +153,7 @@ def test_a_device_is_predicted_by_the_others(table: Measurements) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     short: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +191,7 @@ def test_what_is_kept_is_told_by_its_content(short: Measurements, tmp_path: Path
     assert len(list(memory.folder.glob("*.toml"))) == 3
 
 
+@pytest.mark.slow
 def test_earlier_fits_of_other_classes_stay(table: Measurements) -> None:
     vectors_only = table.take(table.ops.kind.where("vector"))
     first = done(table)

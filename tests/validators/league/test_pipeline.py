@@ -19,6 +19,7 @@ from hespas.hardware import load_device, load_system
 from hespas.simulator.job import JobScheduler
 from hespas.validators.league import runs
 from hespas.validators.league.pipeline import Schedule, step_span
+from tests.sweeps import swept
 from tests.validators.league.small_stages import PIPELINE, PRODUCTS, plain_stage, scale
 
 F, B = 10.0, 20.0
@@ -69,19 +70,22 @@ _CLOSE = 4e-3
 
 @pytest.mark.parametrize(
     ("name", "layout", "more", "most"),
-    [
-        ("Llama-3-8B", Layout(dp=8, zero=3), {}, 1e-9),
-        ("Llama-3-8B", Layout(dp=8, zero=1), {"precision": precision_of("fp8-current")}, 1e-9),
-        ("Llama-3-8B", Layout(dp=4, tp=2, zero=1), {}, 1e-6),
-        ("Llama-3-8B", Layout(tp=8, zero=1), {}, 2e-4),
-        ("Llama-3-8B", Layout(dp=2, tp=2, cp=2, zero=1), {}, 1e-6),
-        ("Llama-3-8B", Layout(dp=2, pp=4, zero=0), {}, 1e-6),
-        ("Llama-3-8B", Layout(dp=2, pp=4, zero=1), {}, _CLOSE),
-        ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, zero=1), {}, _CLOSE),
-        ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, vp=2, zero=1), {"schedule": "interleaved"}, _CLOSE),
-        ("Qwen3-30B-A3B", Layout(dp=8, ep=8, zero=1), {}, 1e-9),
-        ("Qwen3-30B-A3B", Layout(dp=4, ep=4, pp=2, zero=1), {}, _CLOSE),
-    ],
+    swept(
+        [
+            ("Llama-3-8B", Layout(dp=8, zero=3), {}, 1e-9),
+            ("Llama-3-8B", Layout(dp=8, zero=1), {"precision": precision_of("fp8-current")}, 1e-9),
+            ("Llama-3-8B", Layout(dp=4, tp=2, zero=1), {}, 1e-6),
+            ("Llama-3-8B", Layout(tp=8, zero=1), {}, 2e-4),
+            ("Llama-3-8B", Layout(dp=2, tp=2, cp=2, zero=1), {}, 1e-6),
+            ("Llama-3-8B", Layout(dp=2, pp=4, zero=0), {}, 1e-6),
+            ("Llama-3-8B", Layout(dp=2, pp=4, zero=1), {}, _CLOSE),
+            ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, zero=1), {}, _CLOSE),
+            ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, vp=2, zero=1), {"schedule": "interleaved"}, _CLOSE),
+            ("Qwen3-30B-A3B", Layout(dp=8, ep=8, zero=1), {}, 1e-9),
+            ("Qwen3-30B-A3B", Layout(dp=4, ep=4, pp=2, zero=1), {}, _CLOSE),
+        ],
+        4,
+    ),
 )
 def test_the_simulator_says_the_same_of_the_job(
     name: str, layout: Layout, more: dict[str, Any], most: float
