@@ -34,6 +34,8 @@ _HEAVY = (int(OpClass.CONTRACTION), int(OpClass.ATTENTION))
 _ELSEWHERE = (int(OpClass.COLLECTIVE), int(OpClass.P2P), int(OpClass.HOST))
 _WHOLE_HEAD = 128
 """Of narrower heads libraries reach less."""
+_LEAST = 0.01
+"""Of the memory's bandwidth: no change of clock or part is as large as that, a slip of units is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,13 @@ class Training:
             )
         if self.base.partition(":")[0] == "training":
             raise UsageError("training: its base is training itself", hint="name another: base=composite")
-        if not (self.power_w >= 0 and self.bandwidth > 0):
-            raise UsageError("training: power_w and bandwidth are positive", hint="leave them out")
+        if self.power_w != 0 and not self.power_w >= 1:
+            raise UsageError("training: power_w is below 1 W", hint="leave it out: the device file's counts")
+        if not _LEAST <= self.bandwidth <= 1 / _LEAST:
+            raise UsageError(
+                f"training: bandwidth is a share of the device file's, of {_LEAST:g} to {1 / _LEAST:g}",
+                hint="leave it out: the device file's counts",
+            )
         object.__setattr__(self, "_model", for_job(load_estimator(self.base), self.num_ranks))
 
     @property

@@ -132,6 +132,10 @@ def test_an_estimate_says_who_said_what_and_keeps_its_intervals_around_it() -> N
 
 
 def test_options_that_cannot_be() -> None:
-    for spelling in ("training:attention=flash9", "training:base=training", "training:bandwidth=0"):
+    for spelling in (
+        *("training:attention=flash9", "training:base=training"),
+        *(f"training:power_w={each}" for each in ("-1", "1e-3", "nan")),
+        *(f"training:bandwidth={each}" for each in ("0", "1e-300", "900", "nan")),
+    ):
         with pytest.raises(UsageError, match="training"):
             load_estimator(spelling)

@@ -51,7 +51,7 @@ def model_in_table(table: Path, name: str) -> Model | None:
     ``UnsupportedError`` where its row does not say all that a model needs, ``FormatError`` for cells that
     are no numbers.
     """
-    if not table.is_file():
+    if not table.exists():
         return None
     try:
         text = read_document(table, limits().report_bytes, "a table of models").decode("utf-8-sig")

@@ -80,12 +80,15 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
             )  # fmt: skip
         _check_header(reader.fieldnames or (), table)
         for number, row in enumerate(reader):
-            if any(row.pop(None, ())):
+            beyond = any(row.pop(None, ()))
+            if beyond or None in row.values():
                 raise FormatError(
-                    "more cells than the header", path=str(table), position=f"row {number}",
-                    hint="quote cells with commas in them; rows count from 0, below the header",
+                    f"{'more' if beyond else 'fewer'} cells than the header", path=str(table),
+                    position=f"row {number}",
+                    hint="quote cells with commas in them, leave cells empty but not out; rows count from 0, "
+                    "below the header",
                 )  # fmt: skip
-            yield {name: value or "" for name, value in row.items()}
+            yield row
     except FormatError as error:
         if error.position:
             raise

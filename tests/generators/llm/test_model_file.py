@@ -280,6 +280,8 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert model_parameters(made) == 2 * (4 * 64**2 + 3 * 64 * 256 + 2 * 64) + 100 * 64 + 64
     assert model_in_table(table, "other") is None
     assert model_in_table(tmp_path / "nowhere.csv", "mine") is None
+    with pytest.raises(FormatError, match="directory"):
+        model_in_table(tmp_path, "mine")
     with pytest.raises(UnsupportedError, match="'half' is not known: ffn, vocab not stated"):
         model_in_table(table, "half")
     table.write_text(text.replace(",256,", ",wide,"), encoding="utf-8")

@@ -339,6 +339,11 @@ def test_rows_and_columns_that_may_be_shifted_are_refused(tmp_path: Path) -> Non
     text = table(tmp_path, {}).read_text()
     runs.write_text("".join(f"{line},\n" for line in text.splitlines()))  # a comma ends each line
     assert row_of(runs, 0, Diagnostics()).training.seq > 0
+    head, row = text.splitlines()
+    runs.write_text(f"{head}\n{row.rpartition(',')[0]}\n")
+    with pytest.raises(FormatError, match="fewer cells than the header") as caught:
+        row_of(runs, 0, Diagnostics())
+    assert caught.value.position == "row 0"
     runs.write_text("".join(f"seq_len,{line}\n" for line in text.splitlines()))
     with pytest.raises(FormatError, match="two columns seq_len"):
         row_of(runs, 0, Diagnostics())
