@@ -33,10 +33,23 @@ from tests.fuzzing.readings import kept_readings
 __all__ = ["DEVICES", "ESTIMATORS", "Judged", "on_value"]
 
 LEAST_SECONDS, BYTES_PER_SECOND = 2.0, 50_000
-"""Each stage may take 2 s of the processor for each 100 kB of input, and at least 2 s."""
+"""Each stage may take 2 s of the processor for each 100 kB of input, at least 2 s, times :func:`pace`."""
 
 START_SECONDS = 2.0
 """A process that starts within a stage imports its parser first."""
+
+_LOOPS, _LOOP_S = 300_000, 55e-9
+
+
+@cache
+def pace() -> float:
+    """How many times as long as where these bounds were chosen this machine takes, at least once: shared
+    machines differ threefold, what is slow on any of them by more.
+    """
+    begun = process_time()
+    sum(each * each for each in range(_LOOPS))
+    return max(1.0, (process_time() - begun) / (_LOOPS * _LOOP_S))
+
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -97,7 +110,7 @@ class _Children:
     def taken_until(self, later: _Children) -> float:
         """What was taken since, without the start of a process: a new one, or one that came and went."""
         fresh = len(later.living - self.living) or (0 if later.living else 1)
-        return later.cpu_s - self.cpu_s - fresh * START_SECONDS
+        return later.cpu_s - self.cpu_s - fresh * START_SECONDS * pace()
 
 
 def _children() -> list[int]:
@@ -161,7 +174,7 @@ class Judged:
         """Do ``work``. No alarm is left behind, however it ends. What processes take that contain parsers is
         added up behind it: no alarm hears of that.
         """
-        allowed = max(LEAST_SECONDS, self.size / BYTES_PER_SECOND)
+        allowed = max(LEAST_SECONDS, self.size / BYTES_PER_SECOND) * pace()
         before, own = _Children.now(), process_time()
         signal.signal(signal.SIGPROF, _slow)
         try:

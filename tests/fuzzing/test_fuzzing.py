@@ -152,7 +152,7 @@ for line in sys.stdin:
 def test_what_another_process_takes_counts(
     seconds: str, found: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(stages, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(stages, "LEAST_SECONDS", 0.2 / stages.pace())
     judged = Judged(0, tmp_path / "out")
     with subprocess.Popen(
         [sys.executable, "-I", "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -95,7 +95,10 @@ def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
 @pytest.mark.slow
 @needs_distributed
 def test_an_address_without_a_scheduler_is_told(tmp_path: Path) -> None:
-    options = WriteOptions(cluster="nonsense://127.0.0.1")
-    with pytest.raises(UsageError, match="no scheduler answers"):
-        hespas.write(job(), tmp_path / "out", format="chakra", options=options)
+    for address, told in (
+        ("nonsense://127.0.0.1", "is no address of a scheduler"),
+        ("tcp://127.0.0.1:1", "no scheduler answers"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            hespas.write(job(), tmp_path / "out", format="chakra", options=WriteOptions(cluster=address))
     assert list(tmp_path.iterdir()) == []
