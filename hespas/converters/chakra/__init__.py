@@ -62,6 +62,7 @@ _LOSSES = {
     "chakra.waits": _NODES,
     "chakra.collective-as-work": ("kind", "collectives"),
     "chakra.rounded-counts": _COSTS,
+    "chakra.rounded-sizes": ("collectives", "p2p"),
     "chakra.unknown-collective": ("collectives",),
     "chakra.process-groups": ("collectives",),
     "chakra.unknown-message": ("p2p",),

@@ -325,6 +325,8 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
             "those read without those written",
             count=_broken_counts(graph),
         )
+        message = "bytes of collectives or messages are rounded to whole numbers, or left out: too large"
+        diagnostics.info("chakra.rounded-sizes", graph.name, message, count=_broken_sizes(graph))
         times = graph.duration_ns
         fractions = (times >= 0) & (times < LONGEST_NS) & (times != np.floor(times))
         message = "times are in whole nanoseconds; sums along a stream stay right"
@@ -360,6 +362,15 @@ def _broken_counts(graph: OpGraph) -> int:
     return int(
         (broken | _differ(graph.bytes_written, written) | _differ(graph.bytes_read, moved - written)).sum()
     )
+
+
+def _broken_sizes(graph: OpGraph) -> int:
+    """Collectives and messages of which a size is another one, or unknown, when it is read again."""
+    sent, passed = graph.collectives, graph.p2p.comm_bytes
+    broken = np.zeros(len(sent), np.bool_)
+    for size in (sent.comm_bytes, sent.operand_bytes, sent.result_bytes):
+        broken |= _differ(size, _stated(size))
+    return int(broken.sum()) + int(_differ(passed, _stated(passed)).sum())
 
 
 def _stated(count: FloatArray) -> FloatArray:
