@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,9 +18,10 @@ def swept(cases: Iterable[Any], quick: int) -> list[Any]:
     listed = list(cases)
     chosen = {place * len(listed) // quick for place in range(quick)}
     return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=() if place in chosen else pytest.mark.slow,
-        )
+        pytest.param(*_values(case), marks=() if place in chosen else pytest.mark.slow)
         for place, case in enumerate(listed)
     ]
+
+
+def _values(case: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", case) if isinstance(case, tuple) else (case,)
