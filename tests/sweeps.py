@@ -18,10 +18,9 @@ def swept(cases: Iterable[Any], quick: int) -> list[Any]:
     listed = list(cases)
     chosen = {place * len(listed) // quick for place in range(quick)}
     return [
-        pytest.param(*_values(case), marks=() if place in chosen else pytest.mark.slow)
+        pytest.param(
+            *(case if isinstance(cast("object", case), tuple) else (case,)),
+            marks=() if place in chosen else pytest.mark.slow,
+        )
         for place, case in enumerate(listed)
     ]
-
-
-def _values(case: Any) -> tuple[Any, ...]:
-    return cast("tuple[Any, ...]", case) if isinstance(case, tuple) else (case,)
