@@ -39,12 +39,13 @@ START_SECONDS = 2.0
 """A process that starts within a stage imports its parser first."""
 
 _LOOPS, _LOOP_S = 300_000, 55e-9
+"""A loop whose step takes so long where the bounds hold as they stand."""
 
 
 @cache
 def pace() -> float:
-    """How many times as long as where these bounds were chosen this machine takes, at least once: shared
-    machines differ threefold, what is slow on any of them by more.
+    """By how much the bounds are wider on this machine, at least 1: shared ones differ threefold from one
+    hour to the next, while what the bounds are for takes minutes.
     """
     begun = process_time()
     sum(each * each for each in range(_LOOPS))
