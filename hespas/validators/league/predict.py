@@ -36,6 +36,7 @@ __all__ = [
     "Predicted",
     "Refusal",
     "Task",
+    "layout_text",
     "league_rows",
     "predicted_rows",
     "start_scale",
@@ -296,8 +297,14 @@ def _predicted(task: Task) -> Predicted:
         assumed=_assumed(found),
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=_kind(run),
-        layout=f"{run.layout} {run.training.micro_batch} {run.training.recompute}",
+        layout=layout_text(run),
     )
+
+
+def layout_text(run: PublishedRun) -> str:
+    """What tells layouts apart, the same in every process: sets have no order of their own."""
+    settings = (run.layout, run.training.micro_batch, run.training.recompute)
+    return msgspec.json.encode(settings, order="sorted").decode()
 
 
 def _refusal(error: HespasError, place: str) -> Refusal:
