@@ -9,10 +9,12 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hespas"
@@ -378,9 +380,9 @@ def test_only_the_command_line_prints_or_exits() -> None:
 # --- what an import costs
 
 
-def heavy_modules_after(statement: str) -> list[str]:
-    """Heavy libraries that a fresh interpreter has loaded after ``statement``."""
-    script = f"import sys\n{statement}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+def heavy_modules_after(statement: str, heavy: Sequence[str] = HEAVY) -> list[str]:
+    """Which of these modules a fresh interpreter has loaded after ``statement``."""
+    script = f"import sys\n{statement}\nprint([name for name in {tuple(heavy)!r} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
@@ -391,6 +393,20 @@ def heavy_modules_after(statement: str) -> list[str]:
 def test_importing_the_package_and_the_commands_is_cheap() -> None:
     commands = [name_of(path) for path in MODULES if room_of(name_of(path)) == "cli"]
     assert heavy_modules_after(f"import {', '.join(['hespas', 'hespas.graph', *commands])}") == []
+
+
+_OF_FEW = (
+    "hespas.captures.aot.compiler",
+    "hespas.converters.chakra.reader",
+    "hespas.converters.measured_ops",
+)
+"""What few commands need of the package itself, in whole rooms of modules."""
+
+
+@pytest.mark.parametrize("command", ["convert", "main", "validate"])
+def test_commands_start_without_what_few_need(command: str) -> None:
+    others = () if command == "main" else ("hespas.simulator", "hespas.generators.llm", "hespas.estimators")
+    assert heavy_modules_after(f"import hespas.cli.{command}", (*_OF_FEW, *others)) == []
 
 
 def test_listing_the_formats_is_cheap() -> None:

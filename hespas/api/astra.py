@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
-from hespas.api.preparation import Granularity, Preparation
+from hespas.api.preparation import Granularity, Mode, Preparation
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
 from hespas.converters.chakra.assembly import simulated_ns
 from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds
@@ -31,10 +30,7 @@ from hespas.simulator.astra import (
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
 from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
 
-__all__ = ["AstraReady", "AstraRequest", "Mode", "run_astra"]
-
-Mode = Literal["hespas", "astra"]
-"""``hespas``: the list schedule of each rank class; ``astra``: ASTRA-sim's analytical simulator."""
+__all__ = ["AstraReady", "AstraRequest", "run_astra"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import cast, get_args
 
-from hespas.api.astra import Mode
-from hespas.api.preparation import Granularity, Missing
+from hespas.api.preparation import Granularity, Missing, Mode
 from hespas.files.streams import read_toml
 from hespas.graph.columns import DTypeKind, find_dtype
 from hespas.graph.errors import FormatError, clipped

@@ -31,7 +31,6 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
-from hespas.converters.measured_ops import measured_workload
 from hespas.files.output import check_destination, placed_at_once, write_atomically
 from hespas.files.streams import VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
@@ -134,7 +133,11 @@ def as_workload(value: Value, diagnostics: Diagnostics) -> Workload:
 
     Raises ``UnsupportedError`` for a profile that does not say when its device did what.
     """
-    return measured_workload(value, diagnostics) if isinstance(value, Profile) else value
+    if isinstance(value, Workload):
+        return value
+    from hespas.converters.measured_ops import measured_workload  # most commands meet no profile
+
+    return measured_workload(value, diagnostics)
 
 
 def opened(

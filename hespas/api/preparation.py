@@ -22,6 +22,7 @@ __all__ = [
     "Dropped",
     "Granularity",
     "Missing",
+    "Mode",
     "Preparation",
     "granularity_of",
     "graph_estimator",
@@ -35,6 +36,8 @@ DEFAULT_ESTIMATOR = "composite"
 
 Granularity = Literal["op", "fused", "region"]
 Missing = Literal["error", "warn", "zero"]
+Mode = Literal["hespas", "astra"]
+"""``hespas``: the list schedule of each rank class; ``astra``: ASTRA-sim's analytical simulator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
 from hespas.analysis.links import LinkRow, LinkTrafficRow, LinkUse, link_use
-from hespas.api.astra import AstraReady, AstraRequest, Mode, run_astra
+from hespas.api.astra import AstraReady, AstraRequest, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.memory import MemoryDocument, memory_document, memory_on
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Mode, merged, refuse_global
 from hespas.api.systems import sized_for
 from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hespas.api.astra import Mode
-from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Mode
 from hespas.cli import options
 from hespas.cli.others import check_binary, show_others
 from hespas.cli.session import (

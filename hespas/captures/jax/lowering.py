@@ -15,7 +15,6 @@ from logging import CRITICAL, getLogger
 from types import ModuleType
 from typing import Any, Literal
 
-from hespas.captures.aot.child import environment
 from hespas.captures.jax.calls import Call, Described, call_of, jitted, name_of
 from hespas.captures.mesh import Mesh
 from hespas.captures.target import users_code
@@ -93,6 +92,8 @@ def without_devices() -> None:
     """
     if "jax" in sys.modules:
         return
+    from hespas.captures.aot.child import environment  # of compilers that only some captures need
+
     for name, value in environment().items():
         os.environ.setdefault(name, value)
     getLogger("jax._src.xla_bridge").setLevel(CRITICAL)

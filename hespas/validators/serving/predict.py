@@ -92,6 +92,8 @@ class Predictor:
         if isinstance(steps, str) or row.step is None:
             return steps if isinstance(steps, str) else row.reason
         policy, room = row.launch.policy, self._room(row, row.step)
+        if room < 1:
+            return f"the weights leave no room for a cache in {row.step.layout.ranks} x {row.hardware}"
         clients = max(1, round(row.concurrency / row.step.layout.dp))
         requests = _requests(row, clients)
         try:

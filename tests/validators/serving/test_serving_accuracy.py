@@ -228,6 +228,12 @@ def test_a_rate_follows_from_both_times(tmp_path: Path) -> None:
     assert implied_rate(row, Times(100.0, 10.0)) == pytest.approx(4 * 11 / 0.2)
 
 
+def test_weights_that_leave_no_room_are_told(tmp_path: Path, predictor: Predictor) -> None:
+    row = read_rows(_table(tmp_path, {"model_path": "Qwen/Qwen3-32B", "system": "l40s"}))[0]
+    said = predictor.times(row, Correction())
+    assert said == "the weights leave no room for a cache in 1 x L40S"
+
+
 def test_recorded_runs_are_found_again(tmp_path: Path, predictor: Predictor) -> None:
     row = read_rows(_table(tmp_path, {}))[0]
     steps = predictor.steps(row)
