@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hespas.estimators.compiled.copies import copies_of, is_turned, origins_of
 from hespas.estimators.registry import takes_no_time
 from hespas.graph import DTypeKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import DType, dtype, find_dtype
@@ -239,7 +240,7 @@ def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> Units:
     """
     reader = _Reader(graph, devices)
     wanted = reader.wanted
-    groups = _groups(graph, wanted) if fused else [(node,) for node in np.flatnonzero(wanted).tolist()]
+    groups = _groups(graph, reader) if fused else [(node,) for node in np.flatnonzero(wanted).tolist()]
     number: dict[Unit, int] = {}
     members: list[tuple[int, tuple[int, ...]]] = []
     uncovered: Counter[str] = Counter()
@@ -255,7 +256,7 @@ def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> Units:
     return Units(tuple(number), tuple(members), uncovered)
 
 
-def _groups(graph: OpGraph, wanted: Sequence[bool]) -> Iterator[tuple[int, ...]]:
+def _groups(graph: OpGraph, reader: _Reader) -> Iterator[tuple[int, ...]]:
     """Chains by their last node: what only one consumer uses joins it."""
     uses: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
     held = np.zeros(len(graph), np.bool_)
@@ -273,7 +274,8 @@ def _groups(graph: OpGraph, wanted: Sequence[bool]) -> Iterator[tuple[int, ...]]
         root = owner[node]
         joining = _joining(classes, node, root)
         for dep in deps[node]:
-            joins = classes[dep] in joining and uses[dep] == 1 and not kept[dep]
+            joins = classes[dep] in joining or dep in reader.copies.get(root, ())
+            joins = joins and uses[dep] == 1 and not kept[dep]
             joins = joins and kinds[dep] == NodeKind.COMPUTE
             if joins and owner[dep] == dep and region[dep] == region[root] and size[root] < _MOST_NODES:
                 owner[dep] = root
@@ -281,7 +283,7 @@ def _groups(graph: OpGraph, wanted: Sequence[bool]) -> Iterator[tuple[int, ...]]
     found: dict[int, list[int]] = {}
     for node in order:
         found.setdefault(owner[node], []).append(node)
-    yield from (tuple(nodes) for nodes in found.values() if any(wanted[node] for node in nodes))
+    yield from (tuple(nodes) for nodes in found.values() if any(reader.wanted[node] for node in nodes))
 
 
 def _joining(classes: Sequence[int], node: int, root: int) -> frozenset[OpClass]:
@@ -315,6 +317,13 @@ class _Writing:
         return value
 
 
+class _Repeats(NamedTuple):
+    """What is done once more: so many steps back what compilers make anew, and what goes into a copy."""
+
+    steps: int = 0
+    copy: frozenset[int] = frozenset()
+
+
 class _Reader:
     """A graph as its units are read from it."""
 
@@ -342,17 +351,20 @@ class _Reader:
         # A node of a branch that is not taken never runs.
         timed &= ~takes_no_time(graph) & (graph.multiplicity != 0)
         self.wanted: list[bool] = timed.tolist()
+        self.origins = origins_of(graph)
+        self.copies = copies_of(graph, self.origins, self._turned)
 
     def unit(self, nodes: Sequence[int], *, repeats: bool = False) -> Unit | None:
         """The program of some nodes, the last of which makes what others use; None where one has none."""
         writing = _Writing()
         inside = frozenset(nodes)
+        again = _Repeats(_MOST_REPEATED, self.copies.get(nodes[-1], frozenset())) if repeats else _Repeats()
         for node in nodes:
-            if not self._write(writing, node, inside, _MOST_REPEATED if repeats else 0):
+            if not self._write(writing, node, inside, again):
                 return None
         return Unit(tuple(writing.lines), tuple(writing.arguments), writing.values[nodes[-1]])
 
-    def _write(self, writing: _Writing, node: int, inside: frozenset[int], repeats: int) -> bool:
+    def _write(self, writing: _Writing, node: int, inside: frozenset[int], repeats: _Repeats) -> bool:
         results = [self.types[row] for row in self.results[node]]
         wanted = [self.types[row] for row in self.operands[node]]
         stated = [each for each in results if each is not None]
@@ -430,7 +442,12 @@ class _Reader:
         return [(source, target) for source, target in enumerate(targets) if target >= 0]
 
     def _bound(
-        self, writing: _Writing, node: int, wanted: Sequence[Tensor], inside: frozenset[int], repeats: int
+        self,
+        writing: _Writing,
+        node: int,
+        wanted: Sequence[Tensor],
+        inside: frozenset[int],
+        repeats: _Repeats,
     ) -> tuple[Value, ...]:
         """A value for each operand: of the first producer that makes such a one, in the order of both."""
         left = list(self.deps[node])
@@ -439,15 +456,35 @@ class _Reader:
             producer = next((dep for dep in left if self._makes(dep, tensor)), -1)
             if producer >= 0:
                 left.remove(producer)
+                producer = self.origins.get(producer, producer)
             is_outside = producer >= 0 and producer not in writing.values and producer not in inside
-            if repeats and is_outside and self.classes[producer] in _REPEATED:
-                self._write(writing, producer, inside, repeats - 1)
+            if is_outside and (again := self._repeats(producer, repeats)) is not None:
+                self._write(writing, producer, inside, again)
             made = writing.values.get(producer, ())
             bound.append(
                 next((value for value in made if value.type == tensor), None)
                 or writing.argument(producer, tensor)
             )
         return tuple(bound)
+
+    def _repeats(self, producer: int, repeats: _Repeats) -> _Repeats | None:
+        """What is done once more before a producer outside; None: it is an argument."""
+        if producer in repeats.copy:
+            return repeats
+        again = repeats.steps > 0 and self.classes[producer] in _REPEATED
+        return repeats._replace(steps=repeats.steps - 1) if again else None
+
+    def _turned(self, node: int) -> int:
+        """Who makes the operand of a product that is copied into another order; -1: none is."""
+        match [self.types[row] for row in (*self.operands[node], *self.results[node])]:
+            case [Tensor() as left, Tensor() as right, Tensor() as result] if self._is_product(node):
+                makers = (dep for dep in self.deps[node] if self._makes(dep, left))
+                return next(makers, -1) if is_turned(left, right, result) else -1
+            case _:
+                return -1
+
+    def _is_product(self, node: int) -> bool:
+        return self.names[self.op[node]] in {"dot", "dot_general"}
 
     def _makes(self, node: int, tensor: Tensor) -> bool:
         return any(self.types[row] == tensor for row in self.results[node])

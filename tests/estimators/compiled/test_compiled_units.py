@@ -122,3 +122,59 @@ def test_what_several_use_is_made_anew_in_each() -> None:
     found = units_of(chain(repeated=True), fused=True)
     lone = next(found.units[number] for number, nodes in found.members if nodes == (4,))
     assert any("broadcast_in_dim" in line for line in lone.lines)
+
+
+def gradient(*, of: str = "multiply", turned: bool = True, other: str = "dot_general") -> OpGraph:
+    """A product over both first dimensions of ``of(exp(x), y) + z``, or over the last; ``other`` uses what
+    is multiplied, too.
+    """
+    b = GraphBuilder("gradient")
+    x, y = b.types.add(F32, (4, 8, 16)), b.types.add(F32, (4, 8, 6))
+    w, grown = b.types.add(F32, (16, 6)), b.types.add(F32, (16, 6) if turned else (4, 8, 6))
+
+    def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
+        return b.add_node(
+            name_row=0, op_row=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
+            operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
+            bytes_written=64.0,
+        )  # fmt: skip
+
+    raised = add("exponential", OpClass.TRANSCENDENTAL, [x], x, [])
+    made = add(of, OpClass.ELEMENTWISE, [x, x], x, [raised])
+    more = add("add", OpClass.ELEMENTWISE, [x, x], x, [made])
+    add("dot_general", OpClass.CONTRACTION, [x, y if turned else w], grown, [more])
+    if other == "dot_general":
+        add(other, OpClass.CONTRACTION, [x, w], y, [more])
+    elif other:
+        add(other, OpClass.FFT, [x], x, [more])
+    return b.build()
+
+
+def operations(found: Unit) -> list[str]:
+    made = [re.search(r"= stablehlo\.(\w+)", line) for line in found.lines]
+    return [each[1] for each in made if each]
+
+
+def product_of(graph: OpGraph) -> tuple[list[str], tuple[int, ...]]:
+    """What the unit of the product does, and who shares its time."""
+    found = units_of(graph, fused=True)
+    number, nodes = next((number, nodes) for number, nodes in found.members if 3 in nodes)
+    return operations(found.units[number]), nodes
+
+
+def test_cheap_work_is_done_in_the_copy_of_a_turned_operand() -> None:
+    assert product_of(gradient()) == (["multiply", "add", "dot_general"], (3,))
+    assert product_of(gradient(other="")) == (["multiply", "add", "dot_general"], (1, 2, 3))
+
+
+def test_what_others_than_products_use_is_kept_and_copied() -> None:
+    assert product_of(gradient(other="fft")) == (["dot_general"], (3,))
+
+
+def test_what_lies_as_the_product_wants_it_is_read_in_place() -> None:
+    for other in ("", "dot_general"):
+        assert product_of(gradient(turned=False, other=other)) == (["dot_general"], (3,))
+
+
+def test_work_that_takes_long_is_not_done_twice() -> None:
+    assert product_of(gradient(of="divide")) == (["add", "dot_general"], (3,))
