@@ -6,7 +6,10 @@ import gc
 import os
 import sys
 
+import pytest
 from hypothesis import settings
+
+from tests.sweeps import set_many_aside
 
 # Linear algebra of small fits is slower in several threads, and tests run beside each other already. Read as
 # NumPy is loaded, here and in every process that a test starts.
@@ -27,3 +30,9 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: a collection of garbage need not walk ten thousand tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before anybody chooses by marks."""
+    set_many_aside(items)

@@ -1,13 +1,33 @@
-"""Long lists of cases: a few in every run of the tests, all of them in the slow suite."""
+"""Long lists of cases and long tests: a few in every run, all of them in the slow suite.
+
+``python -m tests.sweeps JUNIT.xml`` writes `tests/few.json` anew from a run that was recorded with
+``pytest -m "not slow" --junitxml JUNIT.xml``: of a test whose cases take more than a sixteen-hundredth of all
+together a third of the cases, at least two, stay in every run; a single case that takes more than a
+four-hundredth does not, but for those of :data:`_ALWAYS`. Tests that are there already keep their number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
+from xml.etree import ElementTree
 
 import pytest
 
-__all__ = ["swept"]
+__all__ = ["FEW", "few_of", "main", "set_many_aside", "swept"]
+
+ROOT = Path(__file__).parents[1]
+FEW = ROOT / "tests" / "few.json"
+"""How many cases of a test are in every run."""
+
+_OF_SWEEPS, _OF_SINGLES = 1 / 1600, 1 / 400
+_PART, _LEAST = 3, 2
+_ALWAYS = ("tests/test_architecture.py", "tests/test_peer_traps.py")
+"""What every change is held against, however long it takes."""
 
 
 def swept(cases: Iterable[Any], quick: int) -> list[Any]:
@@ -16,7 +36,7 @@ def swept(cases: Iterable[Any], quick: int) -> list[Any]:
     A case that is a tuple holds a value for each argument.
     """
     listed = list(cases)
-    chosen = {place * len(listed) // quick for place in range(quick)}
+    chosen = _spread(len(listed), quick)
     return [
         pytest.param(
             *(case if isinstance(cast("object", case), tuple) else (case,)),
@@ -24,3 +44,51 @@ def swept(cases: Iterable[Any], quick: int) -> list[Any]:
         )
         for place, case in enumerate(listed)
     ]
+
+
+def set_many_aside(items: Sequence[pytest.Item]) -> None:
+    """Mark as slow what `tests/few.json` says is not in every run."""
+    few: Mapping[str, int] = json.loads(FEW.read_text(encoding="utf-8"))
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in few and item.get_closest_marker("slow") is None:
+            cases[name].append(item)
+    for name, listed in cases.items():
+        chosen = _spread(len(listed), few[name])
+        for place, item in enumerate(listed):
+            if place not in chosen:
+                item.add_marker(pytest.mark.slow)
+
+
+def _spread(count: int, chosen: int) -> set[int]:
+    return {place * count // chosen for place in range(chosen)}
+
+
+def few_of(times_s: Mapping[str, Sequence[float]]) -> dict[str, int]:
+    """How many cases of which tests are in every run, by the times of all their cases [s]."""
+    whole = sum(map(sum, times_s.values()))
+    few: dict[str, int] = {}
+    for name, times in times_s.items():
+        if name.startswith(_ALWAYS):
+            continue
+        if len(times) == 1 and sum(times) > whole * _OF_SINGLES:
+            few[name] = 0
+        elif len(times) > _LEAST and sum(times) > whole * _OF_SWEEPS:
+            few[name] = max(_LEAST, -(-len(times) // _PART))
+    return few
+
+
+def main(recorded: Path) -> None:
+    """Write the file anew."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for case in ElementTree.parse(recorded).iter("testcase"):
+        path = case.attrib["classname"].replace(".", "/")
+        times[f"{path}.py::{case.attrib['name'].partition('[')[0]}"].append(float(case.attrib["time"]))
+    known: dict[str, int] = json.loads(FEW.read_text(encoding="utf-8")) if FEW.is_file() else {}
+    text = json.dumps(few_of(times) | known, indent=2, sort_keys=True)
+    FEW.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
