@@ -24,18 +24,26 @@ _MOST_NODES = 64
 
 
 def origins_of(graph: OpGraph) -> Mapping[int, int]:
-    """Calls of one result, each with the node of the called body that makes it."""
+    """Calls of one result, each with the node of the called body, or of what that calls, that makes it."""
     kinds: list[int] = graph.regions.kind.tolist()
+    parents: list[int] = graph.regions.parent.tolist()
     region: list[int] = graph.region.tolist()
     deps = graph.data_deps.to_lists()
     results = graph.results.to_lists()
     found: dict[int, int] = {}
     controls: list[int] = np.flatnonzero(graph.op_class == OpClass.CONTROL).tolist()
     for node in controls:
-        inside = [dep for dep in deps[node] if region[dep] != region[node] and region[dep] >= 0]
+        inside = [dep for dep in deps[node] if region[dep] >= 0 and parents[region[dep]] == region[node]]
         called = [dep for dep in inside if kinds[region[dep]] == RegionKind.CALL]
         if len(called) == len(results[node]) == 1 and results[called[0]] == results[node]:
             found[node] = called[0]
+    for node, first in found.items():
+        made = first
+        for _ in found:  # calls of calls are no deeper than there are calls
+            if made not in found:
+                break
+            made = found[made]
+        found[node] = made
     return found
 
 
@@ -44,6 +52,9 @@ def copies_of(
 ) -> Mapping[int, frozenset[int]]:
     """Products whose operand is copied, each with the nodes whose work is done in the copy: what is cheap and
     used by products and by the copy alone. ``turned`` names who makes such an operand of a product, or -1.
+
+    What other products want as it lies is made for them, and once more in the copy. What turned products
+    alone want is made once: in the copy where that is of one product and next to it, before it otherwise.
     """
     classes: list[int] = graph.op_class.tolist()
     starts = {
@@ -54,32 +65,39 @@ def copies_of(
     if not starts:
         return {}
     deps = [[origins.get(dep, dep) for dep in each] for each in graph.data_deps.to_lists()]
-    users: list[set[int]] = [set() for _ in deps]
+    users: list[list[int]] = [[] for _ in deps]
     for node in (node for node in range(len(deps)) if node not in origins):
         for dep in deps[node]:
-            users[dep].add(node)
+            users[dep].append(node)
     place = _places(graph)
+    region: list[int] = graph.region.tolist()
 
-    def is_cheap(node: int, product: int) -> bool:
-        if place[node] != place[product]:
-            return False
-        return classes[node] == OpClass.FREE or (
-            classes[node] == OpClass.ELEMENTWISE and _name(graph, node) not in _EXPENSIVE
-        )
+    def is_cheap(node: int) -> bool:
+        is_quick = classes[node] == OpClass.ELEMENTWISE and _name(graph, node) not in _EXPENSIVE
+        return is_quick or classes[node] == OpClass.FREE
 
-    found: dict[int, frozenset[int]] = {}
-    for product, first in starts.items():
+    def copy_of(product: int, first: int) -> set[int]:
         products = {user for user in users[first] if classes[user] == OpClass.CONTRACTION}
+        others = any(starts.get(each) != first for each in products)
+        if not others and len(users[first]) > 1:
+            return set()
         copy: set[int] = set()
         left = [first]
         while left and len(copy) < _MOST_NODES:
             node = left.pop()
-            if is_cheap(node, product) and users[node] <= copy | products:
+            if node in copy or place[node] != place[product] or not is_cheap(node):
+                continue
+            is_beside = len(users[node]) == 1 and region[node] == region[product]
+            if copy | products >= set(users[node]) and (others or is_beside):
                 copy.add(node)
                 left += deps[node]
-        if any(classes[node] == OpClass.ELEMENTWISE for node in copy):
-            found[product] = frozenset(copy)
-    return found
+        return copy
+
+    found = {product: frozenset(copy_of(product, first)) for product, first in starts.items()}
+    is_work = {
+        product: any(classes[each] == OpClass.ELEMENTWISE for each in found[product]) for product in found
+    }
+    return {product: copy for product, copy in found.items() if is_work[product]}
 
 
 def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from itertools import count
+from pathlib import Path
 
 import pytest
 
+import hespas
+from hespas.estimators.compiled.copies import origins_of
 from hespas.estimators.compiled.units import (
     Unit,
     baseline_of,
@@ -15,7 +18,7 @@ from hespas.estimators.compiled.units import (
     units_of,
     write_operation,
 )
-from hespas.graph import OpClass, OpGraph
+from hespas.graph import OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import dtype
 from hespas.programs.text import Tensor, Value
@@ -145,6 +148,8 @@ def gradient(*, of: str = "multiply", turned: bool = True, other: str = "dot_gen
     add("dot_general", OpClass.CONTRACTION, [x, y if turned else w], grown, [more])
     if other == "dot_general":
         add(other, OpClass.CONTRACTION, [x, w], y, [more])
+    elif other == "turned":
+        add("dot_general", OpClass.CONTRACTION, [x, y], grown, [more])
     elif other:
         add(other, OpClass.FFT, [x], x, [more])
     return b.build()
@@ -176,5 +181,80 @@ def test_what_lies_as_the_product_wants_it_is_read_in_place() -> None:
         assert product_of(gradient(turned=False, other=other)) == (["dot_general"], (3,))
 
 
+def doubled(times: int) -> OpGraph:
+    """``x + x`` so many times over, then a product over both first dimensions, and one over the last."""
+    b = GraphBuilder("doubled")
+    x, y = b.types.add(F32, (4, 8, 16)), b.types.add(F32, (4, 8, 6))
+    w, grown = b.types.add(F32, (16, 6)), b.types.add(F32, (16, 6))
+
+    def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
+        return b.add_node(
+            name_row=0, op_row=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
+            operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
+            bytes_written=64.0,
+        )  # fmt: skip
+
+    last = add("exponential", OpClass.TRANSCENDENTAL, [x], x, [])
+    for _ in range(times):
+        last = add("add", OpClass.ELEMENTWISE, [x, x], x, [last, last])
+    add("dot_general", OpClass.CONTRACTION, [x, y], grown, [last])
+    add("dot_general", OpClass.CONTRACTION, [x, w], y, [last])
+    return b.build()
+
+
+def test_what_is_used_again_and_again_is_followed_once() -> None:
+    found = units_of(doubled(40), fused=True)
+    assert max(len(each.lines) for each in found.units) == 41
+
+
+def test_work_for_turned_products_alone_is_done_once() -> None:
+    b = gradient(other="")
+    assert [nodes for _, nodes in units_of(b, fused=True).members] == [(0,), (1, 2, 3)]
+    found = units_of(gradient(other="turned"), fused=True)
+    works = [operations(found.units[number]) for number, _ in found.members]
+    assert sum("multiply" in each for each in works) == 1
+
+
 def test_work_that_takes_long_is_not_done_twice() -> None:
     assert product_of(gradient(of="divide")) == (["add", "dot_general"], (3,))
+
+
+_CALLS = """HloModule calls
+
+pick (b: f32[4,128,256], c: f32[4,128,256]) -> f32[4,128,256] {
+  b = f32[4,128,256] parameter(0)
+  c = f32[4,128,256] parameter(1)
+  ROOT made = f32[4,128,256] negate(c)
+}
+
+f (b1: f32[4,128,256], c1: f32[4,128,256]) -> f32[4,128,256] {
+  b1 = f32[4,128,256] parameter(0)
+  c1 = f32[4,128,256] parameter(1)
+  ROOT inner = f32[4,128,256] call(b1, c1), to_apply=pick
+}
+
+h (a2: f32[4,128,256], b2: f32[4,128,256]) -> f32[4,128,256] {
+  a2 = f32[4,128,256] parameter(0)
+  b2 = f32[4,128,256] parameter(1)
+  m = f32[4,128,256] add(a2, a2)
+  ROOT outer = f32[4,128,256] call(m, b2), to_apply=f
+}
+
+ENTRY main (x: f32[4,128,256], y: f32[4,128,256]) -> f32[4,128,256] {
+  x = f32[4,128,256] parameter(0)
+  y = f32[4,128,256] parameter(1)
+  raised = f32[4,128,256] exponential(y)
+  ROOT all = f32[4,128,256] call(x, raised), to_apply=h
+}
+"""
+
+
+def test_a_call_is_what_its_body_makes_and_no_operand(tmp_path: Path) -> None:
+    path = tmp_path / "calls.hlo.txt"
+    path.write_text(_CALLS, encoding="utf-8")
+    workload = hespas.read(path)
+    assert isinstance(workload, Workload)
+    graph = workload.classes[0]
+    found = origins_of(graph)
+    assert len(found) == 3
+    assert {graph.op_name(made) for made in found.values()} == {"negate"}
