@@ -39,9 +39,7 @@ def origins_of(graph: OpGraph) -> Mapping[int, int]:
             found[node] = called[0]
     for node, first in found.items():
         made = first
-        for _ in found:  # calls of calls are no deeper than there are calls
-            if made not in found:
-                break
+        while made in found:  # a body that ends in a call; regions nest, so this ends
             made = found[made]
         found[node] = made
     return found
@@ -93,11 +91,9 @@ def copies_of(
                 left += deps[node]
         return copy
 
-    found = {product: frozenset(copy_of(product, first)) for product, first in starts.items()}
-    is_work = {
-        product: any(classes[each] == OpClass.ELEMENTWISE for each in found[product]) for product in found
-    }
-    return {product: copy for product, copy in found.items() if is_work[product]}
+    copies = {product: frozenset(copy_of(product, first)) for product, first in starts.items()}
+    works = frozenset(np.flatnonzero(graph.op_class == OpClass.ELEMENTWISE).tolist())
+    return {product: copy for product, copy in copies.items() if copy & works}
 
 
 def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -80,11 +81,8 @@ def test_something_is_new_in_each_turn() -> None:
     assert "optimization_barrier" not in loop_text(UNITS["dot"], barrier=False)
 
 
-def chain(repeated: bool = False) -> OpGraph:
-    """``sum(tanh(x + 1))`` of a product, and the same product once more."""
-    b = GraphBuilder("chain")
-    x, w, y = (b.types.add(F32, shape) for shape in ((8, 16), (16, 4), (8, 4)))
-    one, total = b.types.add(F32, ()), b.types.add(F32, (8,))
+def adding(b: GraphBuilder) -> Callable[[str, OpClass, list[int], int, list[int]], int]:
+    """What adds an operation of one result: its class, types of operands and result, what it waits for."""
 
     def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
         return b.add_node(
@@ -92,6 +90,17 @@ def chain(repeated: bool = False) -> OpGraph:
             operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
             bytes_written=64.0,
         )  # fmt: skip
+
+    return add
+
+
+def chain(repeated: bool = False) -> OpGraph:
+    """``sum(tanh(x + 1))`` of a product, and the same product once more."""
+    b = GraphBuilder("chain")
+    x, w, y = (b.types.add(F32, shape) for shape in ((8, 16), (16, 4), (8, 4)))
+    one, total = b.types.add(F32, ()), b.types.add(F32, (8,))
+
+    add = adding(b)
 
     first = add("dot_general", OpClass.CONTRACTION, [x, w], y, [])
     second = add("dot_general", OpClass.CONTRACTION, [x, w], y, [])
@@ -135,12 +144,7 @@ def gradient(*, of: str = "multiply", turned: bool = True, other: str = "dot_gen
     x, y = b.types.add(F32, (4, 8, 16)), b.types.add(F32, (4, 8, 6))
     w, grown = b.types.add(F32, (16, 6)), b.types.add(F32, (16, 6) if turned else (4, 8, 6))
 
-    def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
-        return b.add_node(
-            name_row=0, op_row=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
-            operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
-            bytes_written=64.0,
-        )  # fmt: skip
+    add = adding(b)
 
     raised = add("exponential", OpClass.TRANSCENDENTAL, [x], x, [])
     made = add(of, OpClass.ELEMENTWISE, [x, x], x, [raised])
@@ -187,12 +191,7 @@ def doubled(times: int) -> OpGraph:
     x, y = b.types.add(F32, (4, 8, 16)), b.types.add(F32, (4, 8, 6))
     w, grown = b.types.add(F32, (16, 6)), b.types.add(F32, (16, 6))
 
-    def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
-        return b.add_node(
-            name_row=0, op_row=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
-            operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
-            bytes_written=64.0,
-        )  # fmt: skip
+    add = adding(b)
 
     last = add("exponential", OpClass.TRANSCENDENTAL, [x], x, [])
     for _ in range(times):
