@@ -11,7 +11,7 @@ import numpy as np
 
 from hespas.converters import Format
 from hespas.files.documents import Figure
-from hespas.graph import WHOLE_JOB, CollectiveKind, Diagnostics, OpClass, OpGraph, Workload
+from hespas.graph import ESTIMATED_ON, WHOLE_JOB, CollectiveKind, Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
@@ -130,8 +130,9 @@ def _before(granularity: Granularity | None, *, folds: bool) -> list[_Step]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
     """How to prepare. A flat ``target`` wants loops unrolled and, with ``folds``, no free operations and only
-    collectives that simulators have an algorithm for. With ``hardware`` an unoptimised program is fused where
-    ``granularity`` says nothing (see :func:`granularity_of`) and the target holds times.
+    collectives that simulators have an algorithm for. An unoptimised program is fused by default (see
+    :func:`granularity_of`) where the target holds times and either gets them now, from ``hardware``, or is
+    flat: later readers of a flat trace cannot fuse its operations as :func:`merged` would have.
     """
 
     granularity: Granularity | None
@@ -147,10 +148,20 @@ class Preparation:
         """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
         if self.missing == "error":
             refuse_global(workload)
-        if self.hardware and self.target.timed:
-            stated = granularity_of(workload, self.granularity)
-            return replace(self, granularity=stated)._run(workload, ranks, diagnostics)
-        return self._run(workload, ranks, diagnostics)
+        fuses = self.target.timed and (bool(self.hardware) or (self.target.flat and self.folds))
+        stated = granularity_of(workload, self.granularity) if fuses else self.granularity
+        prepared, conservation = replace(self, granularity=stated)._run(workload, ranks, diagnostics)
+        return self._with_device(prepared), conservation
+
+    def _with_device(self, workload: Workload) -> Workload:
+        """Return the workload with the device of its estimates, of which a file holds the durations only."""
+        if not (self.hardware and self.target.timed):
+            return workload
+        from hespas.hardware import load_device
+
+        return replace(
+            workload, metadata={**workload.metadata, ESTIMATED_ON: load_device(self.hardware).name}
+        )
 
     def _run(
         self, workload: Workload, ranks: range, diagnostics: Diagnostics

@@ -26,9 +26,10 @@ from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
 from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
-from hespas.graph import WAITS, Diagnostics, Profile, Workload
+from hespas.graph import ESTIMATED_ON, WAITS, Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
-from hespas.hardware import System, load_device
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device, System, load_device, named_device
 from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_label, segments
 from hespas.simulator import simulate as run
 from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankStatistics
@@ -251,7 +252,7 @@ class _Asked:
                 progress=self.progress,
             )
             workload, estimates = done.workload, done.estimates
-        device = None if self.hardware is None else load_device(self.hardware)
+        device = self._device_of_times(workload)
         if self.system is not None:
             network = Network(self.system, device)
             workload, estimates = on_system(workload, estimates, network, self.diagnostics)
@@ -263,6 +264,30 @@ class _Asked:
             missing=self.missing,
             diagnostics=self.diagnostics,
         )
+
+    def _device_of_times(self, workload: Workload) -> Device | None:
+        """Return the device whose kernels and collectives contend: the chosen one, else that which the
+        durations of the workload are estimates for, None for recorded or foreign times.
+        """
+        if self.hardware is not None:
+            return load_device(self.hardware)
+        name = workload.metadata.get(ESTIMATED_ON, "")
+        if not name:
+            return None
+        try:
+            device = named_device(name)
+        except UsageError:
+            self.diagnostics.warning(
+                "simulate.unknown-device",
+                workload.name,
+                f"durations are estimates for {name}, which is not in the catalogue: contention between "
+                "kernels and collectives is not included",
+            )
+            return None
+        self.diagnostics.info(
+            "simulate.estimated-times", workload.name, f"durations are estimates for {device.name}"
+        )
+        return device
 
 
 def _write_timeline_of(

@@ -31,6 +31,7 @@ from hespas.graph.opgraph import (
 __all__ = [
     "ABSENT",
     "COMPARED_COLUMNS",
+    "ESTIMATED_ON",
     "PROGRAM_BYTES",
     "WHOLE_JOB",
     "Difference",
@@ -46,6 +47,9 @@ WHOLE_JOB = "whole_job_parts"
 """Key of the metadata of a sharded program that nobody partitioned: shapes and costs of (some of) its
 operations are those of the whole job, which splits them into as many parts.
 """
+
+ESTIMATED_ON = "estimated_on"
+"""Key of the metadata of a workload whose durations are estimates: the name of the device they are for."""
 
 PROGRAM_BYTES = "program_bytes"
 """Key of the metadata of a program whose parameters and results are not nodes: their bytes and those of

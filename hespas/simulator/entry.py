@@ -42,9 +42,10 @@ def simulate(
     A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
     costs nothing takes none. Beside estimates of a device, results count the nodes that keep a time of the
     graph, which is that of another device. With the ``device`` of the estimates, communication and kernels
-    beside each other slow each other down (:mod:`hespas.simulator.interference`). ``missing`` says what
-    happens where a time or trip count is not known: ``error`` raises ``UnsupportedError``, ``warn`` counts
-    the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts both as
+    beside each other slow each other down (:mod:`hespas.simulator.interference`); without ``estimates`` the
+    times of the graphs are taken as estimates for that device, except those of recorded waits. ``missing``
+    says what happens where a time or trip count is not known: ``error`` raises ``UnsupportedError``, ``warn``
+    counts the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts both as
     none. ``simulator`` is a :class:`JobScheduler` unless given; of times of the graphs it takes the shortest
     of each collective.
     Raises ``UnsupportedError`` for times and trip counts that are negative or past counting, ``FormatError``
@@ -53,6 +54,8 @@ def simulate(
     if estimates is not None and len(estimates) != len(workload.classes):
         raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
     found = diagnostics if diagnostics is not None else Diagnostics()
+    if device is not None and estimates is None:
+        estimates = tuple(_stated_estimate(graph, device) for graph in workload.classes)
     runs = workload.class_sizes
     classes: list[OpGraph] = []
     unknown: dict[int, int] = {}
@@ -175,6 +178,19 @@ def _blank_estimate(graph: OpGraph) -> Estimate:
         high_ns=constant(np.nan, nodes),
         estimator=nobody,
         bound=nobody,
+    )
+
+
+def _stated_estimate(graph: OpGraph, device: Device) -> Estimate:
+    """Return the durations of a graph, except those of recorded waits, as estimates for a device."""
+    blank = _blank_estimate(graph)
+    stated = np.where(is_recorded_wait(graph) | np.isnan(graph.duration_ns), np.nan, graph.duration_ns)
+    return replace(
+        blank,
+        hardware=device.name,
+        estimators=("as stated",),
+        duration_ns=np.where(np.isnan(stated), blank.duration_ns, stated),
+        estimator=np.where(stated > 0, 0, -1).astype(np.int8),
     )
 
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
-    DEVICE_ATTRIBUTE,
     GROUPS_ATTRIBUTE,
     INTEGER_FIELDS,
     JOB_ATTRIBUTE,
     LINTED,
     RANK_ATTRIBUTE,
+    TEXTS_OF_JOB,
     Tag,
 )
 from hespas.converters.chakra.spelling import Times, micros_as_ns, type_texts
@@ -33,7 +33,7 @@ from hespas.converters.chakra.wire import (
     not_text,
     offsets_of,
 )
-from hespas.graph import WHOLE_JOB, Csr, OpGraph
+from hespas.graph import Csr, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -362,9 +362,7 @@ _OTHER_TAGS = (
 """What a trace has beside attributes."""
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-_RESERVED_OF_FILE = frozenset(
-    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, DEVICE_ATTRIBUTE, WHOLE_JOB}
-)
+_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, *TEXTS_OF_JOB})
 """Names of attributes that readers of traces understand."""
 
 

@@ -20,7 +20,7 @@ from hespas.converters.chakra.wire import (
     EtColumns,
     Longs,
 )
-from hespas.graph import CollectiveKind, NodeKind, OpClass
+from hespas.graph import ESTIMATED_ON, WHOLE_JOB, CollectiveKind, NodeKind, OpClass
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import AttributeField, CollectiveCommType, NodeType
@@ -38,6 +38,7 @@ __all__ = [
     "LAYOUT_KEY",
     "LINTED",
     "RANK_ATTRIBUTE",
+    "TEXTS_OF_JOB",
     "TYPE_TO_KIND",
     "WHOLE_WORLD",
     "AttributeFacts",
@@ -182,6 +183,11 @@ DEVICE_ATTRIBUTE = "recorded_on"
 """Metadata attributes of a file that was written without the rest of its set: which rank it is, its groups,
 and how many ranks the job has.
 """
+
+TEXTS_OF_JOB = MappingProxyType(
+    {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device", ESTIMATED_ON: ESTIMATED_ON}
+)
+"""Metadata attributes of a file -> keys of the workload's metadata that they state."""
 
 LAYOUT_KEY = "chakra.layout"
 """Key of the rows that keep which attributes a node had, in which order and of which type."""

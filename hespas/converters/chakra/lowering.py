@@ -17,13 +17,12 @@ import numpy as np
 
 from hespas.converters.chakra.assembly import foreign_texts
 from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds, render_groups
-from hespas.converters.chakra.contract import RANK_ATTRIBUTE
+from hespas.converters.chakra.contract import RANK_ATTRIBUTE, TEXTS_OF_JOB
 from hespas.converters.chakra.readiness import LARGEST_COUNT, is_as_stated
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_of_odd_sizes
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.converters.measured_ops.waits import with_delays_alone
 from hespas.graph import (
-    WHOLE_JOB,
     CollectiveKind,
     Csr,
     Diagnostics,
@@ -264,7 +263,7 @@ def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset({"format", "version", "form", "device", RANK_ATTRIBUTE, WHOLE_JOB})
+_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE, *TEXTS_OF_JOB.values()})
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hespas.converters.chakra.contract import DEVICE_ATTRIBUTE, Tag
-from hespas.graph import WHOLE_JOB, ExtraTable, OpGraph, StringTableBuilder, Workload
+from hespas.converters.chakra.contract import TEXTS_OF_JOB, Tag
+from hespas.graph import ExtraTable, OpGraph, StringTableBuilder, Workload
 from hespas.graph.errors import UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
 from hespas.schemas.chakra.tables import AttributeField
@@ -14,11 +14,10 @@ __all__ = ["texts_of_job", "with_label", "with_metadata"]
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
-    """What nobody can tell from a trace: that the program is one of a whole job, and on which device times
-    were recorded.
+    """Return the attributes that state what nodes do not: that the program is one of a whole job, and on
+    which device times were recorded or for which they were estimated.
     """
-    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device"}
-    stated = {name: workload.metadata.get(key, "") for name, key in keys.items()}
+    stated = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
     return {name: text.encode("utf-8", "replace") for name, text in stated.items() if text}
 
 

@@ -28,10 +28,10 @@ from hespas.converters.chakra.comm_groups import (
     render_groups,
 )
 from hespas.converters.chakra.contract import (
-    DEVICE_ATTRIBUTE,
     GROUPS_ATTRIBUTE,
     JOB_ATTRIBUTE,
     RANK_ATTRIBUTE,
+    TEXTS_OF_JOB,
     AttributeFacts,
     Faults,
     check_types,
@@ -57,7 +57,7 @@ from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.files.shares import missing_ranks
-from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
+from hespas.graph import ABSENT, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import find_cycle
 from hespas.schemas.chakra.tables import NodeType
@@ -378,10 +378,9 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
 
 
 def _texts(columns: EtColumns) -> dict[str, str]:
-    """What a file says of the program that it was made of, and of where its times were recorded."""
+    """Return the metadata that a file states of its program and of the device of its times."""
     facts = AttributeFacts.of(columns.metadata)
-    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device"}
-    texts = {key: b"".join(facts.values(facts.texts(name))) for name, key in keys.items()}
+    texts = {key: b"".join(facts.values(facts.texts(name))) for name, key in TEXTS_OF_JOB.items()}
     return {key: text.decode("utf-8", "replace") for key, text in texts.items() if text}
 
 

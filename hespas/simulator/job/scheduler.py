@@ -26,6 +26,7 @@ from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import with_durations
 from hespas.simulator.job.actors import Actor
 from hespas.simulator.job.figures import across, scheduled
+from hespas.simulator.job.idle import IdleParts, has_idle_parts, idle_parts
 from hespas.simulator.job.loops import with_loops
 from hespas.simulator.job.options import DIFFERING, PROTOCOLS, STARTS, Differing, Protocol, Starts
 from hespas.simulator.job.relations import NOBODY, Relations, relations_of
@@ -111,8 +112,9 @@ class JobScheduler:
             return replace(alike.run(workload, diagnostics, pressures), simulator=self.name)
         relations = relations_of(workload)
         pace = self._pace(workload)
-        colours = self._colours(relations, pace)
-        whole = _Whole(self, workload, relations, colours, pace, diagnostics, pressures)
+        idle = idle_parts(workload, relations)
+        colours = self._colours(relations, pace, idle)
+        whole = _Whole(self, workload, relations, colours, pace, idle, diagnostics, pressures)
         return whole.run()
 
     def _pace(self, workload: Workload) -> FloatArray:
@@ -124,10 +126,10 @@ class JobScheduler:
             pace[rank] = factor
         return pace
 
-    def _colours(self, relations: Relations, pace: FloatArray) -> Colours:
+    def _colours(self, relations: Relations, pace: FloatArray, idle: IdleParts) -> Colours:
         if self.jitter or not self.symmetry:
             return every_rank(relations)
-        kinds = np.stack([relations.rank_class.astype(np.float64), pace])
+        kinds = np.stack([relations.rank_class.astype(np.float64), pace, idle.pattern.astype(np.float64)])
         start = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
         return refined(relations, start, both_ways=self.protocol == "rendezvous")
 
@@ -139,8 +141,8 @@ _NOTHING = Program(
     op_class=np.empty(0, np.int32),
     blocks=(),
 )
-_Kind = tuple[int, float]
-"""A rank class, and by how much longer a rank takes."""
+_Kind = tuple[int, float, int]
+"""A rank class, by how much longer a rank takes, and its pattern of idle communication."""
 
 
 @dataclass(slots=True)
@@ -152,6 +154,7 @@ class _Whole:
     relations: Relations
     colours: Colours
     pace: FloatArray
+    idle: IdleParts
     diagnostics: Diagnostics
     pressures: Sequence[Pressure] | None
     graphs: dict[_Kind, OpGraph] = field(default_factory=dict[_Kind, OpGraph])
@@ -184,16 +187,16 @@ class _Whole:
     @property
     def _differ(self) -> bool:
         """Whether ranks do different things, or the same at different speed."""
-        several = sum(count > 0 for count in self.workload.class_sizes) > 1
+        several = sum(count > 0 for count in self.workload.class_sizes) > 1 or self.idle.any
         return several or bool(self.options.jitter) or bool(self.options.stragglers)
 
     @property
     def _alike_ns(self) -> FloatArray | None:
         """The times of the one graph that all ranks run, all of them sending and receiving at once."""
         [first, *others] = [index for index, count in enumerate(self.workload.class_sizes) if count]
-        return (
-            None if others or _has_sides(self.workload, first) else self.workload.classes[first].duration_ns
-        )
+        if others or self.idle.any or _has_sides(self.workload, first):
+            return None
+        return self.workload.classes[first].duration_ns
 
     @property
     def _together(self) -> Together:
@@ -210,19 +213,20 @@ class _Whole:
 
     def _alike(self, chosen: IntArray) -> list[list[int]]:
         """Colours that run the same; with jitter none do."""
-        found: dict[tuple[int, float, int], list[int]] = {}
+        found: dict[tuple[int, float, int, int], list[int]] = {}
         for colour in chosen.tolist():
             differs = colour if self.options.jitter else 0
             found.setdefault((*self._kind(int(self.colours.first[colour])), differs), []).append(colour)
         return list(found.values())
 
     def _kind(self, rank: int) -> _Kind:
-        return int(self.relations.rank_class[rank]), float(self.pace[rank])
+        return int(self.relations.rank_class[rank]), float(self.pace[rank]), int(self.idle.pattern[rank])
 
     def _graph(self, rank: int) -> OpGraph:
-        index, pace = kind = self._kind(rank)
+        index, pace, pattern = kind = self._kind(rank)
         if kind not in self.graphs:
-            self.graphs[kind] = _slower(self.workload.classes[index], pace)
+            graph = self.idle.without_idle_time(self.workload.classes[index], self.relations, pattern)
+            self.graphs[kind] = _slower(graph, pace)
         return self.graphs[kind]
 
     def _jittered(self, program: Program, rank: int) -> Program:
@@ -286,13 +290,13 @@ class _Whole:
 
 
 def _in_step(workload: Workload) -> bool:
-    """Whether all ranks are here and do the same at the same time, by their form: one class, in which nobody
-    sends to a rank that does not send too.
+    """Return True if all ranks are present and do the same at the same time: one rank class without
+    one-sided messages and without ranks that take no part in some of its communication.
     """
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:
         return False
-    return not _has_sides(workload, used[0])
+    return not _has_sides(workload, used[0]) and not has_idle_parts(workload, used[0])
 
 
 def _has_sides(workload: Workload, index: int) -> bool:

@@ -1,0 +1,90 @@
+"""Communication in which a rank of a class takes no part, and which therefore takes no time there.
+
+All ranks of a class run one program. A collective whose group set has no group for a rank, a message without
+a peer, and a permute from and to nobody or from and to the rank itself are skipped on that rank, as they are
+in traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.graph import ABSENT, NodeKind, OpGraph, Workload
+from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.membership import peers_of
+from hespas.graph.passes import with_durations
+from hespas.simulator.job.relations import NOBODY, Relations, group_rows, permutation_rows
+
+__all__ = ["IdleParts", "has_idle_parts", "idle_parts"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleParts:
+    """Patterns of idle communication of the ranks of a job.
+
+    ``pattern`` has shape ``(ranks,)``: the row of ``patterns``, 0 where nothing is idle. A row marks group
+    sets without a group, permutations without a target, and permutations without a source, in that order.
+    """
+
+    pattern: IntArray
+    patterns: BoolArray
+
+    @property
+    def any(self) -> bool:
+        """Return True if some rank skips some communication of its class."""
+        return len(self.patterns) > 1
+
+    def without_idle_time(self, graph: OpGraph, relations: Relations, pattern: int) -> OpGraph:
+        """Return the graph with a duration of 0 for the communication that is idle in a pattern."""
+        if not pattern:
+            return graph
+        sets, ways = len(relations.group), len(relations.target)
+        flags = np.append(self.patterns[pattern], False)  # the last entry: no permutation is stated
+        rows, kinds = permutation_rows(graph, relations.permutations), graph.kind[graph.p2p.node]
+        no_target = flags[np.where(rows == NOBODY, -1, sets + rows)]
+        no_source = flags[np.where(rows == NOBODY, -1, sets + ways + rows)]
+        idle = np.zeros(len(graph), np.bool_)
+        idle[graph.collectives.node] = flags[group_rows(graph, relations.sets)]
+        idle[graph.p2p.node] |= np.select(
+            [kinds == NodeKind.SEND, kinds == NodeKind.RECV], [no_target, no_source], no_target & no_source
+        )
+        return with_durations(graph, np.where(idle, 0.0, graph.duration_ns))
+
+
+def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
+    """Return the idle patterns of all ranks; O(ranks x (sets + permutations))."""
+    rank_class, present = relations.rank_class, relations.rank_class != ABSENT
+    calls = np.zeros((len(workload.classes), len(relations.group)), np.bool_)
+    for index, graph in enumerate(workload.classes):
+        calls[index, group_rows(graph, relations.sets)] = True
+    local = relations.permutes[rank_class].T & (relations.target == np.arange(relations.num_ranks))
+    slots = (
+        (relations.group == NOBODY) & calls[rank_class].T,
+        (local | (relations.target == NOBODY)) & relations.sends[rank_class].T,
+        (local | (relations.source == NOBODY)) & relations.receives[rank_class].T,
+    )
+    idle = np.concatenate(slots).T & present[:, None]
+    busy = np.zeros((1, idle.shape[1]), np.bool_)
+    if not idle.any():
+        return IdleParts(np.zeros(len(idle), np.int64), busy)
+    some = np.flatnonzero(idle.any(axis=1))
+    packed = np.packbits(idle[some], axis=1)
+    _, first, which = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    pattern = np.zeros(len(idle), np.int64)
+    pattern[some] = which.reshape(-1) + 1
+    return IdleParts(pattern, np.concatenate([busy, idle[some[first]]]))
+
+
+def has_idle_parts(workload: Workload, index: int) -> bool:
+    """Return True if some rank of a job of one class takes no part in some of its communication."""
+    graph, ranks = workload.classes[index], np.arange(workload.num_ranks)
+    stated = graph.collectives.group_set
+    if any((graph.group_sets[row].groups_of(ranks) < 0).any() for row in np.unique(stated[stated >= 0])):
+        return True
+    ways = graph.p2p.permutation[(graph.p2p.permutation >= 0) & ~graph.p2p.host]
+    peers = (peers_of(graph.permutations[way], workload.num_ranks) for way in np.unique(ways))
+    return any(
+        bool((((peer.target < 0) & (peer.source < 0)) | (peer.target == ranks)).any()) for peer in peers
+    )
