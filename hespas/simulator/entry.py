@@ -45,9 +45,9 @@ def simulate(
     beside each other slow each other down (:mod:`hespas.simulator.interference`); without ``estimates`` the
     times of the graphs are taken as estimates for that device, except those of recorded waits. ``missing``
     says what happens where a time or trip count is not known: ``error`` raises ``UnsupportedError``, ``warn``
-    counts the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts both as
-    none. ``simulator`` is a :class:`JobScheduler` unless given; of times of the graphs it takes the shortest
-    of each collective.
+    counts the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts
+    both as none. ``simulator`` is a :class:`JobScheduler` unless given; of times of the graphs it takes the
+    shortest of each collective.
     Raises ``UnsupportedError`` for times and trip counts that are negative or past counting, ``FormatError``
     where dependencies form a cycle, ``CheckFailedError`` where ranks wait for each other for ever.
     """
