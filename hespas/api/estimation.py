@@ -23,7 +23,7 @@ from hespas.files.documents import Count, Figure, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
+from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, of_own_ranks, with_durations
 from hespas.hardware import load_device
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def estimate(
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
-        estimates.append(estimate_with(model, as_run_on(graph, device, found), device, found))
+        own = of_own_ranks(workload, done, graph)
+        estimates.append(estimate_with(model, as_run_on(own, device, found), device, found))
         _tell_waits(graph, device.name, found)
     if chosen == "region":
         workload, estimates = _grouped(workload, estimates, model.name)

@@ -16,6 +16,7 @@ from hespas.converters.chakra.sizes import trace_bytes
 from hespas.files.documents import Count, Figure
 from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import totals
 
 if TYPE_CHECKING:
@@ -137,7 +138,16 @@ def generate(
         workload=workload,
         account=generator.account(),
         diagnostics=found,
-        et_bytes=float(trace_bytes(workload)) if measure else nan,
+        et_bytes=_trace_bytes(workload, found) if measure else nan,
         written="" if destination is None else str(destination),
         written_bytes=size,
     )
+
+
+def _trace_bytes(workload: Workload, diagnostics: Diagnostics) -> float:
+    """Return the bytes that the traces of all ranks take, NaN where they are too large to be written."""
+    try:
+        return float(trace_bytes(workload))
+    except UnsupportedError as error:
+        diagnostics.warning("generate.no-traces", workload.name, f"traces cannot be written: {error.message}")
+        return nan

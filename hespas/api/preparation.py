@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,7 +15,16 @@ from hespas.files.documents import Figure
 from hespas.graph import ESTIMATED_ON, WHOLE_JOB, CollectiveKind, Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
+from hespas.graph.passes import (
+    FoldFree,
+    FuseElementwise,
+    GroupRegions,
+    Pass,
+    Totals,
+    UnrollLoops,
+    of_own_ranks,
+    totals,
+)
 
 __all__ = [
     "DEFAULT_ESTIMATOR",
@@ -170,8 +180,16 @@ class Preparation:
         account = _Account()
         estimate = self._estimator(workload.num_ranks)
         classes = tuple(
-            self._prepare(graph, count, estimate, account, diagnostics) if count else graph
-            for graph, count in zip(workload.classes, counts, strict=True)
+            self._prepare(
+                graph,
+                count,
+                partial(_as_own, estimate, workload, number) if self.hardware else estimate,
+                account,
+                diagnostics,
+            )
+            if count
+            else graph
+            for number, (graph, count) in enumerate(zip(workload.classes, counts, strict=True))
         )
         conservation = Conservation(
             sum(counts),
@@ -230,6 +248,18 @@ class Preparation:
         from hespas.estimators import settle_missing
 
         return settle_missing(graph, self.missing, diagnostics)
+
+
+def _as_own(
+    estimate: Callable[[OpGraph, Diagnostics], OpGraph],
+    workload: Workload,
+    number: int,
+    graph: OpGraph,
+    diagnostics: Diagnostics,
+) -> OpGraph:
+    """Return the graph of rank class ``number`` with the times that its own groups and peers give."""
+    timed = estimate(of_own_ranks(workload, number, graph), diagnostics)
+    return replace(timed, group_sets=graph.group_sets, permutations=graph.permutations, p2p=graph.p2p)
 
 
 def graph_estimator(

@@ -11,7 +11,7 @@ import numpy as np
 
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.expansion import ClassWriter
-from hespas.converters.chakra.lowering import Expanded, expand, flatten_runs, host_transfers, measured_work
+from hespas.converters.chakra.lowering import Expanded, expand, host_transfers, measured_work
 from hespas.converters.chakra.rank_values import RankValues, Ways, used_slots
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Permutation, Workload
@@ -95,7 +95,9 @@ class Account:
 
 @dataclass(slots=True, eq=False)
 class JobTraces:
-    """Graphs as ranks run them, after ``change``, and where each permutation leads."""
+    """Graphs as ranks run them, after ``change``, and where each permutation leads. The ``workload`` has no
+    loops (see :func:`hespas.converters.chakra.lowering.unrolled`).
+    """
 
     workload: Workload
     groups: GroupIds
@@ -140,10 +142,9 @@ class JobTraces:
         return 1 + max([rank, *peers, *(max(members) for members in groups.values())])
 
     def graph(self, number: int) -> Expanded:
-        """A class without loops and permutes."""
+        """Return a class without permutes; the workload has no loops."""
         if number not in self._expanded:
-            flat = flatten_runs(self.workload.classes[number], self.diagnostics)
-            flat = measured_work(flat, self.diagnostics)
+            flat = measured_work(self.workload.classes[number], self.diagnostics)
             expanded = expand(host_transfers(flat, self.diagnostics))
             message = (
                 "permutes are written as SEND and RECV; their time is that of the SEND, "

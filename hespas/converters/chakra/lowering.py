@@ -34,10 +34,10 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.graph.passes import bypass, is_recorded_wait
+from hespas.graph.passes import UnrollLoops, bypass, is_recorded_wait
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "measured_work", "report"]
+__all__ = ["Expanded", "expand", "host_transfers", "measured_work", "report", "unrolled"]
 
 _IDLE = "idle"
 
@@ -230,32 +230,25 @@ def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     return replace(graph, kind=kind, collectives=table.take(~vague))
 
 
-def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-    """The graph with work that is repeated written once, at the cost of all its runs.
+def unrolled(workload: Workload, ranks: Sequence[int], diagnostics: Diagnostics) -> Workload:
+    """Return the workload with loops repeated as often as they run, in the classes of ``ranks``.
 
-    Callers unroll loops first; what is left has an unknown trip count (taken as 1) or is kept rolled.
-    Repeated communication cannot be scaled and is written once, which is reported; a node that never runs is
-    left out.
+    A trace holds no loops. Raises ``UnsupportedError`` for an unknown trip count, and where the trace of a
+    rank would be too large.
     """
-    runs = graph.multiplicity
-    if bool((runs == 1).all()):
+    classes = list(workload.classes)
+    for number in np.unique(workload.rank_class[np.asarray(ranks, np.int64)]).tolist():
+        classes[number] = _unrolled(classes[number], diagnostics)
+    return replace(workload, classes=tuple(classes))
+
+
+def _unrolled(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+    if not len(graph.regions) and bool((graph.multiplicity == 1).all()):
         return graph
-    unknown = np.isnan(runs)
-    times = np.where(unknown, 1.0, runs)
-    talks = np.isin(graph.kind, (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE))
-    for code, mask, message in (
-        ("chakra.unknown-runs", unknown, "runs an unknown number of times and is written once"),
-        ("chakra.repeated-communication", talks & (times > 1), "is repeated and written once"),
-        ("chakra.scaled", ~talks & (times > 1), "is repeated and written once, with the time of all runs"),
-        ("chakra.never-runs", times == 0, "never runs and is left out"),
-    ):
-        where = np.flatnonzero(mask)
-        if len(where):
-            name = graph.node_name(int(where[0])) or graph.op_name(int(where[0]))
-            diagnostics.warning(code, name, f"{name} {message}", count=len(where))
-    scale = np.where(talks, 1.0, times)
-    scaled: dict[str, Any] = {name: _cost(graph, name) * scale for name in _COSTS}
-    return _without_idle(replace(graph, **scaled), times == 0)
+    flat = UnrollLoops()(graph, diagnostics)
+    message = "operations are repetitions of loop bodies: a trace holds no loops"
+    diagnostics.info("chakra.unrolled", graph.name, message, count=max(len(flat) - len(graph), 0))
+    return flat
 
 
 # --- What a trace does not hold of a workload, and what it says less well: reported after writing.

@@ -20,6 +20,7 @@ from hespas.converters.chakra.contract import JOB_ATTRIBUTE
 from hespas.converters.chakra.expansion import encoded
 from hespas.converters.chakra.from_graph import Variables, from_graph
 from hespas.converters.chakra.job_traces import JobTraces
+from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_metadata
 from hespas.converters.chakra.readiness import LIST_NAMES, is_as_stated, list_bytes, written_bytes
 from hespas.converters.chakra.wire import Longs, Words, offsets_of
@@ -44,6 +45,7 @@ def trace_bytes(workload: Workload) -> int:
     """
     whole = workload.is_complete
     ranks = np.arange(workload.num_ranks) if whole else np.asarray(workload.present, np.int64)
+    workload = unrolled(workload, ranks.tolist(), Diagnostics())
     numbers = {} if whole else {JOB_ATTRIBUTE: workload.num_ranks}
     change = partial(with_metadata, numbers=numbers, texts=texts_of_job(workload))
     job = JobTraces(workload, GroupIds.of(workload), Diagnostics(), change)

@@ -19,7 +19,7 @@ from hespas.converters.chakra.comm_groups import (
 )
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.job_traces import Account, JobTraces
-from hespas.converters.chakra.lowering import report
+from hespas.converters.chakra.lowering import report, unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_label, with_metadata
 from hespas.converters.chakra.rank_files import RankFolder, write_ranks
 from hespas.converters.chakra.rank_map import MAX_RANKS
@@ -50,6 +50,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         )
     value = with_label(value, options.version)
     ranks = chosen_ranks(value, options)
+    value = unrolled(value, ranks, diagnostics)
     request = _Request(value, GroupIds.of(value), ranks, path, options, diagnostics)
     alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)
     if len(ranks) > 1 and options.name.endswith((".et", ".et.gz")):

@@ -11,6 +11,7 @@ from typing import Protocol
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph, Totals, is_recorded_wait, known_sum, totals
 from hespas.graph.passes.fuse import FuseElementwise, GroupRegions, materialise
+from hespas.graph.passes.own_ranks import of_own_ranks
 from hespas.graph.passes.precision import InPrecision
 from hespas.graph.passes.rewrite import (
     FoldFree,
@@ -51,6 +52,7 @@ __all__ = [
     "leaves_loop",
     "levels",
     "materialise",
+    "of_own_ranks",
     "take_nodes",
     "topological_order",
     "totals",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.builder import region_multiplicity
-from hespas.graph.columns import BoolArray, Csr, IntArray, StringTableBuilder, constant
+from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, StringTableBuilder, constant
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import NODE_COLUMNS, OpClass, OpGraph, RegionTable
@@ -49,13 +49,15 @@ class UnrollLoops:
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """The flat graph: no regions, multiplicity 1."""
         graph = self._settle_trips(graph, diagnostics)
+        _refuse_own_counts(graph)
         with np.errstate(over="ignore"):  # infinitely many are too many, too
             total = float(region_multiplicity(graph.regions, graph.region).sum())
         if total > self.max_nodes:
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: unrolling all loops makes {total:,.0f} operations "
                 f"(limit {self.max_nodes:,})",
-                hint="convert with `granularity=region`, which merges loop bodies first",
+                hint="write an op-graph, which keeps loops, or convert with `granularity=region`, which "
+                "merges loop bodies first",
             )
         if len(graph.regions):
             graph = bypass(graph, graph.multiplicity == 0)
@@ -75,11 +77,18 @@ class UnrollLoops:
         )
 
     def _settle_trips(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """The graph with every trip count known."""
+        """Return the graph with every trip count known and whole."""
         table = graph.regions
         unknown = np.isnan(table.trips)
+        whole = np.rint(table.trips)
+        diagnostics.warning(
+            "pass.fractional-trips",
+            graph.name,
+            "loops with a fractional number of trips run the nearest whole number",
+            count=int((~unknown & (whole != table.trips)).sum()),
+        )
         if not unknown.any():
-            return graph
+            return graph if np.array_equal(whole, table.trips) else _with_trips(graph, whole)
         names = sorted({graph.strings[row] for row in table.label[unknown].tolist()})
         if self.unknown_trips is None:
             raise UnsupportedError(
@@ -93,8 +102,27 @@ class UnrollLoops:
             f"loops with unknown trip count taken as {self.unknown_trips}: {', '.join(names[:5])}",
             count=int(unknown.sum()),
         )
-        settled = replace(table, trips=np.where(unknown, float(self.unknown_trips), table.trips))
-        return replace(graph, regions=settled, multiplicity=region_multiplicity(settled, graph.region))
+        return _with_trips(graph, np.where(unknown, float(self.unknown_trips), whole))
+
+
+def _with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
+    """Return the graph with other trip counts, shape ``(regions,)``."""
+    regions = replace(graph.regions, trips=trips)
+    return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+
+
+def _refuse_own_counts(graph: OpGraph) -> None:
+    """Raise ``UnsupportedError`` where a node runs at all but not as often as its loops do."""
+    product = region_multiplicity(graph.regions, graph.region)
+    other = np.flatnonzero((graph.multiplicity != product) & (graph.multiplicity != 0))
+    if len(other):
+        node = int(other[0])
+        name, times = graph.node_name(node) or graph.op_name(node), float(graph.multiplicity[node])
+        raise UnsupportedError(
+            f"{name} runs {times:,g} times, its loops {float(product[node]):,g} times",
+            position=f"{graph.name or 'graph'}: node {int(graph.id[node])}",
+            hint="place the node in a region with that number of trips",
+        )
 
 
 def _refuse_cycle(graph: OpGraph) -> None:
