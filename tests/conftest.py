@@ -7,7 +7,7 @@ import os
 import sys
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.sweeps import set_many_aside
 
@@ -21,8 +21,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A busy machine takes its time: no test fails for that. Every run draws other examples, so that a few do.
-settings.register_profile("untimed", deadline=None, max_examples=40)
+# No test fails because the machine is busy. Each run draws other examples, so that a few per run suffice.
+# Examples of a test may share its fixtures: folders, which they write anew.
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("untimed")
 
 

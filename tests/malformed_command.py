@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas.cli import convert
+from tests.limits import SAFETY_S, cpu_limited
 
 __all__ = ["FIXTURES", "FORMATS", "SUFFIX", "Command", "Outcome", "convert_own"]
 
@@ -123,18 +125,24 @@ class Command:
         return Outcome(done.exit_code, done.stderr, self._left(out))
 
     def run_process(
-        self, source: Path, *options: str, to: str = "graph.json", seconds: float = 60
+        self, source: Path, *options: str, to: str = "graph.json", cpu_s: int = 60
     ) -> tuple[Outcome, int]:
-        """In a process of its own; with the most memory it held, in MiB. Fails where it does not end."""
+        """Run in a process of its own; return the outcome and its peak memory in MiB.
+
+        Fails where the process uses more than ``cpu_s`` seconds of processor time, or never ends.
+        """
         out = self._out()
         arguments = [sys.executable, "-c", _PROCESS, str(source), str(out / to), *options]
         environment = {**os.environ, "TMPDIR": str(self.folder / "scratch")}
         try:
             done = subprocess.run(
-                arguments, capture_output=True, text=True, env=environment, timeout=seconds, check=False
-            )
+                arguments, capture_output=True, text=True, env=environment, timeout=SAFETY_S, check=False,
+                preexec_fn=cpu_limited(cpu_s),
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             pytest.fail(f"does not end on {source} {' '.join(options)}")
+        if done.returncode in {-signal.SIGXCPU, -signal.SIGKILL}:
+            pytest.fail(f"uses more than {cpu_s} s of processor time on {source} {' '.join(options)}")
         return Outcome(done.returncode, done.stderr, self._left(out)), int(done.stdout or 0) >> 10
 
     def refuse(self, source: Path, *options: str, code: int = 3) -> str:

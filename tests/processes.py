@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from tests.limits import SAFETY_S
+
 __all__ = ["run_command"]
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +58,7 @@ for number, most in limits:
 sys.argv = ["hespas", *arguments]
 mains[module]()
 """
-_ALARM_S = 300
+_ALARM_S = int(SAFETY_S)
 """A command that waits for something takes no processor time: it is ended after so long (exit code -14)."""
 
 

@@ -2,8 +2,9 @@
 
 ``python -m tests.sweeps JUNIT.xml`` writes `tests/few.json` anew from a run that was recorded with
 ``pytest -m "not slow" --junitxml JUNIT.xml``: of a test whose cases take more than a sixteen-hundredth of all
-together a third of the cases, at least two, stay in every run; a single case that takes more than a
-four-hundredth does not, but for those of :data:`_ALWAYS`. Tests that are there already keep their number.
+together a third of the cases, at least two, stay in every run. No test is set aside as a whole: a single case
+that takes more than a four-hundredth is printed, and needs a cheaper version. Tests that are there already
+keep their number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-__all__ = ["FEW", "few_of", "main", "set_many_aside", "swept"]
+__all__ = ["FEW", "few_of", "long_ones", "main", "set_many_aside", "swept"]
 
 ROOT = Path(__file__).parents[1]
 FEW = ROOT / "tests" / "few.json"
@@ -27,7 +28,7 @@ FEW = ROOT / "tests" / "few.json"
 _OF_SWEEPS, _OF_SINGLES = 1 / 1600, 1 / 400
 _PART, _LEAST = 3, 2
 _ALWAYS = ("tests/test_architecture.py", "tests/test_peer_traps.py")
-"""What every change is held against, however long it takes."""
+"""Modules whose tests are in every run as a whole, however long they take."""
 
 
 def swept(cases: Iterable[Any], quick: int) -> list[Any]:
@@ -66,21 +67,27 @@ def _spread(count: int, chosen: int) -> set[int]:
 
 
 def few_of(times_s: Mapping[str, Sequence[float]]) -> dict[str, int]:
-    """How many cases of which tests are in every run, by the times of all their cases [s]."""
+    """Return the number of cases in every run, for tests whose cases take long [s]."""
     whole = sum(map(sum, times_s.values()))
-    few: dict[str, int] = {}
-    for name, times in times_s.items():
-        if name.startswith(_ALWAYS):
-            continue
-        if len(times) == 1 and sum(times) > whole * _OF_SINGLES:
-            few[name] = 0
-        elif len(times) > _LEAST and sum(times) > whole * _OF_SWEEPS:
-            few[name] = max(_LEAST, -(-len(times) // _PART))
-    return few
+    return {
+        name: max(_LEAST, -(-len(times) // _PART))
+        for name, times in times_s.items()
+        if len(times) > _LEAST and sum(times) > whole * _OF_SWEEPS and not name.startswith(_ALWAYS)
+    }
+
+
+def long_ones(times_s: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the tests of one case that take too long for every run."""
+    most_s = sum(map(sum, times_s.values())) * _OF_SINGLES
+    return [
+        name
+        for name, times in times_s.items()
+        if len(times) == 1 and sum(times) > most_s and not name.startswith(_ALWAYS)
+    ]
 
 
 def main(recorded: Path) -> None:
-    """Write the file anew."""
+    """Write the file anew, and print the tests that want a cheaper version."""
     times: defaultdict[str, list[float]] = defaultdict(list)
     for case in ElementTree.parse(recorded).iter("testcase"):
         path = case.attrib["classname"].replace(".", "/")
@@ -88,6 +95,8 @@ def main(recorded: Path) -> None:
     known: dict[str, int] = json.loads(FEW.read_text(encoding="utf-8")) if FEW.is_file() else {}
     text = json.dumps(few_of(times) | known, indent=2, sort_keys=True)
     FEW.write_text(text + "\n", encoding="utf-8")
+    for name in long_ones(times):
+        sys.stdout.write(f"{name} takes {times[name][0]:.0f} s: write a cheaper version for every run\n")
 
 
 if __name__ == "__main__":

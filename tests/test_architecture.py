@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import SAFETY_S
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hespas"
 
@@ -384,7 +386,12 @@ def heavy_modules_after(statement: str, heavy: Sequence[str] = HEAVY) -> list[st
     """Which of these modules a fresh interpreter has loaded after ``statement``."""
     script = f"import sys\n{statement}\nprint([name for name in {tuple(heavy)!r} if name in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SAFETY_S,
     )
     assert done.returncode == 0, done.stderr
     return [str(name) for name in ast.literal_eval(done.stdout)]

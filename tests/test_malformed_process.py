@@ -79,7 +79,7 @@ def test_a_group_of_billions_is_not_listed(command: Command, ranks: int) -> None
     group = {"kind": "all_reduce", "groups": "[1,2147483647]<=[2147483647]"}
     graph = json_graph({"id": 0, "op": "x", "deps": [], "collective": group}, num_ranks=ranks)
     source = command.source("group.json", graph)
-    outcome, peak_mib = command.run_process(source, "--ranks", "0", to="rank.et", seconds=20)
+    outcome, peak_mib = command.run_process(source, "--ranks", "0", to="rank.et", cpu_s=20)
     assert outcome.code in {3, 4}, outcome.start
     assert outcome.complaints(source) == [], outcome.start
     assert peak_mib < _MOST_MIB
@@ -90,7 +90,7 @@ def test_a_group_of_billions_is_not_listed(command: Command, ranks: int) -> None
 def test_stated_devices_are_not_listed(command: Command, replicas: int) -> None:
     """The program is sound, so unsupported (4) is as true an answer as malformed (3)."""
     source = command.source("devices.mlir", many_devices(replicas, replicas))
-    outcome, peak_mib = command.run_process(source, seconds=10)
+    outcome, peak_mib = command.run_process(source, cpu_s=10)
     assert outcome.code in {3, 4}, outcome.start
     assert outcome.complaints(source) == [], outcome.start
     assert peak_mib < _MOST_MIB
@@ -325,14 +325,14 @@ def test_what_never_ends_is_refused_at_once(
     command: Command, special: Callable[[str], Path], kind: str, options: tuple[str, ...]
 ) -> None:
     source = special(kind)
-    outcome, _ = command.run_process(source, *options, seconds=5)
+    outcome, _ = command.run_process(source, *options, cpu_s=10)
     assert (outcome.code, outcome.complaints(source)) == (3, []), outcome.start
 
 
 @linux
 def test_a_pipe_in_the_place_of_a_rank(command: Command) -> None:
     folder = _Job(command.folder / "job").second(os.mkfifo).folder
-    outcome, _ = command.run_process(folder, seconds=5)
+    outcome, _ = command.run_process(folder, cpu_s=10)
     assert (outcome.code, outcome.complaints(folder)) == (3, []), outcome.start
 
 

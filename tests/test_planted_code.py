@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import SAFETY_S
 from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def run(trap: Path, command: str, *arguments: str) -> subprocess.CompletedProces
     words = [word.replace("{in}", str(trap / "inputs")) for word in arguments]
     return subprocess.run(
         [sys.executable, str(script), *words],
-        cwd=trap / "here", env=environment, capture_output=True, text=True, check=False, timeout=300,
+        cwd=trap / "here", env=environment, capture_output=True, text=True, check=False, timeout=SAFETY_S,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 from hespas.cli import convert, main, validate
 from hespas.files.streams import Limits
 from hespas.files.wire import field_bytes
+from tests.limits import SAFETY_S
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
 from tests.processes import run_command
@@ -791,7 +792,7 @@ def test_arrow_takes_no_more_address_space_than_it_needs(tmp_path: Path, name: s
         [sys.executable, "-c", _PEAK, "convert", source, str(tmp_path / name)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=SAFETY_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.sweeps import FEW, ROOT, few_of, swept
+from tests.sweeps import FEW, ROOT, few_of, long_ones, swept
 
 _FEW: dict[str, int] = json.loads(FEW.read_text(encoding="utf-8"))
 
@@ -15,7 +15,12 @@ def test_tests_that_are_set_aside_are_there() -> None:
         assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), name
 
 
-def test_long_ones_are_set_aside_and_short_ones_stay() -> None:
+def test_no_test_is_set_aside_as_a_whole() -> None:
+    """A cheaper version, which judges the same, stays in every run."""
+    assert [name for name, count in _FEW.items() if count < 1] == []
+
+
+def test_cases_of_long_ones_are_set_aside_and_short_ones_stay() -> None:
     times_s = {
         "tests/test_a.py::others": [0.01] * 99_000,
         "tests/test_a.py::sweep": [1.0] * 10,
@@ -25,7 +30,8 @@ def test_long_ones_are_set_aside_and_short_ones_stay() -> None:
         "tests/test_architecture.py::long": [300.0],
     }
     few = few_of(times_s)
-    assert few == {"tests/test_a.py::others": 33_000, "tests/test_a.py::sweep": 4, "tests/test_a.py::long": 0}
+    assert few == {"tests/test_a.py::others": 33_000, "tests/test_a.py::sweep": 4}
+    assert long_ones(times_s) == ["tests/test_a.py::long"]
 
 
 def test_cases_are_spread_evenly() -> None:

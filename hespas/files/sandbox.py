@@ -51,7 +51,7 @@ __all__ = [
 _PACKAGE = Path(__file__).parents[1]
 ROOT = Path(os.sep).resolve()
 """Where children work: a relative name, or a library, finds nothing of anybody's there."""
-_START_S = 60.0
+_START_S = 300.0
 _JOBS_OF_A_CHILD = 500
 _LAST_WORDS = 500
 _MOST_WRITTEN_BYTES = 1 << 26
@@ -119,7 +119,8 @@ def allowance(size: int) -> Allowance:
         parser_bytes=min(parser, _ALL),
         total_bytes=min(max(bounds.program_bytes + 20 * size, parser), _ALL),
         cpu_s=min(cpu_s, _YEAR_S),
-        wall_s=20.0 + 4.0 * min(cpu_s, _YEAR_S),  # a busy machine gives a process a part of its time only
+        # This only ends a child that waits forever: CPU time bounds the rest, however busy the machine is.
+        wall_s=120.0 + 20.0 * min(cpu_s, _YEAR_S),
         parser_cpu_s=min(bounds.parser_cpu_s + size / 200_000, _YEAR_S),
     )
 

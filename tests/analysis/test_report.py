@@ -22,6 +22,7 @@ from hespas.files.documents import original
 from hespas.graph.errors import OutputError
 from tests.analysis.raw import FIXTURE
 from tests.converters.pytorch.traces import host, kernel, launch, write_kineto
+from tests.limits import SAFETY_S
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028=HYPERLINK"
@@ -131,7 +132,7 @@ def test_the_page_draws_its_tables(tmp_path: Path) -> None:
     done = subprocess.run(
         [BROWSER, *options, profile, "--virtual-time-budget=5000", page.as_uri()],
         capture_output=True,
-        timeout=120,
+        timeout=SAFETY_S,
         check=True,
     )
     assert b"CONSOLE" not in done.stderr

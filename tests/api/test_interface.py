@@ -19,6 +19,7 @@ from hespas.cli.validate import app as validate_app
 from hespas.graph import Profile, Workload
 from hespas.graph.errors import OutputError, UsageError
 from tests.converters.tracks.samples import measured
+from tests.validators.small_tables import vectors, write_table
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -214,8 +215,8 @@ def test_accuracy_of_a_table(tmp_path: Path) -> None:
 
 
 def test_calibrate(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    table.write_text(TABLE)
+    rows = vectors("H100-SXM", ("tanh",), lambda _, moved: 4 + moved / 2.01e6, split="calib", sizes=16)
+    table = write_table(tmp_path / "table.csv", rows)
     done = hespas.calibrate("H100-SXM", table=table, date="2026-01-01")
     shown(done)
     done.write(tmp_path / "mine.toml")

@@ -24,6 +24,7 @@ from benchmarks.ground_truth.supervise import supervise
 from benchmarks.ground_truth.times import busy_ns, without_host_names
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, UsageError
+from tests.limits import SAFETY_S
 
 ROOT = Path(__file__).parents[2]
 HERE = Machine(
@@ -191,7 +192,7 @@ def script(tmp_path: Path, body: str) -> list[str]:
 def test_a_process_that_a_case_ends_or_holds_is_started_again(tmp_path: Path, end: str) -> None:
     body = f"if '--again' in sys.argv:\n    os.unlink(mark); sys.exit(1)\nopen(mark, 'w').close()\n{end}\n"
     said: list[str] = []
-    assert supervise(script(tmp_path, body), tmp_path, said.append, case_limit_s=0.5) == 1
+    assert supervise(script(tmp_path, body), tmp_path, said.append, case_limit_s=3) == 1
     assert len(said) == 1
     assert "going on without the case" in said[0]
 
@@ -202,7 +203,7 @@ def test_an_old_mark_does_not_end_the_process_that_comes_to_bury_it(tmp_path: Pa
     os.utime(mark, (1e9, 1e9))
     said: list[str] = []
     body = "time.sleep(0.5)\nos.unlink(mark)\nsys.exit(0)\n"
-    assert supervise(script(tmp_path, body), tmp_path, said.append, case_limit_s=30) == 0
+    assert supervise(script(tmp_path, body), tmp_path, said.append, case_limit_s=SAFETY_S) == 0
     assert said == []
 
 

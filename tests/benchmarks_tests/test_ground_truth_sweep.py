@@ -25,6 +25,7 @@ from hespas.graph import Profile
 from hespas.hardware import load_device, write_device
 from hespas.hardware.measure import cpu_name
 from hespas.measurements import read_measurements
+from tests.limits import SAFETY_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ("--out", str(folder), "--scale", "tiny", "--only", ",".join(ONLY), "--repeats", str(REPEATS))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.ground_truth", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=SAFETY_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -143,7 +144,7 @@ def test_a_sweep_is_never_written_over(sweep: Path) -> None:
     before = (sweep / "manifest.json").read_bytes()
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.ground_truth", "--out", str(sweep), "--scale", "tiny"],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=SAFETY_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--resume" in done.stderr

@@ -34,8 +34,9 @@ def slow(flops: float, moved: float) -> float:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    rows = vectors("H100-SXM", ("add", "tanh"), slow, split="calib")
-    rows += vectors("H100-SXM", ("add", "tanh"), lambda f, b: 1.01 * slow(f, b), split="devval")
+    """Twelve sizes of each operation, the fewest that are fitted."""
+    rows = vectors("H100-SXM", ("add", "tanh"), slow, split="calib", sizes=12)
+    rows += vectors("H100-SXM", ("add", "tanh"), lambda f, b: 1.01 * slow(f, b), split="devval", sizes=12)
     return write_table(tmp_path / "table.csv", rows)
 
 
@@ -48,16 +49,16 @@ def test_a_table_becomes_a_hardware_file(table: Path, tmp_path: Path) -> None:
     done = run(*asked, "--out", tmp_path / "mine.toml")
     assert done.exit_code == 0, done.output
     assert "held out by shape: " in done.stdout
-    assert "held out by op: 40 rows, fits on 40 others; each operation predicted by" in done.stdout
+    assert "held out by op: 24 rows, fits on 24 others; each operation predicted by" in done.stdout
     assert re.search(r"^H100-SXM +roofline +vector f32 +", done.stdout, re.MULTILINE)
-    assert re.search(r"^vector add f32 lib 1 +\S+ +20 +20 +\d+\.\d%", done.stdout, re.MULTILINE)
-    assert done.stdout.rstrip().endswith("fits of H100-SXM from 40 rows")
+    assert re.search(r"^vector add f32 lib 1 +\S+ +12 +12 +\d+\.\d%", done.stdout, re.MULTILINE)
+    assert done.stdout.rstrip().endswith("fits of H100-SXM from 24 rows")
     document = json.loads((tmp_path / "c.json").read_text())
     rules = json.loads((SCHEMAS / "calibrate.schema.json").read_text())
     Draft202012Validator.check_schema(rules)
     cast("_Validator", Draft202012Validator(rules)).validate(document)
     assert document["tables"] == [
-        {"name": "table.csv", "provenance": "the table itself", "rows": 80, "fitted": 40}
+        {"name": "table.csv", "provenance": "the table itself", "rows": 48, "fitted": 24}
     ]
     assert [test["by"] for test in document["held_out"]] == ["shape", "op"]
     assert {fit["kind"] for fit in document["fits"]} == {"vector", "*"}
@@ -70,8 +71,10 @@ def test_a_table_becomes_a_hardware_file(table: Path, tmp_path: Path) -> None:
     assert names == {"table.csv", "mine.toml", "c.json", "report"}, "nothing else is left"
 
 
-def test_the_file_is_what_accuracy_is_asked_with(table: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
+def test_the_file_is_what_accuracy_is_asked_with(tmp_path: Path) -> None:
+    rows = vectors("H100-SXM", ("tanh",), slow, split="calib", sizes=12)
+    rows += vectors("H100-SXM", ("tanh",), lambda f, b: 1.01 * slow(f, b), split="devval", sizes=12)
+    table, mine = write_table(tmp_path / "table.csv", rows), tmp_path / "mine.toml"
     assert (
         run("--hardware", "H100-SXM", "--table", table, "--out", mine, "--date", "2026-01-31").exit_code == 0
     )
@@ -80,7 +83,7 @@ def test_the_file_is_what_accuracy_is_asked_with(table: Path, tmp_path: Path) ->
         "--max-mape", "0.1", command="accuracy",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert re.search(r"^H100-SXM +calibrated +vector f32 +40 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^H100-SXM +calibrated +vector f32 +12 ", done.stdout, re.MULTILINE)
     assert "in interval" in done.stdout
     again = run("--hardware", "H100-SXM", "--table", table, "--out", mine)
     assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from hespas.cli.validate import app
 from hespas.hardware import load_device
+from hespas.validators.calibration import own_models
 from tests.validators.small_tables import products, vectors, write_table
 
 pytest.importorskip("sklearn")
@@ -34,7 +36,7 @@ def slow(flops: float, moved: float) -> float:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    ops = ("add", "tanh", "neg", "mul")
+    ops = ("add", "tanh", "neg")
     rows = vectors("TPU-v4", ops, slow, split="calib")
     rows += products("TPU-v4", slow, (512, 1024), split="calib")
     rows += vectors("TPU-v4", ops, lambda f, b: 1.02 * slow(f, b), split="devval")
@@ -46,15 +48,23 @@ def asked(table: Path, out: Path, *names: str) -> list[str | Path]:
     return ["--hardware", "TPU-v4", "--table", table, "--out", out, "--date", "2026-01-31", *options]
 
 
-def test_lines_and_models_are_written_shown_and_asked(table: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "trees", [15, pytest.param(0, marks=pytest.mark.slow)], ids=["few trees", "all trees"]
+)
+def test_lines_and_models_are_written_shown_and_used(
+    trees: int, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fits are equal in all but their number of trees, which is most of the time that they take."""
+    for name in ("FEW", "ROBUST", "SMALL") if trees else ():
+        monkeypatch.setattr(own_models, name, replace(getattr(own_models, name), trees=trees))
     mine = tmp_path / "mine.toml"
     wanted = asked(table, mine, "learned", "systolic", "calibrated")
     done = run(*wanted, "--json", tmp_path / "c.json", "--test-by", "shape")
     assert done.exit_code == 0, done.output
     for name in ("roofline", "calibrated", "systolic", "learned"):
         assert re.search(rf"^TPU-v4 +{name} +vector f32 +\d+ ", done.stdout, re.MULTILINE), name
-    assert re.search(r"^learned vector f32 \(vector\) +\d+ trees +80 +80 +", done.stdout, re.MULTILINE)
-    assert re.search(r"\d+ fits and 1 learned model in .*mine\.learned of TPU-v4 from 88 rows", done.stdout)
+    assert re.search(r"^learned vector f32 \(vector\) +\d+ trees +60 +60 +", done.stdout, re.MULTILINE)
+    assert re.search(r"\d+ fits and 1 learned model in .*mine\.learned of TPU-v4 from 68 rows", done.stdout)
     assert "no learned model of matmul bf16: 8 rows" in " ".join(done.stderr.split())
     document = json.loads((tmp_path / "c.json").read_text())
     rules = json.loads((SCHEMAS / "calibrate.schema.json").read_text())

@@ -48,11 +48,11 @@ def fill(path: Path, there: Path, *, count: int) -> None:
 
 def test_a_table_to_fill_in_and_to_give_back(tmp_path: Path) -> None:
     shapes, filled = tmp_path / "shapes.csv", tmp_path / "filled.csv"
-    done = run("--suggest", "50", "--out", shapes, "--json", tmp_path / "s.json")
+    done = run("--suggest", "20", "--out", shapes, "--json", tmp_path / "s.json")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
-    assert re.search(r"^matmul +bf16 +50 +\d,\d{3} +0 +\d\.\d\dx +\S.*gemm-bf16", done.stdout, re.MULTILINE)
+    assert re.search(r"^matmul +bf16 +20 +\d,\d{3} +0 +\d\.\d\dx +\S.*gemm-bf16", done.stdout, re.MULTILINE)
     assert "each shape stands for the most sizes that no row measured or chosen before it" in done.stdout
-    assert "50 shapes to measure on H100-SXM, the most worth first; fill in latency_us, then:" in done.stdout
+    assert "20 shapes to measure on H100-SXM, the most worth first; fill in latency_us, then:" in done.stdout
     rows = rows_of(shapes)
     assert list(rows[0]) == ["hardware", "kind", "op", "dtype", "batch", "m", "n", "k", "latency_us"]
     assert {(row["hardware"], row["kind"], row["dtype"], row["latency_us"]) for row in rows} == {
@@ -67,19 +67,19 @@ def test_a_table_to_fill_in_and_to_give_back(tmp_path: Path) -> None:
     ]
     empty = run("--table", shapes, "--out", tmp_path / "mine.toml")
     assert empty.exit_code == 3
-    assert "no row is a measured operation (no duration, or NaN (as in row 1): 50)" in empty.stderr
-    fill(shapes, filled, count=45)
+    assert "no row is a measured operation (no duration, or NaN (as in row 1): 20)" in empty.stderr
+    fill(shapes, filled, count=15)
     fitted = run("--table", filled, "--out", tmp_path / "mine.toml")
     assert fitted.exit_code == 0, fitted.output
-    assert "rows left out: 5: no duration, or NaN (as in row 46)" in fitted.stderr
-    assert "of H100-SXM from 45 rows" in fitted.stdout
+    assert "rows left out: 5: no duration, or NaN (as in row 16)" in fitted.stderr
+    assert "of H100-SXM from 15 rows" in fitted.stdout
     own = [fit for fit in load_device(tmp_path / "mine.toml").own_fits if fit.table == "filled.csv"]
     assert {fit.kind for fit in own} == {"matmul", "*"}
-    more = run("--suggest", "20", "--table", filled, "--out", tmp_path / "more.csv")
+    more = run("--suggest", "5", "--table", filled, "--out", tmp_path / "more.csv")
     assert more.exit_code == 0, more.output
-    assert "rows taken for not measured: 5: no duration, or NaN (as in row 46)" in more.stderr
-    assert re.search(r"^matmul +bf16 +20 +\d,\d{3} +45 ", more.stdout, re.MULTILINE)
-    measured = {tuple(row[name] for name in "mnk") for row in rows[:45]}
+    assert "rows taken for not measured: 5: no duration, or NaN (as in row 16)" in more.stderr
+    assert re.search(r"^matmul +bf16 +5 +\d,\d{3} +15 ", more.stdout, re.MULTILINE)
+    measured = {tuple(row[name] for name in "mnk") for row in rows[:15]}
     assert not measured & {tuple(row[name] for name in "mnk") for row in rows_of(tmp_path / "more.csv")}
 
 

@@ -23,6 +23,7 @@ from hespas.converters import ReadOptions
 from hespas.files.streams import VARIABLE
 from tests.chakra_messages import reference_messages
 from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
+from tests.limits import SAFETY_S
 from tests.malformed_inputs import et_file
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -270,7 +271,7 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from hespas.cli.convert import main; main()"]
     big = FIXTURES / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
     process = subprocess.Popen([*command, str(big), str(tmp_path / "out")], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SAFETY_S
     while not list(tmp_path.iterdir()) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
@@ -523,13 +524,28 @@ def test_tables_fit_a_terminal() -> None:
 _GLOBAL = FIXTURES / "stablehlo" / "llama_fsdp_tp_global_N8.mlir.gz"
 
 
-def test_a_program_of_the_whole_job_is_told_on_every_way(tmp_path: Path) -> None:
+_SHARDED = """module @m attributes {mhlo.num_partitions = 4 : i32} {
+  func.func public @main(
+      %x: tensor<64x64xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<64x64xf32> {
+    %y = stablehlo.negate %x : tensor<64x64xf32>
+    return %y : tensor<64x64xf32>
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("size", ["one operation", pytest.param("a model", marks=pytest.mark.slow)])
+def test_a_program_of_the_whole_job_is_reported_by_every_command(size: str, tmp_path: Path) -> None:
+    program = _GLOBAL
+    if size == "one operation":
+        program = tmp_path / "sharded.mlir"
+        program.write_text(_SHARDED)
     made = [tmp_path / name for name in ("g.opgraph.json", "set", "one.et", "one.json")]
     for graph, further in zip(
         made, ([], [], ["--ranks", "0"], ["--to", "chakra-json", "--ranks", "0"]), strict=True
     ):
-        assert _convert(_GLOBAL, graph, *further).exit_code == 0
-    for number, source in enumerate((_GLOBAL, *made)):
+        assert _convert(program, graph, *further).exit_code == 0
+    for number, source in enumerate((program, *made)):
         again = tmp_path / f"{number}.opgraph.arrow"
         asked = ["--hardware", "H100-SXM"]
         for done in (
@@ -547,7 +563,7 @@ def test_a_program_of_the_whole_job_is_told_on_every_way(tmp_path: Path) -> None
         ):
             assert done.exit_code == 4, done.output
             assert "what one device does is not known" in done.output
-    assert ".global-program" in _validate("check", _GLOBAL).output
+    assert ".global-program" in _validate("check", program).output
 
 
 _OVER_ALL = """HloModule m

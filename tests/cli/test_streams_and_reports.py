@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from hespas.cli import convert, main, validate
 from hespas.files.streams import Limits
 from hespas.graph.errors import FormatError
+from tests.limits import SAFETY_S
 from tests.processes import run_command
 from tests.sweeps import swept
 from tests.validators.small_tables import vectors, write_table
@@ -259,7 +260,7 @@ def test_a_report_goes_into_a_device_or_a_pipe(words: tuple[str, ...], tmp_path:
     os.mkfifo(pipe)
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
     done = call(command, *rest, pipe)
-    content, _ = reader.communicate(timeout=60)
+    content, _ = reader.communicate(timeout=SAFETY_S)
     assert done.returncode == 0, done.stderr
     assert len(content) > 100
     assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -24,6 +24,7 @@ from hespas.files.output import placed_together, write_atomically
 from hespas.files.temporaries import remove_stale_temporaries, temporary_beside
 from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
+from tests.limits import SAFETY_S
 from tests.processes import run_command
 from tests.sweeps import swept
 
@@ -193,7 +194,7 @@ def writer(folder: Path, *more: str, until: str = "*") -> subprocess.Popen[bytes
     start = [sys.executable, "-c", heeding + "from hespas.cli.convert import main; main()"]
     command = [*start, str(source), str(folder / "traces"), "--jobs", "1", *more]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
-    for _ in range(60_000):
+    for _ in range(int(SAFETY_S / 0.005)):
         if any(folder.glob(until)) or child.poll() is not None:
             return child
         time.sleep(0.005)
@@ -202,17 +203,22 @@ def writer(folder: Path, *more: str, until: str = "*") -> subprocess.Popen[bytes
     pytest.fail(f"never reached {until}: {error.decode()}")
 
 
+_AGAIN_S = 5.0
+
+
 def interrupted(child: subprocess.Popen[bytes], folder: Path, number: signal.Signals) -> tuple[int, bytes]:
     """Exit code and messages of a writer that gets a signal."""
     child.send_signal(number)
+    waited_s = 0.0
     try:
-        for _ in range(24):
+        while waited_s < SAFETY_S:
             before = number_of_files(folder)
             try:
-                _, error = child.communicate(timeout=5)
+                _, error = child.communicate(timeout=_AGAIN_S)
             except subprocess.TimeoutExpired:
                 # A signal that arrives between Python's last look for one and a system call that waits is
                 # seen only behind that call: a user would send another. Who is cleaning up is left alone.
+                waited_s += _AGAIN_S
                 if 0 < before <= number_of_files(folder):
                     child.send_signal(number)
             else:
@@ -269,7 +275,7 @@ def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
         "main()\n"
     )
     command = [sys.executable, "-c", dropping, str(PROGRAM), str(tmp_path / "x.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=SAFETY_S)
     assert (done.returncode, "interrupted" in done.stderr) == (130, True), done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -394,7 +400,7 @@ def race(target: Path, contents: list[bytes], *, overwrite: bool, directory: boo
             path.mkdir()
             for number in range(20):
                 (path / f"t.{number}.et").write_bytes(content)
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=SAFETY_S)
 
     def run(content: bytes) -> None:
         try:

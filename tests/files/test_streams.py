@@ -14,6 +14,7 @@ import pytest
 from hespas import api
 from hespas.files.streams import VARIABLE, Limits, limits, read_bytes, read_document
 from hespas.graph.errors import FormatError, UsageError
+from tests.limits import SAFETY_S
 from tests.validators.small_tables import vectors, write_table
 
 LIMIT = 1 << 30
@@ -173,7 +174,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
         original.parent.mkdir()
         _make(original)
     command = [sys.executable, "-c", _SWAPPED, str(path), str(original), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SAFETY_S)
     outcomes = done.stdout.strip().split(",")
     assert set(outcomes) <= {"read", "refused"}, done.stdout + done.stderr
     assert outcomes[-1] == "read"

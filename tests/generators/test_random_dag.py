@@ -19,7 +19,7 @@ def errors(workload: Workload) -> list[str]:
     return [each.code for each in found if each.severity is Severity.ERROR]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 1 << 30),
     classes=st.sampled_from([1, 2, 4]),

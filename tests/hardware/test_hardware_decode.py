@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
 from hespas.hardware.library import DATA_FOLDER
+from tests.limits import cpu_limited
 
 GOOD = """\
 name = "Test"
@@ -209,7 +209,7 @@ def test_long_words_take_no_time(tmp_path: Path, junk: str) -> None:
     command = "import sys; from hespas.hardware import load_device; load_device(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", command, str(path)], capture_output=True, text=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20)),
+        preexec_fn=cpu_limited(20),
     )  # fmt: skip
     assert "FormatError" in done.stderr
 

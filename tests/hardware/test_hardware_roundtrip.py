@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph.columns import DTYPES
@@ -143,7 +143,7 @@ def _devices(draw: st.DrawFn) -> Device:
 
 
 @given(device=_devices())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_any_device_survives_its_file(tmp_path_factory: pytest.TempPathFactory, device: Device) -> None:
     path = tmp_path_factory.mktemp("device") / "any.toml"
     write_device(device, path)

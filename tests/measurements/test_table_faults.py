@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from hespas.measurements import LeftOut, columns, read_measurements
 from hespas.measurements.read import read_operations
 from hespas.operations import Labels
 from hespas.validators.accuracy.tables import devices_of_tables
+from tests.limits import cpu_limited
 
 LAYERS = "Layer,IFMAP Height,IFMAP Width,Filter Height,Filter Width,Channels,Num Filter,Strides\n"
 MEASURED = "hardware,kind,dtype,m,n,k,duration_us\nH100-SXM,matmul,bf16,8,8,8,5\n"
@@ -236,7 +236,7 @@ def test_names_of_unknown_devices_cost_no_search_for_alike_ones(tmp_path: Path) 
     command = "import sys; from hespas.measurements import read_measurements as r; r(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", command, str(written(tmp_path, MEASURED + rows))], check=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (30, 30)),
+        preexec_fn=cpu_limited(30),
     )  # fmt: skip
 
 

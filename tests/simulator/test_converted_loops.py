@@ -60,14 +60,14 @@ def figures(done: Simulation) -> tuple[object, ...]:
     return found.finish_ns, found.exposed_comm_ns, found.busy_ns
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(bodies(), st.integers(1, 4))
 def test_a_loop_takes_as_long_in_traces(body: Body, trips: int) -> None:
     graph = looped(body, trips)
     assert figures(through_traces(graph)) == figures(simulate(Workload.spmd(graph, 4)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(bodies(), bodies(), st.integers(1, 3), st.integers(1, 3))
 def test_nested_loops_take_as_long_in_traces(
     inner: Body, outer: Body, inner_trips: int, outer_trips: int

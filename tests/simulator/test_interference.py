@@ -20,7 +20,7 @@ from hespas.simulator.interference import pressures_of
 from hespas.simulator.progress import Pressure
 from tests.simulator.job.small_jobs import jobs, part, stages
 
-EXAMPLES = settings(max_examples=40, deadline=None)
+EXAMPLES = settings(max_examples=40)
 TALKS = tuple(int(kind) for kind in (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE))
 
 

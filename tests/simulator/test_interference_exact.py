@@ -19,7 +19,7 @@ from tests.simulator.small_programs import Sketch
 from tests.simulator.test_interference import pressure
 from tests.simulator.test_simulated_loops import Body, bodies, looped
 
-EXAMPLES = settings(max_examples=40, deadline=None)
+EXAMPLES = settings(max_examples=40)
 shares = st.sampled_from((0.0, 0.1, 0.5, 1.0))
 factors = st.fixed_dictionaries(
     {"holds": shares, "moves": shares, "by_units": st.sampled_from((0.0, 0.5, 1.0))}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.graph import Csr, Timeline, Workload
@@ -237,7 +237,6 @@ def slow_starts(case: Case, priority: Priority) -> list[int]:
     return [start[task] for task in range(count)]
 
 
-@settings(deadline=None)
 @given(cases(), st.sampled_from(PRIORITIES))
 def test_it_schedules_as_the_slow_one_does(case: Case, priority: Priority) -> None:
     assert list_schedule(tasks_of(case), priority).start_ns.tolist() == slow_starts(case, priority)
@@ -251,7 +250,6 @@ def is_reached(case: Case, task: int, cause: int) -> bool:
     )
 
 
-@settings(deadline=None)
 @given(cases(), st.sampled_from(PRIORITIES))
 def test_every_start_has_a_cause_that_ends_there(case: Case, priority: Priority) -> None:
     schedule = list_schedule(tasks_of(case), priority)
@@ -274,7 +272,6 @@ def test_every_start_has_a_cause_that_ends_there(case: Case, priority: Priority)
 _NAMES = {COMPUTE: "compute", COMMUNICATION: "comm", COPY: "copy", HOST: "host", FREE: "free"}
 
 
-@settings(deadline=None)
 @given(cases())
 def test_figures_are_those_counted_moment_by_moment(case: Case) -> None:
     if COMPUTE not in case.streams:

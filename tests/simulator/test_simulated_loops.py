@@ -92,7 +92,7 @@ def outcome(done: Simulation) -> tuple[object, ...]:
     return done.step_ns, done.classes[0].exposed_comm_ns, *(column.tolist() for column in rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(bodies(), st.integers(1, 6), st.sampled_from(PRIORITIES), st.booleans())
 def test_a_loop_runs_as_unrolled(body: Body, trips: int, priority: Priority, overlap: bool) -> None:
     graph = looped(body, trips)
@@ -101,7 +101,7 @@ def test_a_loop_runs_as_unrolled(body: Body, trips: int, priority: Priority, ove
     assert outcome(run(graph, scheduler)) == outcome(run(flat, scheduler))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(bodies(), bodies(), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_nested_loops_run_as_unrolled(
     inner: Body, outer: Body, inner_trips: int, outer_trips: int, overlap: bool
@@ -129,7 +129,7 @@ def in_sequence(body: Body) -> Body:
     return body._replace(carried=[(producer, consumer) for producer in every for consumer in every])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bodies(), st.integers(1, 6), st.sampled_from(PRIORITIES))
 def test_a_trip_begins_when_the_one_before_has_ended(body: Body, trips: int, priority: Priority) -> None:
     sequential = run(looped(body, trips), ListScheduler(priority=priority))
@@ -137,7 +137,7 @@ def test_a_trip_begins_when_the_one_before_has_ended(body: Body, trips: int, pri
     assert outcome(sequential)[:-1] == outcome(waiting)[:-1]  # of equal paths either may be critical
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bodies(), st.integers(30, 200), st.sampled_from(PRIORITIES))
 def test_an_extrapolated_loop_takes_as_long_where_trips_follow_each_other(
     body: Body, trips: int, priority: Priority
@@ -153,7 +153,7 @@ def test_an_extrapolated_loop_takes_as_long_where_trips_follow_each_other(
     assert one.critical_path.resource_ns == pytest.approx(other.critical_path.resource_ns)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bodies(), st.integers(50, 200), st.sampled_from(PRIORITIES))
 def test_an_extrapolated_loop_takes_about_as_long_where_trips_overtake_each_other(
     body: Body, trips: int, priority: Priority
@@ -175,7 +175,7 @@ def test_an_extrapolated_loop_takes_about_as_long_where_trips_overtake_each_othe
     assert sum(one.critical_path.class_ns.values()) == pytest.approx(short.step_ns)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(bodies(), bodies(), st.integers(30, 40), st.integers(30, 40))
 def test_nested_extrapolated_loops_take_as_long(
     inner: Body, outer: Body, inner_trips: int, outer_trips: int

@@ -34,14 +34,14 @@ def products(
     return found
 
 
-def vectors(hardware: str, ops: Sequence[str], time: Time, *, split: str = "") -> list[str]:
-    """Each operation at 20 sizes; ``add`` reads two operands, all others one."""
+def vectors(hardware: str, ops: Sequence[str], time: Time, *, split: str = "", sizes: int = 20) -> list[str]:
+    """Return rows of each operation at ``sizes`` sizes; ``add`` reads two operands, all others one."""
     return [
         vector_row(
             hardware, op, (rows, 1024), time(rows * 1024.0, rows * 1024.0 * (12 if op == "add" else 8)), split
         )
         for op in ops
-        for rows in range(128, 128 * 21, 128)
+        for rows in range(128, 128 * (sizes + 1), 128)
     ]
 
 

@@ -121,8 +121,8 @@ def _types(tensors: Sequence[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]
 
 # The measuring process from outside: started when needed, given up on after a while, started anew.
 
-_START_S = 120.0
-_END_S = 5.0
+_START_S = 300.0
+_END_S = 60.0
 _LISTED = 2000
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import SAFETY_S
+
 pytest.importorskip("jax")
 ROOT = Path(__file__).parents[3]
 CASES = [
@@ -24,7 +26,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "data", "model"), CASES)
 def test_a_captured_program_is_that_of_xla(name: str, data: int, model: int) -> None:
     command = [sys.executable, "-m", "tests.captures.jax.beside_jax", name, str(data), str(model)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=SAFETY_S)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)
     assert answer["instructions"] > 20

@@ -14,6 +14,7 @@ from hespas.captures.mesh import Mesh
 from hespas.captures.torch import record_rank
 from hespas.captures.torch.calls import Recording
 from hespas.captures.torch.stages import StageBoard
+from tests.limits import SAFETY_S
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ def run_job(program: str, mesh: str, folder: Path) -> list[tuple[list[str], list
         subprocess.Popen([*command, str(rank), port, str(file)], cwd=ROOT) for rank, file in enumerate(files)
     ]
     try:
-        assert [rank.wait(timeout=240) for rank in ranks] == [0] * RANKS
+        assert [rank.wait(timeout=SAFETY_S) for rank in ranks] == [0] * RANKS
     finally:
         for rank in ranks:
             rank.kill()

@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
 
-_SETTINGS = settings(
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+_SETTINGS = settings(max_examples=60)
 
 _EDGES = [
     0,

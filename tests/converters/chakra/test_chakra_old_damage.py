@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chakra import FORMAT
@@ -27,11 +27,7 @@ from tests.converters.chakra.historic_protos import (
     rich_nodes,
 )
 
-_SETTINGS = settings(
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+_SETTINGS = settings(max_examples=60)
 
 
 def _nodes(version: str) -> list[Logical]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chakra import FORMAT
@@ -137,11 +137,7 @@ def _nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
     return nodes
 
 
-@settings(
-    deadline=None,
-    max_examples=80,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=15)
 @given(nodes=_nodes(), metadata=st.lists(st.sampled_from(["pid", "schema"]).flatmap(_attribute), max_size=1))
 def test_any_attributes_survive_the_graph(
     reference: Any, tmp_path: Path, nodes: list[dict[str, Any]], metadata: list[dict[str, Any]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph import Workload
@@ -90,11 +90,7 @@ def _programs(draw: st.DrawFn, version: str) -> list[Logical]:
     return nodes
 
 
-_SETTINGS = settings(
-    deadline=None,
-    max_examples=8,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+_SETTINGS = settings(max_examples=8)
 
 
 @pytest.mark.parametrize("version", ALL)

@@ -13,7 +13,7 @@ from hespas.converters.chakra.wire import Window, offsets_of
 from hespas.converters.chakra.wire.walk import Fields, walk
 from tests.converters.chakra.historic_protos import classes
 
-_SETTINGS = settings(deadline=None, max_examples=80)
+_SETTINGS = settings(max_examples=80)
 
 
 def _walk(*messages: bytes) -> Fields:

@@ -213,7 +213,7 @@ def test_a_whole_set_replaces_one_of_classes(tmp_path: Path) -> None:
 # --- Values of many ranks at once are those of each
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sets=st.lists(st.sampled_from([*job().group_sets]), max_size=3, unique=True),
     shift=st.integers(-2, 2),

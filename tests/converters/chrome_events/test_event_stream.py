@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chrome_events import EventStream, event_times, likely_cut
@@ -26,11 +26,7 @@ def read(path: Path, block_bytes: int) -> tuple[list[str], bytes]:
     return names, stream.header
 
 
-@settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=60,
-)
+@settings(max_examples=20)
 @given(events=_EVENTS, indent=st.sampled_from([None, 1]), block=st.integers(1, 400), bare=st.booleans())
 def test_events_do_not_depend_on_where_blocks_end(
     events: list[dict[str, object]], indent: int | None, block: int, bare: bool, tmp_path: Path

@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.api import read as read_any
@@ -130,7 +130,7 @@ def test_arrows_start_and_end_inside_their_slices(tmp_path: Path) -> None:
     assert {event["bp"] for event in ends} == {"e"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(profile=profiles())
 def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path) -> None:
     path = write(profile, tmp_path / "t.json")
@@ -146,7 +146,7 @@ def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path)
         assert events(back) == events(profile)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(lengths=st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30))
 def test_what_follows_without_a_gap_stays_on_one_thread(lengths: list[float], tmp_path: Path) -> None:
     _, workload = simulated()

@@ -18,6 +18,7 @@ from hespas.converters.drawing.picture import MAX_NODES, fill_of
 from hespas.converters.format import WriteOptions
 from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import UnsupportedError
+from tests.limits import SAFETY_S
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent
@@ -65,7 +66,7 @@ def test_drawings_are_the_golden_ones(program: str, tmp_path: Path) -> None:
 def test_graphviz_takes_hostile_names_for_text(name: str, tmp_path: Path) -> None:
     text = dot(Workload.spmd(one_node(name), 1), tmp_path / "x.dot")
     done = subprocess.run(
-        ["dot", "-Tplain"], input=text.encode(), capture_output=True, check=False, timeout=60
+        ["dot", "-Tplain"], input=text.encode(), capture_output=True, check=False, timeout=SAFETY_S
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().count("\nnode ") == 1
@@ -134,7 +135,7 @@ def test_graphviz_lays_out_a_training_step(tmp_path: Path) -> None:
     """Without bounds on its search it takes minutes; with them 2 to 3 s of CPU time."""
     api.convert(ROOT / "fixtures" / "stablehlo" / "llama_train_1dev.mlir.gz", tmp_path / "step.dot")
     limited = ["sh", "-c", "ulimit -t 40; exec dot -Tplain step.dot"]
-    done = subprocess.run(limited, cwd=tmp_path, capture_output=True, check=False, timeout=600)
+    done = subprocess.run(limited, cwd=tmp_path, capture_output=True, check=False, timeout=SAFETY_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"\nnode ") > 300
 

@@ -13,6 +13,7 @@ from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.scan import Source, is_text, unquote
 from hespas.graph import DYNAMIC
 from hespas.graph.errors import FormatError
+from tests.limits import SAFETY_S
 
 LONG_STYLE = """// a comment
 HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }, num_partitions=4
@@ -340,7 +341,7 @@ def test_time_grows_with_the_text_whatever_it_holds() -> None:
     """Each piece repeated over 20 kB in each place: quadratic steps would take minutes together."""
     done = subprocess.run(
         [sys.executable, "-c", GROWTH, json.dumps([PIECES, PLACES])],
-        capture_output=True, text=True, check=False, timeout=600,
+        capture_output=True, text=True, check=False, timeout=SAFETY_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) == len(PIECES) * len(PLACES)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
@@ -46,7 +46,7 @@ def write(workload: Workload, path: Path) -> Path:
     return path
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(0, 40))
 def test_round_trip_keeps_every_column(
     seed: int, nodes: int, make_workload: MakeWorkload, tmp_path_factory: pytest.TempPathFactory
@@ -120,7 +120,7 @@ def test_every_truncation_is_refused(sample: bytes, tmp_path: Path) -> None:
             read(path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_flipped_bytes_never_crash(
     data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.format import ReadOptions, WriteOptions
@@ -39,7 +39,7 @@ def rewritten(workload: Workload, folder: Path) -> Workload:
     return read_json(path, ReadOptions(), Diagnostics())
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(0, 40))
 def test_round_trip_keeps_every_column(
     seed: int, nodes: int, make_workload: MakeWorkload, tmp_path_factory: pytest.TempPathFactory

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from hespas.converters import sniff
 from hespas.converters.format import ReadOptions, WriteOptions
@@ -116,7 +116,7 @@ def test_a_profile_reads_back(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(profile=profiles())
 def test_any_declared_column_reads_back_exactly(suffix: str, profile: Profile, tmp_path: Path) -> None:
     assert rows(read(write(profile, tmp_path / f"t.{suffix}"))) == rows(profile)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from hespas.api import read as read_any
 from hespas.converters import sniff
@@ -138,7 +138,7 @@ def test_a_profile_reads_back_with_the_operations_behind_its_events(tmp_path: Pa
     assert sniff(path) is FORMAT
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(profile=profiles())
 def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path) -> None:
     back = read(write(profile, tmp_path / "t.pftrace"))

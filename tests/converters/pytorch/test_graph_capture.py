@@ -182,7 +182,7 @@ def _ops(profile: Profile) -> list[str]:
     return [op for _, _, op, _ in _told(profile)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     names=st.lists(st.sampled_from("abcde"), min_size=12, max_size=40),
     inserted=st.lists(st.integers(0, 40), max_size=3),

@@ -101,7 +101,7 @@ def test_a_sound_trace_is_copied_event_by_event(tmp_path: Path) -> None:
     assert copied["traceEvents"] == _events()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(part=st.floats(0.05, 0.99))
 def test_what_stands_before_a_cut_is_copied(part: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("cut")

@@ -143,14 +143,14 @@ def _write_made(seed: int) -> None:
     assert replayed or b"return" in text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_random_graphs_have_valid_replays(seed: int) -> None:
     _write_made(seed)
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=5000)
 @given(st.integers(0, 1 << 32))
 def test_many_random_graphs_have_valid_replays(seed: int) -> None:
     _write_made(seed)

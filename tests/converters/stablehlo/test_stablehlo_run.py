@@ -21,6 +21,7 @@ from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workloa
 from hespas.graph.passes import FoldFree, UnrollLoops
 from tests.converters.stablehlo.replays import FIXTURES, read_any, without_program, write_bytes
 from tests.converters.stablehlo.steps import Steps
+from tests.limits import SAFETY_S
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def run(files: Sequence[Path], devices: int) -> list[Answer]:
         input=msgspec.json.encode([str(path) for path in files]),
         capture_output=True,
         check=False,
-        timeout=900,
+        timeout=SAFETY_S,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return msgspec.json.decode(done.stdout, type=list[Answer])

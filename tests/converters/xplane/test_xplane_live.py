@@ -13,6 +13,7 @@ import pytest
 from hespas.converters import find_format
 from hespas.converters.format import ReadOptions
 from hespas.graph import Diagnostics, Profile
+from tests.limits import SAFETY_S
 
 ROOT = Path(__file__).parents[3]
 _PROGRAM = """
@@ -46,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=SAFETY_S,
         env={"JAX_PLATFORMS": "cpu", "HOME": str(folder), "PATH": ""},
     )
     if done.returncode or not list(folder.rglob("*.xplane.pb")):
@@ -97,6 +98,11 @@ def test_the_written_traces_are_those_of_the_generator() -> None:
         )
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SAFETY_S,
     )
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations
 from hespas.operations.build import matmuls
+from tests.limits import SAFETY_S
 
 TPU = load_device("TPU-v4")
 
@@ -165,7 +166,7 @@ def test_onnxim_runs_the_users_configuration(tmp_path: Path, log: Path) -> None:
         model.predict(products((2, 3, 4)), TPU)
 
 
-def failing(tmp_path: Path, log: Path, body: str, timeout_s: float = 30.0) -> ScaleSim:
+def failing(tmp_path: Path, log: Path, body: str, timeout_s: float = SAFETY_S) -> ScaleSim:
     return ScaleSim(
         command=python(tmp_path, log, body), cache=str(tmp_path / "kept"), timeout_s=timeout_s, clock_mhz=1.0
     )
@@ -178,13 +179,13 @@ FAILURES = {
     "its output states no time": (
         "open(arguments[3] + '/COMPUTE_REPORT.csv', 'w').write('LayerID, Total Cycles,\\n0, nan,\\n')"
     ),
-    "no result within 0.5 s": "import time; time.sleep(60)",
+    "no result within 3 s": "import time; time.sleep(60)",
 }
 
 
 @pytest.mark.parametrize("message", FAILURES)
 def test_a_failure_is_an_error_and_never_a_time(tmp_path: Path, log: Path, message: str) -> None:
-    model = failing(tmp_path, log, FAILURES[message], 0.5 if "within" in message else 30.0)
+    model = failing(tmp_path, log, FAILURES[message], 3.0 if "within" in message else SAFETY_S)
     with pytest.raises(UnsupportedError, match=f"failed on a product of 2x3x4 of 8 bits: .*{message}"):
         model.predict(products((2, 3, 4)), TPU)
     found = Diagnostics()
@@ -251,7 +252,7 @@ def test_all_that_a_program_started_ends_with_it(tmp_path: Path) -> None:
     child = "import time, pathlib; time.sleep(1.5); pathlib.Path('late').touch()"
     with pytest.raises(CommandError, match="no result within"):
         run_command([sys.executable, "-c", f"CHILD = {child!r}\n{script}"], tmp_path, 0.7)
-    run_command([sys.executable, "-c", "import time; time.sleep(1.5)"], tmp_path, 30.0)
+    run_command([sys.executable, "-c", "import time; time.sleep(1.5)"], tmp_path, SAFETY_S)
     assert not (tmp_path / "late").exists()
 
 

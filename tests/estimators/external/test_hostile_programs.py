@@ -17,6 +17,7 @@ from hespas.estimators.external.cocossim import Cocossim
 from hespas.hardware import load_device
 from hespas.operations import Labels
 from hespas.operations.build import matmuls
+from tests.limits import SAFETY_S
 
 SHELL = "/bin/sh"
 
@@ -24,13 +25,13 @@ SHELL = "/bin/sh"
 def test_a_program_that_writes_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "_MOST_WRITTEN_BYTES", 1 << 16)
     with pytest.raises(CommandError, match="wrote more than"):
-        run_command([SHELL, "-c", "while :; do echo 0123456789abcdef; done"], tmp_path, 60)
+        run_command([SHELL, "-c", "while :; do echo 0123456789abcdef; done"], tmp_path, SAFETY_S)
 
 
 def test_what_a_program_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
-    run_command([SHELL, "-c", "sleep 300 & echo $! > child"], tmp_path, 60)
+    run_command([SHELL, "-c", "sleep 300 & echo $! > child"], tmp_path, SAFETY_S)
     child = int((tmp_path / "child").read_text())
-    for _ in range(500):
+    for _ in range(int(SAFETY_S / 0.01)):
         if not _runs(child):
             return
         time.sleep(0.01)

@@ -17,6 +17,7 @@ import pytest
 from hespas.estimators.systolic import fold_counts
 from hespas.estimators.systolic.cycles import Array, Dataflow
 from hespas.measurements.read import Product, convolution_product
+from tests.limits import SAFETY_S
 
 PYTHON = os.environ.get("HESPAS_SCALESIM", "")
 PRODUCTS = ((1, 1, 1), (9, 5, 7), (33, 17, 20), (8, 8, 8), (4, 40, 3), (50, 2, 61))
@@ -83,7 +84,7 @@ def simulated(folder: Path, array: Array, layers: list[str], kind: str) -> tuple
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=SAFETY_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

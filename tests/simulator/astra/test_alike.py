@@ -127,7 +127,7 @@ def cases(draw: st.DrawFn) -> tuple[Workload, NetworkConfig, SystemConfig, int]:
     return draw(jobs(wires.num_ranks)), wires, machine, queues
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_every_node_of_every_rank_is_when_it_is_in_a_run_of_all(
     case: tuple[Workload, NetworkConfig, SystemConfig, int],

@@ -78,7 +78,7 @@ steps = st.lists(st.sampled_from(("compute", "collective", "message")), min_size
 times = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=5, max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps, times, st.integers(30, 60), st.integers(1, 3))
 def test_a_loop_of_ranks_that_meet_takes_as_long_as_unrolled(
     what: list[str], takes: list[tuple[int, int]], trips: int, outer: int

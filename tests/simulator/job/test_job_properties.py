@@ -14,7 +14,7 @@ from hespas.simulator.job.options import PROTOCOLS, Protocol
 from hespas.simulator.schedule import PRIORITIES, Priority
 from tests.simulator.job.small_jobs import jobs
 
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 
 
 def run(workload: Workload, scheduler: JobScheduler | ListScheduler) -> Simulation:

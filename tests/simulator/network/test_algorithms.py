@@ -143,7 +143,7 @@ def fullest_link(shape: tuple[int, ...], groups: list[list[int]]) -> float:
     return max(load.values(), default=0.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sub_tori(), st.booleans())
 def test_an_all_to_all_on_a_torus_is_bound_by_its_fullest_link(
     drawn: tuple[tuple[int, ...], StridedGroups], alone: bool

@@ -74,7 +74,7 @@ def test_an_all_to_all_on_a_ring_counts_each_link_on_the_way(size: int, closes_a
     assert sent(system, CollectiveKind.ALL_TO_ALL, range(size), "direct") == pytest.approx([whole])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from([*GPUS, "tpu-v5e", "tpu-v5p", "loopback"]),
     ranks=st.sampled_from([2, 4, 8, 16, 64]),

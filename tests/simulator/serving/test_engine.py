@@ -155,7 +155,7 @@ def _same(one: ServingRun, two: ServingRun) -> bool:
     return all(np.allclose(left, right) for left, right in pairs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_MANY, _POLICIES, st.integers(130, 400))
 def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int) -> None:
     run = serve(requests, _steps(), policy, cache_tokens=cache + policy.page_tokens)
@@ -176,7 +176,7 @@ def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int
     assert float((gaps * tokens).sum()) == pytest.approx((run.last_token_ns - run.first_token_ns).sum())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(_MANY, _POLICIES, st.integers(130, 400))
 def test_steps_together_are_steps_one_by_one(requests: Requests, policy: Policy, cache: int) -> None:
     cache += policy.page_tokens

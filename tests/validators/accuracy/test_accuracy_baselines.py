@@ -100,7 +100,7 @@ def _changed(cases: Cases, shape: str, factor: float) -> Cases:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 19), st.sampled_from([1e-3, 50.0, 1e4]))
 def test_an_unseen_shape_never_enters_its_own_fit(row: int, factor: float) -> None:
     """One source: whatever the shape takes, its own prediction stays, and others' do not."""

@@ -7,7 +7,7 @@ from math import isnan, nan
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
@@ -105,7 +105,6 @@ def test_nothing_matched_is_nothing_measured() -> None:
     assert len(_measured(Recording().build()).group) == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 100)), min_size=1, max_size=15))
 def test_the_covered_length_is_that_of_the_union(rows: list[tuple[int, int]]) -> None:
     rows = sorted(rows)

@@ -297,7 +297,7 @@ EVENT = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(EVENT, max_size=20), st.booleans(), st.booleans())
 def test_no_recording_breaks_it(
     events: list[tuple[str, str, int, int, float]], has_program: bool, has_host: bool

@@ -6,7 +6,7 @@ from math import isnan, log, nan, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.graph.columns import FloatArray, IntArray
@@ -120,7 +120,6 @@ def test_intervals_are_the_same_in_every_run() -> None:
 POSITIVE = st.floats(1e-3, 1e9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(POSITIVE, POSITIVE, st.integers(0, 5)), min_size=2, max_size=20))
 def test_errors_have_no_unit_and_no_order(rows: list[tuple[float, float, int]]) -> None:
     predicted, measured = (np.array([row[part] for row in rows]) for part in (0, 1))
@@ -137,7 +136,6 @@ def test_errors_have_no_unit_and_no_order(rows: list[tuple[float, float, int]]) 
     assert one.coverage == 1.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(), max_size=12), st.lists(st.floats(), max_size=12))
 def test_no_number_breaks_the_error(predicted: list[float], measured: list[float]) -> None:
     rows = min(len(predicted), len(measured))

@@ -27,7 +27,6 @@ def _keys(links: list[list[int]], communicates: bool = False) -> list[EventKey]:
     return [EventKey(module="", op="", nodes=tuple(nodes), communicates=communicates) for nodes in links]
 
 
-@settings(deadline=None)
 @given(LINKS, FLAGS)
 def test_each_key_with_nodes_is_in_one_group_that_holds_some_of_them(
     links: list[list[int]], flags: list[bool]
@@ -44,7 +43,6 @@ def test_each_key_with_nodes_is_in_one_group_that_holds_some_of_them(
     assert all((nodes[node] >= 0) == (node in linked) for node in range(NODES))
 
 
-@settings(deadline=None)
 @given(LINKS)
 def test_keys_that_carry_out_one_node_together_are_one_group(links: list[list[int]]) -> None:
     nothing = np.zeros(NODES, np.bool_)
@@ -53,7 +51,6 @@ def test_keys_that_carry_out_one_node_together_are_one_group(links: list[list[in
         assert all(nodes[node] == keys[key] for node in row)
 
 
-@settings(deadline=None)
 @given(LINKS, FLAGS)
 def test_a_key_that_communicates_is_with_nodes_that_do(links: list[list[int]], flags: list[bool]) -> None:
     talks = np.array(flags)
@@ -63,7 +60,7 @@ def test_a_key_that_communicates_is_with_nodes_that_do(links: list[list[int]], f
         assert (keys[key] >= 0) == any(flags[node] for node in row)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(EVENT, max_size=25), st.lists(st.sampled_from(["dot.1", "add.2", "mm"]), max_size=6))
 def test_whatever_was_recorded_time_is_matched_or_listed(
     events: list[tuple[str, str, int, int, float]], names: list[str]

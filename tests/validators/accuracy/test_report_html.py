@@ -22,6 +22,7 @@ from hespas.validators.accuracy import report
 from hespas.validators.accuracy.report import accuracy_html, provenance_of
 from hespas.validators.accuracy.report.figures import MOST_POINTS
 from hespas.validators.accuracy.result import Accuracy, Thresholds
+from tests.limits import SAFETY_S
 from tests.validators.accuracy.report_samples import (
     HOSTILE,
     NO_LIMITS,
@@ -294,7 +295,7 @@ def test_a_browser_draws_every_figure_without_an_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(BROWSER), *options, profile, "--virtual-time-budget=10000", path.as_uri()],
         capture_output=True,
-        timeout=120,
+        timeout=SAFETY_S,
         check=True,
     )
     assert b"CONSOLE" not in done.stderr

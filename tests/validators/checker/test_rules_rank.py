@@ -492,7 +492,7 @@ def told_apart(job: Workload) -> Workload:
     return replace(job, classes=classes, rank_class=np.arange(job.num_ranks, dtype=np.int32))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=25)
 @given(jobs())
 def test_merged_ranks_give_the_verdict_of_ranks_one_by_one(job: Workload) -> None:
     rules = ("ET015", "ET020", "ET021", "ET029")

@@ -15,7 +15,7 @@ from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
 from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
 from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
-from hespas.validators.serving.fit import PRIORS, fit_stack, one_point, point_of
+from hespas.validators.serving.fit import PRIORS, Fitted, fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Times, implied_rate
 from hespas.validators.serving.rows import deployment_of, library_of
 
@@ -136,11 +136,20 @@ def _two_releases(folder: Path, predictor: Predictor, *truths: Correction) -> li
     ]
 
 
-def test_deployments_have_parameters_of_their_own(tmp_path: Path, predictor: Predictor) -> None:
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory, predictor: Predictor) -> tuple[list[Row], Fitted]:
+    """Rows of two releases whose products differ, and the fit of them."""
     truths = (Correction(products=1.1, launch_ns=6e4), Correction(products=1.6, launch_ns=6e4))
-    rows = _two_releases(tmp_path, predictor, *truths)
+    rows = _two_releases(tmp_path_factory.mktemp("releases"), predictor, *truths)
     fitted = fit_stack(rows, predictor)
     assert fitted is not None
+    return rows, fitted
+
+
+def test_deployments_have_parameters_of_their_own(
+    releases: tuple[list[Row], Fitted], predictor: Predictor
+) -> None:
+    rows, fitted = releases
     assert len(fitted.deployments) == 2
     slow, fast = (fitted.deployments[deployment_of(row)].products for row in (rows[-1], rows[0]))
     assert fast < fitted.correction.products < slow
@@ -156,12 +165,10 @@ def test_deployments_have_parameters_of_their_own(tmp_path: Path, predictor: Pre
     assert max(errors["stack-and-deployment"], errors["stack-and-one"]) < 0.05
 
 
-def test_a_point_is_trusted_as_far_as_points_were_right(tmp_path: Path, predictor: Predictor) -> None:
-    alike = _two_releases(
-        tmp_path, predictor, Correction(products=1.1, launch_ns=6e4), Correction(products=1.6, launch_ns=6e4)
-    )
-    fitted = fit_stack(alike, predictor)
-    assert fitted is not None
+def test_a_point_is_trusted_as_far_as_points_were_right(
+    tmp_path: Path, releases: tuple[list[Row], Fitted], predictor: Predictor
+) -> None:
+    alike, fitted = releases
     assert fitted.apart <= 0.1
     # the middle run alone is off, so that it says nothing of its like
     middle = {point_of(alike[:6]).row, point_of(alike[6:]).row}
@@ -170,13 +177,13 @@ def test_a_point_is_trusted_as_far_as_points_were_right(tmp_path: Path, predicto
         replace(row, ttft_ms=1.5 * row.ttft_ms, tpot_ms=1.5 * row.tpot_ms) if row.row in middle else row
         for row in plain
     ]
-    fitted = fit_stack(unlike, predictor)
-    assert fitted is not None
-    assert fitted.apart >= 0.8
+    apart = fit_stack(unlike, predictor)
+    assert apart is not None
+    assert apart.apart >= 0.8
     row = unlike[0]
-    told = one_point(row, predictor, fitted.correction, 1e3)
+    told = one_point(row, predictor, apart.correction, 1e3)
     assert told is not None
-    assert told.products == pytest.approx(fitted.correction.products, rel=1e-3)
+    assert told.products == pytest.approx(apart.correction.products, rel=1e-3)
 
 
 def test_products_of_experts_are_a_share(tmp_path: Path, predictor: Predictor) -> None:
