@@ -230,7 +230,8 @@ def _operation_groups(measured: Measured) -> _Groups:
     graph, host = costed.graph, profile.host
     op = costed.host_op
     longest = costed.groups.longest
-    own = np.where(profile.op_row[longest] > 0, profile.op_row[longest], profile.kernel_row[longest])
+    stated = (profile.op_row[longest] > 0) & (profile.host_event[longest] < 0)
+    own = np.where(stated, profile.op_row[longest], profile.kernel_row[longest])
     name = np.where(op >= 0, at_rows(host.name_row, op, 0), own)
     shapes = np.where(op >= 0, at_rows(host.shapes_row, op, 0), profile.shapes_row[longest])
     dtypes = np.where(op >= 0, at_rows(host.dtype_row, op, 0), profile.dtype_row[longest])
