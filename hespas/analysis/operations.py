@@ -37,6 +37,7 @@ __all__ = [
     "kernels",
     "measured_of",
     "operations",
+    "unclassified_share",
     "wins",
 ]
 
@@ -376,6 +377,26 @@ def kernels(recordings: Sequence[Recording], measured: Sequence[Measured]) -> Ta
             std_ns=moments.deviation,
         )
     return table.largest("total_ns")
+
+
+def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measured]) -> float:
+    """The share of the device time of kernels of unknown class, 0..1. Operations of a run without a device are
+    no kernels: their names state communication.
+    """
+    class_of = {id(each.profile): each.costed.graph.op_class[each.costed.node] for each in measured}
+    total = unknown = 0.0
+    for each in recordings:
+        of_host = np.array([_is_of_host(each.profile, row) for row in range(len(each.profile.devices))])
+        on_device = ~of_host[each.profile.device_index[each.rows]]
+        vague = class_of[id(each.profile)][each.rows] == OpClass.UNKNOWN
+        vague &= (each.kind == Kind.COMPUTE) & on_device
+        total += float(each.duration_ns.sum())
+        unknown += float(each.duration_ns[vague].sum())
+    return unknown / total if total else 0.0
+
+
+def _is_of_host(profile: Profile, device: int) -> bool:
+    return profile.devices[device] == "CPU"
 
 
 def wins(table: Table[OperationRow]) -> Table[WinRow]:

@@ -42,6 +42,7 @@ __all__ = [
     "CostedOps",
     "Role",
     "collective_kind",
+    "communication_kind",
     "costed_ops",
     "event_roles",
     "stated_group",
@@ -69,11 +70,17 @@ _KINDS: tuple[tuple[str, CollectiveKind], ...] = (
 def collective_kind(names: Iterable[str]) -> CollectiveKind:
     """The kind that the first telling name states, such as ``c10d::alltoall_base_``."""
     for name in names:
-        plain = name.lower().replace("_", "")
+        plain = name.lower().replace("_", "").replace("-", "")
         for part, kind in _KINDS:
             if part in plain:
                 return kind
     return CollectiveKind.UNKNOWN
+
+
+def communication_kind(names: Iterable[str], kernel: str) -> CollectiveKind:
+    """The kind of a communication: as stated, by the operations around it, or by the name of its kernel."""
+    stated = [name for name in names if name != "record_param_comms"]
+    return collective_kind([*stated, kernel_facts(kernel).family, kernel])
 
 
 def stated_group(text: str) -> GroupSet | None:
@@ -493,9 +500,7 @@ class _Builder:
         row = int(self.comm_of_event[event])
         comms = self.profile.comms
         names = ([] if row < 0 else [self.text(int(comms.kind_row[row]))]) + self._around(op)
-        kind = collective_kind([name for name in names if name != "record_param_comms"])
-        if kind is CollectiveKind.UNKNOWN:
-            kind = collective_kind([kernel])
+        kind = communication_kind(names, kernel)
         sent = nan if row < 0 else float(comms.operand_bytes[row])
         self.graph.add_collective(
             node,

@@ -3,7 +3,8 @@
 An operation of the cost table answers for all the work launched inside it, whatever it calls. So of two such
 operations, one inside the other, of which both launched work themselves, the outer one answers for both:
 nothing is costed twice. An operation that is costed by its parts answers only where none of them does. Work
-of an operation without a rule belongs to an operation around it that has one, else to itself, at unknown cost.
+of an operation without a rule belongs to an operation around it that has one, else to itself, at an unknown
+cost.
 A region is not an operation: work that it launches has no owner, and is known by its kernel alone.
 """
 
