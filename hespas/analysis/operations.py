@@ -380,8 +380,8 @@ def kernels(recordings: Sequence[Recording], measured: Sequence[Measured]) -> Ta
 
 
 def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measured]) -> float:
-    """The share of the device time of kernels of unknown class, 0..1. Operations of a run without a device are
-    no kernels: their names state communication.
+    """The share of the device time of kernels of unknown class, 0..1. Operations of a run without a device do
+    not count: what communicates is recorded there.
     """
     class_of = {id(each.profile): each.costed.graph.op_class[each.costed.node] for each in measured}
     total = unknown = 0.0

@@ -56,8 +56,8 @@ __all__ = ["Analyses", "analyses_of", "device_of", "whole"]
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Analyses:
     """The tables of all analyses. ``hardware`` is the device whose roofs are meant, empty where none is
-    known; ``notes`` say what the recording lacks for more, and how to record it. ``unclassified`` is the share
-    of the device time of kernels whose name and operation state no class (0..1): some may communicate.
+    known; ``notes`` say what the recording lacks for more, and how to record it. ``unclassified`` is the
+    share of the device time of kernels whose name and operation state no class (0..1): some may communicate.
     """
 
     hardware: str

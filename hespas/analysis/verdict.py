@@ -49,11 +49,12 @@ def verdict_of(found: Analyses) -> str:
         return "no device event was recorded"
     steps = table.take(np.flatnonzero(table["step"] != ALL_STEPS))
     span = float(whole["span_ns"].max())
-    told = f"{time_text(span)} from the first device event to the last"
+    told = f"span {time_text(span)} from the first device event to the last"
     if len(steps):
         count = len(np.unique(steps["step"]))
         typical = float(np.median(steps["span_ns"]))
-        told = f"{time_text(typical)} per step ({count} recorded, {time_text(span)} in all)"
+        steps_text = "1 recorded step" if count == 1 else f"{count} recorded steps"
+        told = f"{time_text(typical)} per step ({steps_text}, span {time_text(span)})"
     if len(whole) > 1:
         told += f" on {len(whole)} ranks"
     total = float(whole["span_ns"].sum()) or np.nan
