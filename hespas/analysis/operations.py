@@ -37,6 +37,7 @@ __all__ = [
     "kernels",
     "measured_of",
     "operations",
+    "unclassified_share",
     "wins",
 ]
 
@@ -230,7 +231,8 @@ def _operation_groups(measured: Measured) -> _Groups:
     graph, host = costed.graph, profile.host
     op = costed.host_op
     longest = costed.groups.longest
-    own = np.where(profile.op_row[longest] > 0, profile.op_row[longest], profile.kernel_row[longest])
+    stated = (profile.op_row[longest] > 0) & (profile.host_event[longest] < 0)
+    own = np.where(stated, profile.op_row[longest], profile.kernel_row[longest])
     name = np.where(op >= 0, at_rows(host.name_row, op, 0), own)
     shapes = np.where(op >= 0, at_rows(host.shapes_row, op, 0), profile.shapes_row[longest])
     dtypes = np.where(op >= 0, at_rows(host.dtype_row, op, 0), profile.dtype_row[longest])
@@ -375,6 +377,26 @@ def kernels(recordings: Sequence[Recording], measured: Sequence[Measured]) -> Ta
             std_ns=moments.deviation,
         )
     return table.largest("total_ns")
+
+
+def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measured]) -> float:
+    """The share of the device time of kernels of unknown class, 0..1. Operations of a run without a device do
+    not count: what communicates is recorded there.
+    """
+    class_of = {id(each.profile): each.costed.graph.op_class[each.costed.node] for each in measured}
+    total = unknown = 0.0
+    for each in recordings:
+        of_host = np.array([_is_of_host(each.profile, row) for row in range(len(each.profile.devices))])
+        on_device = ~of_host[each.profile.device_index[each.rows]]
+        vague = class_of[id(each.profile)][each.rows] == OpClass.UNKNOWN
+        vague &= (each.kind == Kind.COMPUTE) & on_device
+        total += float(each.duration_ns.sum())
+        unknown += float(each.duration_ns[vague].sum())
+    return unknown / total if total else 0.0
+
+
+def _is_of_host(profile: Profile, device: int) -> bool:
+    return profile.devices[device] == "CPU"
 
 
 def wins(table: Table[OperationRow]) -> Table[WinRow]:

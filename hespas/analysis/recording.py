@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hespas.analysis.intervals import Intervals
 from hespas.converters.measured_ops.build import Role, event_roles
-from hespas.graph import Diagnostics, OpClass, Profile
+from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = ["Kind", "Recording", "recordings_of"]
@@ -113,7 +113,4 @@ _KIND_OF_ROLE = {
 
 def _kinds(profile: Profile) -> NDArray[np.uint8]:
     of_role = np.array([_KIND_OF_ROLE[role] for role in Role], np.uint8)
-    kind = of_role[event_roles(profile)]
-    kind[np.isin(profile.op_class, (OpClass.COLLECTIVE, OpClass.P2P))] = Kind.COMMUNICATION
-    kind[profile.comms.event] = Kind.COMMUNICATION
-    return kind
+    return of_role[event_roles(profile)]

@@ -39,6 +39,7 @@ from hespas.analysis.operations import (
     kernels,
     measured_of,
     operations,
+    unclassified_share,
     wins,
 )
 from hespas.analysis.recording import recordings_of
@@ -55,11 +56,13 @@ __all__ = ["Analyses", "analyses_of", "device_of", "whole"]
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Analyses:
     """The tables of all analyses. ``hardware`` is the device whose roofs are meant, empty where none is
-    known; ``notes`` say what the recording lacks for more, and how to record it.
+    known; ``notes`` say what the recording lacks for more, and how to record it. ``unclassified`` is the
+    share of the device time of kernels whose name and operation state no class (0..1): some may communicate.
     """
 
     hardware: str
     notes: tuple[str, ...]
+    unclassified: float
     breakdown: Table[BreakdownRow]
     idle: Table[IdleRow]
     gaps: Table[GapRow]
@@ -81,7 +84,7 @@ class Analyses:
 
     def tables(self) -> Mapping[str, Table[Any]]:
         """The tables under their names."""
-        names = [each.name for each in fields(self) if each.name not in {"hardware", "notes"}]
+        names = [each.name for each in fields(self) if each.name not in {"hardware", "notes", "unclassified"}]
         return {name: getattr(self, name) for name in names}
 
 
@@ -128,6 +131,7 @@ def analyses_of(profiles: Sequence[Profile], device: Device | None, diagnostics:
     return Analyses(
         hardware=device.name if device else "",
         notes=tuple(notes_of(profiles, recordings)),
+        unclassified=unclassified_share(recordings, measured),
         breakdown=breakdown(recordings),
         idle=idle(recordings),
         gaps=gaps_before(recordings),

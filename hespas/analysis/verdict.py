@@ -14,6 +14,8 @@ from hespas.analysis.run import Analyses
 __all__ = ["changed_text", "share_text", "time_text", "verdict_of"]
 
 _HALF = 0.5
+_MUCH = 0.1
+"""Share of the device time of kernels of unknown class from which communication is a lower bound."""
 _UNITS = ("ns", "us", "ms", "s")
 _PARTS = {
     "compute_ns": "compute",
@@ -47,18 +49,24 @@ def verdict_of(found: Analyses) -> str:
         return "no device event was recorded"
     steps = table.take(np.flatnonzero(table["step"] != ALL_STEPS))
     span = float(whole["span_ns"].max())
-    told = f"{time_text(span)} from the first device event to the last"
+    told = f"span {time_text(span)} from the first device event to the last"
     if len(steps):
         count = len(np.unique(steps["step"]))
         typical = float(np.median(steps["span_ns"]))
-        told = f"{time_text(typical)} per step ({count} recorded, {time_text(span)} in all)"
+        steps_text = "1 recorded step" if count == 1 else f"{count} recorded steps"
+        told = f"{time_text(typical)} per step ({steps_text}, span {time_text(span)})"
     if len(whole) > 1:
         told += f" on {len(whole)} ranks"
     total = float(whole["span_ns"].sum()) or np.nan
     parts = {name: float(whole[name].sum()) / total for name in _PARTS}
-    listed = ", ".join(f"{word} {share_text(parts[name])}" for name, word in _PARTS.items())
+    if found.unclassified >= _MUCH:
+        words = {**_PARTS, "exposed_communication_ns": "exposed communication at least"}
+        vague = f"; {share_text(found.unclassified)} of the device time is of kernels of unknown class"
+    else:
+        words, vague = _PARTS, ""
+    listed = ", ".join(f"{word} {share_text(parts[name])}" for name, word in words.items())
     busy = float(whole["busy_ns"].sum()) / total
-    return f"{told}: busy {share_text(busy)} ({listed}{_mostly(found)})"
+    return f"{told}: busy {share_text(busy)} ({listed}{_mostly(found)}{vague})"
 
 
 def _mostly(found: Analyses) -> str:

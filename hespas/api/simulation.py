@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from hespas.api.external import ExternalDocument, external_document, measured_st
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Mode, merged, refuse_global
+from hespas.api.recorded_steps import recorded_step_of
 from hespas.api.systems import sized_for
 from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
@@ -79,7 +80,14 @@ class SimulationResult(Result, Simulation):
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
         ranks = sum(found.num_ranks for found in self.classes)
-        return f"{self.source}{where}, {least}{self.step_ns / 1e6:,.3f} ms per step of {ranks:,} ranks"
+        recorded = recorded_step_of(self.workload, self.hardware)
+        time = f"{least}{self.step_ns / 1e6:,.3f} ms"
+        told = f"{time} per step"
+        if recorded is not None and not isnan(recorded.step_ns):
+            told = f"{recorded.step_ns / 1e6:,.3f} ms per step, span {time}"
+        elif recorded is not None:
+            told = f"span {time}"
+        return f"{self.source}{where}, {told} of {ranks:,} ranks"
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.simulate/1``."""
@@ -390,7 +398,10 @@ class _RankRow(msgspec.Struct, frozen=True):
 
 
 class SimulationDocument(Document, frozen=True, kw_only=True):
-    """What hespas simulate --json writes."""
+    """What hespas simulate --json writes. ``step_ns`` is the time of the whole graph: of a recording of
+    ``recorded_steps`` (null: not of a recording, 0: without annotated steps) their span, and
+    ``recorded_step_ns`` the time of one, where times are as recorded.
+    """
 
     schema: Literal["hespas.simulate/1"] = "hespas.simulate/1"
     hardware: str
@@ -405,6 +416,8 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     is_lower_bound: bool
     is_mixed: bool
     measured_ns: Figure
+    recorded_steps: Count | None
+    recorded_step_ns: Figure
     external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
     memory: list[MemoryDocument]
@@ -418,6 +431,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
     """The figures of a simulation: ``hespas.simulate/1``. Without ``ranks`` its rows are left out: those may
     be many, and :func:`write_simulation_json` adds them as it writes.
     """
+    recorded = recorded_step_of(done.workload, done.hardware)
     return SimulationDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),
@@ -433,6 +447,8 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
         measured_ns=done.measured_ns,
+        recorded_steps=recorded.count if recorded else None,
+        recorded_step_ns=recorded.step_ns if recorded else nan,
         external=external_document(done.external, done.statistics)
         if done.external and done.statistics
         else None,

@@ -124,11 +124,27 @@ def step_text(done: Simulation, hardware: str) -> str:
     here = sum(found.num_ranks for found in done.classes)
     nothing = done.is_lower_bound and not done.step_ns
     least = "at least " if done.is_lower_bound and not nothing else ""
+    time = time_text(nan if nothing else done.step_ns)
     return (
-        f"{least}{time_text(nan if nothing else done.step_ns)} per step"
+        f"{least}{_span_words(done.workload, hardware, time)}"
         f"{_interval_text(done, hardware)}, {ranks_text(here, len(done.timeline.finish_ns))} "
         f"in {counted(len(done.classes), 'class')}"
     )
+
+
+def _span_words(workload: Workload, hardware: str, time: str) -> str:
+    """A step's time; of a recording, whose steps are one span, that and the time of a step."""
+    from hespas.api.recorded_steps import recorded_step_of
+
+    recorded = recorded_step_of(workload, hardware)
+    if recorded is None:
+        return f"{time} per step"
+    if not recorded.count:
+        return f"span {time}"
+    steps = counted(recorded.count, "recorded step")
+    if isnan(recorded.step_ns):
+        return f"span {time} of {steps}"
+    return f"{time_text(recorded.step_ns)} per step ({steps}, span {time})"
 
 
 def _interval_text(done: Simulation, hardware: str) -> str:

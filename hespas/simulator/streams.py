@@ -11,7 +11,7 @@ import numpy as np
 from hespas.graph import NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray, SmallIntArray
 from hespas.graph.intervals import layers_of
-from hespas.graph.passes import is_delay
+from hespas.graph.passes import is_delay, runtime_copies
 
 __all__ = [
     "COMMUNICATION",
@@ -40,20 +40,24 @@ POSTED = -3
 
 _TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 _LOADING = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
+_TALK = (OpClass.COLLECTIVE, OpClass.P2P)
+"""Classes of communication, also where a trace has it as computation of its time: its size is unknown."""
 _COPYING = (OpClass.HOST, OpClass.MEMORY)
 
 
 def stream_codes(graph: OpGraph) -> SmallIntArray:
     """The code of each node.
 
-    Collectives and messages communicate; loads, stores and transfers between host and device (messages over
-    the host link too) are copies; other nodes of the host have a stream of their own, or compute where the
-    device has nothing to compute: the host is the device then. A time of 0 is ``FREE``. O(nodes log nodes).
+    Collectives and messages communicate. Loads, stores, transfers between host and device (messages over the
+    host link too), and recorded copies and fills by the runtime are copies. Other nodes of the host have a
+    stream of their own, or compute where the device has nothing to compute: the host is the device then. A
+    time of 0 is ``FREE``. O(nodes log nodes).
     """
     kinds = np.full(len(graph), COMPUTE, np.int32)
     kinds[graph.resource == int(Resource.HOST)] = HOST
-    kinds[np.isin(graph.op_class, _COPYING) | np.isin(graph.kind, _LOADING)] = COPY
-    kinds[np.isin(graph.kind, _TALKING)] = COMMUNICATION
+    copies = np.isin(graph.op_class, _COPYING) | np.isin(graph.kind, _LOADING)
+    kinds[copies | ((kinds == COMPUTE) & runtime_copies(graph))] = COPY
+    kinds[np.isin(graph.kind, _TALKING) | np.isin(graph.op_class, _TALK)] = COMMUNICATION
     kinds[graph.p2p.node[graph.p2p.host]] = COPY
     kinds[is_delay(graph)] = DELAY
     kinds[(graph.duration_ns == 0) | (graph.multiplicity == 0)] = FREE

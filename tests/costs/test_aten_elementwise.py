@@ -303,9 +303,9 @@ def test_fused_adam_reads_four_lists_and_writes_three() -> None:
     assert figures(found)[1:] == (4 * 4 * 17, 4 * 3 * 17)
 
 
-def test_a_generated_kernel_moves_its_arguments_and_computes_nobody_knows_what() -> None:
+def test_a_generated_kernel_moves_its_arguments() -> None:
     found = price("triton_poi_fused_add_0", [[64, 32], [64, 32], []], [BF16, F32, "Scalar"])
-    assert isnan(found.cost.flops)
+    assert found.cost.flops == 64 * 32
     assert found.cost.bytes_read + found.cost.bytes_written == (2 + 4) * 64 * 32
 
 

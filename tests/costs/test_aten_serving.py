@@ -175,7 +175,7 @@ def test_generated_kernels_that_only_move_compute_nothing() -> None:
     moves = price("triton_poi_fused_constant_pad_nd_moe_forward_0", [[8, 6], [8, 8]], [BF16, BF16])
     assert moves.cost.flops == 0.0
     assert price("triton_poi_fused__to_copy_1", [[8], [8]], [F32, BF16]).cost.flops == 0.0
-    for name in ("triton_poi_fused_0", "triton_poi_fused_add_1", "triton_red_fused__to_copy_1"):
+    for name in ("triton_poi_fused_0", "triton_poi_fused_mine_1", "triton_red_fused__to_copy_1"):
         assert isnan(price(name, [[8], [8]], [F32, BF16]).cost.flops)
 
 

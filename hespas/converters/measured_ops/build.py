@@ -42,6 +42,7 @@ __all__ = [
     "CostedOps",
     "Role",
     "collective_kind",
+    "communication_kind",
     "costed_ops",
     "event_roles",
     "stated_group",
@@ -69,11 +70,17 @@ _KINDS: tuple[tuple[str, CollectiveKind], ...] = (
 def collective_kind(names: Iterable[str]) -> CollectiveKind:
     """The kind that the first telling name states, such as ``c10d::alltoall_base_``."""
     for name in names:
-        plain = name.lower().replace("_", "")
+        plain = name.lower().replace("_", "").replace("-", "")
         for part, kind in _KINDS:
             if part in plain:
                 return kind
     return CollectiveKind.UNKNOWN
+
+
+def communication_kind(names: Iterable[str], kernel: str) -> CollectiveKind:
+    """The kind of a communication: as stated, by the operations around it, or by the name of its kernel."""
+    stated = [name for name in names if name != "record_param_comms"]
+    return collective_kind([*stated, kernel_facts(kernel).family, kernel])
 
 
 def stated_group(text: str) -> GroupSet | None:
@@ -115,11 +122,16 @@ def _group_events(profile: Profile) -> _EventGroups:
     apart = role == Role.HOST_COPY
     # A copy to or from the host belongs to the operation that copies, not to all that happens around it.
     owner = np.where(apart, launched_by, owners.op)
+    replayed = ~owners.answers & ~apart & _of_one_launch(profile)
+    owner[replayed] = -1
     alone = (owner < 0) | (role == Role.COMMUNICATION)
     inside = (role == Role.DEVICE_COPY) | (role == Role.FILL)
-    kept = np.where(inside & ~alone, Role.WORK, role).astype(np.uint8)
-    # One number per node: of the operation and the role, or of the event itself.
-    number = np.where(alone, -1 - np.arange(count, dtype=np.int64), owner * 8 + kept)
+    kept = np.where(inside & ~alone & owners.answers, Role.WORK, role).astype(np.uint8)
+    # An operation without a rule is as many nodes as its kernels have classes.
+    part = np.where(owners.answers | apart, kept, len(Role) + _kernel_classes(profile))
+    parts = len(Role) + len(OpClass)
+    # One number per node: of the operation and its part, or of the event itself.
+    number = np.where(alone, -1 - np.arange(count, dtype=np.int64), owner * parts + part)
     _, first_seen, group = np.unique(number, return_index=True, return_inverse=True)
     groups = len(first_seen)
     starts = np.full(groups, np.inf)
@@ -130,6 +142,22 @@ def _group_events(profile: Profile) -> _EventGroups:
     node = rank[group]
     by_node = first_seen[order]
     return _timed_groups(profile, node, kept[by_node], owner[by_node], owners.answers[by_node])
+
+
+def _kernel_classes(profile: Profile) -> NDArray[np.uint8]:
+    """The class that the name of each event's kernel states."""
+    strings = profile.strings
+    return mapped(profile.kernel_row, lambda row: kernel_facts(strings[row]).op_class, np.uint8)
+
+
+def _of_one_launch(profile: Profile) -> BoolArray:
+    """Mark events that were launched together, as those of a replayed graph are."""
+    known = np.isfinite(profile.launch_start_ns)
+    rows = np.flatnonzero(known)
+    _, launch = equal_rows(profile.launch_start_ns[rows], profile.launch_thread_row[rows], profile.rank[rows])
+    found = np.zeros(len(profile), np.bool_)
+    found[rows] = np.bincount(launch)[launch] > 1 if len(rows) else False
+    return found
 
 
 def _timed_groups(
@@ -472,9 +500,7 @@ class _Builder:
         row = int(self.comm_of_event[event])
         comms = self.profile.comms
         names = ([] if row < 0 else [self.text(int(comms.kind_row[row]))]) + self._around(op)
-        kind = collective_kind([name for name in names if name != "record_param_comms"])
-        if kind is CollectiveKind.UNKNOWN:
-            kind = collective_kind([kernel])
+        kind = communication_kind(names, kernel)
         sent = nan if row < 0 else float(comms.operand_bytes[row])
         self.graph.add_collective(
             node,

@@ -422,13 +422,15 @@ _LONGEST_NS = 2.0**65
 class RecordedSteps:
     """Per step of one rank the time from first start to last end, and that during which anything ran. Without
     annotated steps the whole recording is one. ``inside`` is the share of its device time in steps, 0..1.
-    ``times_ns`` is the sum of the times in the graph that they stay with, -1 unknown.
+    ``times_ns`` is the sum of the times in the graph that they stay with, -1 unknown. ``is_annotated`` is
+    False where the recording has no steps and is counted as one.
     """
 
     span_ns: list[float]
     busy_ns: list[float]
     inside: float
     times_ns: float = -1.0
+    is_annotated: bool = True
 
     def of(self, graph: OpGraph) -> RecordedSteps:
         """The same, to stay with a graph of what was recorded."""
@@ -477,7 +479,8 @@ def recorded_steps(
         busy.append(max(0.0, spans[-1] - idle))
     total = float(length.sum())
     share = float(length[rows].sum()) / total if total else 1.0
-    return RecordedSteps(span_ns=spans, busy_ns=busy, inside=min(share, 1.0))
+    annotated = bool(inside.any())
+    return RecordedSteps(span_ns=spans, busy_ns=busy, inside=min(share, 1.0), is_annotated=annotated)
 
 
 def _since_first(start_ns: FloatArray | IntArray) -> FloatArray:

@@ -3,21 +3,32 @@
 An operation of the cost table answers for all the work launched inside it, whatever it calls. So of two such
 operations, one inside the other, of which both launched work themselves, the outer one answers for both:
 nothing is costed twice. An operation that is costed by its parts answers only where none of them does. Work
-of an operation that the table does not know is lifted to one around it that it knows, else it stays where it
-is, unknown.
+of an operation without a rule belongs to an operation around it that has one, else to itself, at an unknown
+cost.
+A region is not an operation: work that it launches has no owner, and is known by its kernel alone.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from hespas.costs.aten import find_aten_rule, is_composite
 from hespas.graph import HostOps, StringTable
-from hespas.graph.columns import BoolArray, IntArray, mapped
+from hespas.graph.columns import BoolArray, IntArray, at_rows, mapped
 
 __all__ = ["Owners", "owners_of"]
+
+_REGION = re.compile(
+    r"Torch-Compiled Region.*|CompiledFunction(?:Backward)?\d*|(?:## )?(?:Call )?CompiledFxGraph.*|"
+    r"autograd::engine::evaluate_function.*|ProfilerStep#.*|Optimizer\.\w+#.*|nn\.Module: .*|"
+    r"(?:DistributedDataParallel|FullyShardedDataParallel|FSDP::|DDP)\b.*|torch::jit::.*|"
+    r"(?:Pregraph|AOTDispatcher|DynamoRuntimeWrapper|TorchDynamo|CompiledAutograd).*",
+    re.DOTALL,
+)
+"""Ranges around operations, compiled ones among them: no single kernel is the work of one."""
 
 _DEEPEST = 256
 """Real operations nest a few dozen deep; what stands deeper answers for itself."""
@@ -72,7 +83,9 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Own
         owner[op] = _outermost(chain, by_parts)
     found = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
     answers = found >= 0
-    return Owners(np.where(answers, found, launchers)[place], answers[place])
+    regions = mapped(host.name_row, lambda row: _REGION.fullmatch(strings[row]) is not None, np.bool_)
+    own = np.where(at_rows(regions, launchers, False), -1, launchers)
+    return Owners(np.where(answers, found, own)[place], answers[place])
 
 
 def _claimed(

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hespas.converters.measured_ops.build import Role, collective_kind, event_roles, stated_group
+from hespas.converters.measured_ops.build import Role, communication_kind, event_roles, stated_group
 from hespas.converters.measured_ops.costs import RECORDED_STEPS, EventCosts, event_costs, recorded_steps
 from hespas.converters.measured_ops.waits import Launches, clock_ns, lanes_of, tell_waits, with_waits
 from hespas.graph import (
@@ -141,10 +141,7 @@ class _Talks:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        roles = event_roles(profile)
-        stated = profile.op_class == int(OpClass.COLLECTIVE)
-        self.is_collective = (roles == Role.COMMUNICATION) | stated
-        self.is_collective[profile.comms.event] = True
+        self.is_collective = event_roles(profile) == Role.COMMUNICATION
         self.is_collective &= profile.op_class != int(OpClass.P2P)
         self.row_of = {event: row for row, event in enumerate(profile.comms.event.tolist())}
         self.groups: dict[int, GroupSet | None] = {}
@@ -156,7 +153,8 @@ class _Talks:
         stated = int(profile.comms.kind_row[row]) if row >= 0 else 0
         key = stated, int(profile.op_row[event]), int(profile.kernel_row[event])
         if key not in self.kinds:
-            self.kinds[key] = collective_kind(profile.strings[text] for text in key)
+            stated_word, op, kernel = (profile.strings[text] for text in key)
+            self.kinds[key] = communication_kind([stated_word, op], kernel)
         return self.kinds[key]
 
     def _group(self, row: int) -> GroupSet | None:

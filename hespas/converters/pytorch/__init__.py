@@ -29,7 +29,7 @@ FORMAT_KINETO = Format(
     suffixes=(".pt.trace.json", ".trace.json"),
     specification="https://github.com/pytorch/kineto",
     sniff=lazily("hespas.converters.pytorch.records:score_profile"),
-    read=lazily("hespas.converters.pytorch.profile:read_kineto"),
+    read=lazily("hespas.converters.pytorch.reader:read_kineto"),
     copy=lazily("hespas.converters.pytorch.copy:copy_kineto"),
     as_workload="pytorch",
 )

@@ -25,12 +25,14 @@ from hespas.converters.pytorch.et_records import (
     is_list,
     tensors_of,
 )
+from hespas.costs.kernels import kernel_facts
 from hespas.graph import (
     CollectiveKind,
     DType,
     ExplicitGroups,
     GroupSet,
     NodeKind,
+    OpClass,
     StridedGroups,
     compress_groups,
     find_dtype,
@@ -51,6 +53,7 @@ __all__ = [
     "merged",
     "named",
     "payload_bytes",
+    "states_communication",
 ]
 
 # What libraries call their collectives and messages, and what that is to us: one table for all spellings.
@@ -84,9 +87,6 @@ _NAMES: MappingProxyType[str, Named] = MappingProxyType(
     | dict.fromkeys(("recv", "recvanysource"), Named(NodeKind.RECV))
 )
 
-_KERNEL = re.compile(r"^(?:void )?(?:nccl|rccl|msccl)\w*?(?:Kernel|Dev)\w*", re.IGNORECASE)
-_KERNEL_OPERATION = re.compile(r"(?:Kernel|DevKernel)(?:Debug)?_(\w+?)(?:_|\(|<|$)")
-
 
 def named(spelling: str) -> Named | None:
     """What a library's word for a communication means; None for other words (``wait``, ``init``)."""
@@ -98,14 +98,13 @@ def _letters(spelling: str) -> str:
 
 
 def is_communication_kernel(kernel: str) -> bool:
-    """Whether a kernel is NCCL's or RCCL's."""
-    return _KERNEL.match(kernel) is not None
+    """Return True if the name of a kernel is that of a communication library's."""
+    return kernel_facts(kernel).op_class is OpClass.COLLECTIVE
 
 
 def kernel_operation(kernel: str) -> Named | None:
     """The operation in a kernel's name; None where it holds none (``Generic``) or several (``SendRecv``)."""
-    found = _KERNEL_OPERATION.search(kernel)
-    return named(found[1]) if found else None
+    return named(kernel_facts(kernel).family) if is_communication_kernel(kernel) else None
 
 
 class _C10dOp(NamedTuple):
@@ -140,6 +139,50 @@ C10D: MappingProxyType[str, _C10dOp] = MappingProxyType(
     | _c10d("recv_any_source_", 0, -1, tag=2)
 )
 """The dispatcher's communication operations, with the places of their arguments."""
+
+_COLLECTIVE_WORD = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)")
+_PRODUCT = re.compile(r"matmul|gemm|_mm")
+"""Fused operations, whose first tensor is an operand of the product."""
+_NOT_OF_LIBRARIES = ("aten", "prims", "inductor", "c10d")
+
+
+def states_communication(name: str) -> bool:
+    """Return True for an operation of a library whose name is a collective's: it may launch other work too.
+
+    Such are operations of symmetric memory (``symm_mem::multimem_all_reduce_``), of vLLM
+    (``_C_custom_ar::all_reduce``) and functional ones (``_c10d_functional::all_gather_into_tensor``).
+    """
+    space, _, word = name.rpartition("::")
+    return bool(space) and space not in _NOT_OF_LIBRARIES and _COLLECTIVE_WORD.search(word) is not None
+
+
+def _of_library(node: EtNode) -> Communication | None:
+    """Communication of an operation of a library: of its first tensor (the second, behind a buffer that it
+    copies into), in place or into the last tensor of an ``_out`` operation.
+    """
+    word = node.name.rpartition("::")[2]
+    found = _COLLECTIVE_WORD.search(word)
+    meaning = named(found[1]) if found else None
+    if meaning is None:
+        return None
+    listed = [argument(node.inputs, place) for place in range(len(node.inputs.values))]
+    tensors = [each for each in listed if each]
+    place = 1 if word.endswith("_copy") and len(tensors) > 1 else 0
+    is_product = _PRODUCT.search(word) is not None and meaning.collective is not CollectiveKind.ALL_GATHER
+    operands = tensors[place] if tensors and not is_product else []
+    has_result = word.endswith("_out") and len(tensors) > 1
+    results = tensors[-1] if has_result else operands if meaning.collective in _AS_LARGE else []
+    texts = [value for value in node.inputs.values if type(value) is str and value]
+    return Communication(
+        meaning=meaning,
+        operand_bytes=_bytes(operands),
+        result_bytes=_bytes(results),
+        group=texts[-1] if texts and "symm_mem::" in node.name else "",
+    )
+
+
+_AS_LARGE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL})
+"""Collectives whose result has the size of their operand."""
 
 
 # Process groups: from the node that lists them, or from what the profiler says of the run.
@@ -278,7 +321,9 @@ def communication_of(node: EtNode) -> Communication | None:
     if node.name == COMMUNICATION_RECORD:
         return _recorded(node)
     known = C10D.get(node.name)
-    return _dispatched(node, known) if known else None
+    if known:
+        return _dispatched(node, known)
+    return _of_library(node) if states_communication(node.name) else None
 
 
 def _bytes(tensors: list[Tensor]) -> float:

@@ -16,23 +16,15 @@ import numpy as np
 
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops import EventCosts, Launches, clock_ns, event_costs, lanes_of
-from hespas.converters.pytorch.communication import Communication, Named, merged
+from hespas.converters.pytorch.communication import Communication, states_communication
 from hespas.converters.pytorch.draft import Draft, Edges, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
-from hespas.converters.pytorch.kernels import (
-    communication_kernels,
-    owner_with_shapes,
-    ranges_around,
-    stated_communication,
-    thread_key,
-)
+from hespas.converters.pytorch.kernels import owner_with_shapes, thread_key
 from hespas.converters.pytorch.linked import LinkedTrace
-from hespas.graph import CollectiveKind, Csr, Diagnostics, Findings, NodeKind
+from hespas.graph import Csr, Diagnostics, Findings
 from hespas.graph.columns import FloatArray, IntArray, at_rows, distinct_rows
 
 __all__ = ["device_draft"]
-
-_UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +49,13 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     """The nodes and dependencies of all device work. Device time is that of the events, to the ns."""
     device = linked.kineto.device
     talks_of_host = linked.communications()
-    talks, used = _kernel_talks(linked, talks_of_host)
-    hidden = [event for event in talks_of_host if event not in used]
+    talks, used = linked.kernel_talks()
+    strings, names = linked.kineto.strings, linked.kineto.host.name_row
+    hidden = [
+        event
+        for event in talks_of_host
+        if event not in used and not states_communication(strings[int(names[event])])
+    ]
     nodes = _nodes(linked, hidden)
     place = np.full(len(device), -1, np.int64)
     shown = nodes.event >= 0
@@ -79,50 +76,6 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     launches = _launches(linked, nodes, order.let_go, findings)
     draft = _draft(linked, nodes, costs, flow, name=name, talks=all_talks)
     return replace(draft, launches=launches)
-
-
-def _kernel_talks(
-    linked: LinkedTrace, talks_of_host: dict[int, Communication]
-) -> tuple[dict[int, Communication], set[int]]:
-    """What each communication kernel does, by device event; and the host's communications they are.
-
-    A kernel that sends and receives for several calls stands for the first of them that none stands for.
-    """
-    kernels = communication_kernels(linked.kineto)
-    is_talk = np.zeros(len(linked.kineto.host), np.bool_)
-    is_talk[list(talks_of_host)] = True
-    causes = nearest(is_talk, linked.nesting.parent, linked.links.host[kernels.event])
-    waiting = sorted(
-        set(talks_of_host) - set(causes.tolist()), key=lambda event: linked.kineto.host.start_ns[event]
-    )
-    found: dict[int, Communication] = {}
-    used: set[int] = set()
-    around = ranges_around(linked.kineto, linked.links, kernels.event)
-    rows = zip(kernels.event.tolist(), causes.tolist(), kernels.meaning, around, strict=True)
-    for event, inside, meaning, outer in rows:
-        stated = stated_communication(linked.kineto, event)
-        cause = inside
-        if inside < 0 and stated is None and meaning is None:
-            cause = _waiting_cause(linked, event, waiting)
-        recorded = talks_of_host.get(cause)
-        if stated is None and cause >= 0 and cause in used:
-            continue  # one more kernel of the same communication is plain work
-        used.add(cause)
-        if stated is not None:
-            talk = merged(stated, recorded)
-        else:
-            talk = recorded or Communication(meaning=meaning or (outer.meaning if outer else _UNKNOWN))
-        found[event] = talk.with_size(outer.operand_bytes) if outer else talk
-    return found, used
-
-
-def _waiting_cause(linked: LinkedTrace, event: int, waiting: list[int]) -> int:
-    """The first communication without a kernel that was called before this one was launched; -1 for none."""
-    launch = int(linked.links.launch[event])
-    if launch < 0 or not waiting:
-        return -1
-    called_ns, launched_ns = linked.kineto.host.start_ns[waiting[0]], linked.kineto.launch.start_ns[launch]
-    return waiting.pop(0) if called_ns <= launched_ns else -1
 
 
 def _nodes(linked: LinkedTrace, hidden: list[int]) -> _Nodes:

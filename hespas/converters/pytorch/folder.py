@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.format import HEAD_BYTES, ReadOptions
-from hespas.converters.linking import exclusive
 from hespas.converters.measured_ops import RECORDED_STEPS, EventCosts, host_costs, recorded_steps
 from hespas.converters.pytorch.captured import is_capture
-from hespas.converters.pytorch.communication import Communication, Groups, listed_groups
+from hespas.converters.pytorch.communication import Groups, listed_groups
 from hespas.converters.pytorch.device_graph import device_draft
 from hespas.converters.pytorch.draft import Draft, Edges, Rank, assembled, chain, flow_of
 from hespas.converters.pytorch.events import read_events
+from hespas.converters.pytorch.host_run import Calls, HostRun, host_run, works_of
 from hespas.converters.pytorch.host_trace import (
     HostTrace,
     host_trace_graph,
@@ -34,13 +34,13 @@ from hespas.converters.pytorch.host_trace import (
     requested_devices,
 )
 from hespas.converters.pytorch.joined import JoinedTrace, joined
-from hespas.converters.pytorch.kernels import host_steps_of, range_bytes, steps_of
+from hespas.converters.pytorch.kernels import host_steps_of, steps_of
 from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, join
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.records import is_execution_trace, is_profile, job_name, rank_in_name
 from hespas.files.streams import first_bytes
 from hespas.graph import CollectiveKind, Diagnostics, Findings, OpClass, OpGraph, StringTableBuilder, Workload
-from hespas.graph.columns import IntArray, at_rows, mapped
+from hespas.graph.columns import IntArray, at_rows
 from hespas.graph.errors import FormatError, InvariantError
 
 __all__ = ["profiles_in", "read_folder"]
@@ -120,7 +120,7 @@ def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
     if len(device):
         steps = recorded_steps(device.start_ns, device.duration_ns, steps_of(kineto, linked.links))
     else:
-        rows = np.concatenate([np.arange(len(kineto.host)), _works_of(linked)])
+        rows = np.concatenate([np.arange(len(kineto.host)), works_of(linked)])
         start_ns = linked.events.start_ns[rows]
         steps = recorded_steps(start_ns, linked.events.duration_ns[rows], host_steps_of(kineto, start_ns))
     return (
@@ -177,109 +177,20 @@ def _report(found: Join, findings: Findings) -> None:
     findings.warning("not-in-profile", missing, found.unmatched)
 
 
-# The graph of a run without a device: the operations of the host, each with the time that is its own.
-#
-# Operations of a thread follow each other in order of start. A communication of Gloo is two records: the
-# call (``c10d::allreduce_``), and its work, named ``gloo:all_reduce``, mostly on a thread of its own. The
-# work is the communication; what it communicates stands in the call, since Gloo runs a reduce-scatter under
-# the name of an all-reduce. Where both are on one thread they are one node, with the time of both.
-
-_WORK = "gloo:"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
-    """Communications: per call (event) its work (event, or the call itself) and what it communicates."""
-
-    work: dict[int, int]
-    talks: dict[int, Communication]
+# The graph of a run without a device: the operations of the host, each with the time that is its own
+# (:mod:`hespas.converters.pytorch.host_run`).
 
 
 def _host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> Draft:
     """The nodes and dependencies of all operations. Time is that of the union of each thread's, to the ns."""
-    events = linked.events
-    works = _works_of(linked)
-    calls = _calls(linked, works)
-    kept = np.concatenate([np.arange(len(linked.kineto.host)), works])
-    end_ns = events.start_ns + events.duration_ns
-    own = np.zeros(len(events.name_row), np.int64)
-    own[kept] = exclusive(events.key[kept], events.start_ns[kept], end_ns[kept])
-    merged_into = np.arange(len(own))
-    for call, work in calls.work.items():
-        if work != call and events.key[call] == events.key[work]:
-            merged_into[call] = work
-    own += np.bincount(
-        merged_into, weights=np.where(merged_into != np.arange(len(own)), own, 0), minlength=len(own)
-    ).astype(np.int64)
-    start_ns = events.start_ns.copy()
-    joined = np.flatnonzero(merged_into != np.arange(len(own)))
-    start_ns[merged_into[joined]] = events.start_ns[joined]
-    kept = kept[merged_into[kept] == kept]
-    order = kept[np.lexsort((-end_ns[kept], start_ns[kept]))]
-    node_of = np.full(len(own), -1, np.int64)
-    node_of[order] = np.arange(len(order))
-    node_of[joined] = node_of[merged_into[joined]]
-    _report_merged(calls, works, merged_into, diagnostics.about(path, "pytorch"))
-    costs = _costs(linked, calls, diagnostics, path)
-    return _draft(linked, _Frame(order, node_of, own, start_ns, end_ns), calls, costs, name)
+    run = host_run(linked)
+    run.report(diagnostics.about(path, "pytorch"))
+    costs = _costs(linked, run.calls, diagnostics, path)
+    return _draft(linked, run, costs, name)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Frame:
-    """``order``: the event of each node; ``node_of``: the node of each event (-1: none); times by event."""
-
-    order: IntArray
-    node_of: IntArray
-    own_ns: IntArray
-    start_ns: IntArray
-    end_ns: IntArray
-
-
-def _works_of(linked: LinkedTrace) -> IntArray:
-    """Named ranges that are the work of a communication, as rows of all events."""
-    note = linked.kineto.annotation
-    is_work = mapped(note.name_row, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
-    return len(linked.kineto.host) + np.flatnonzero(is_work)
-
-
-def _calls(linked: LinkedTrace, works: IntArray) -> _Calls:
-    """Give each work to the last call before it, in the order of record ids (without those, of starts)."""
-    talks = linked.communications()
-    events = linked.events
-    calls = np.array(sorted(talks), np.int64)
-    both = np.concatenate([calls, works])
-    ids = events.record_id[both]
-    by_id = bool((ids > 0).all()) and len(np.unique(ids)) == len(ids)
-    order = both[np.argsort(ids if by_id else events.start_ns[both], kind="stable")]
-    is_call = np.isin(order, calls)
-    work_of = {int(call): int(call) for call in calls.tolist()}
-    last = -1
-    for event, starts in zip(order.tolist(), is_call.tolist(), strict=True):
-        if starts:
-            last = event
-        elif last >= 0 and work_of[last] == last:
-            work_of[last] = event
-    return _Calls(work_of, {call: _sized(linked, talk, work_of[call]) for call, talk in talks.items()})
-
-
-def _sized(linked: LinkedTrace, talk: Communication, work: int) -> Communication:
-    """The communication with the size its work states, where the call states none."""
-    place = work - len(linked.kineto.host)
-    return talk if place < 0 else talk.with_size(range_bytes(linked.kineto, place))
-
-
-def _report_merged(calls: _Calls, works: IntArray, merged_into: IntArray, findings: Findings) -> None:
-    alone = sum(work == call for call, work in calls.work.items())
-    message = "communications of which only the call is recorded; they have its time"
-    findings.info("communication-without-work", message, alone)
-    message = "works of communications whose call is not recorded"
-    findings.warning("work-without-call", message, len(works) - len(calls.work) + alone)
-    both = int((merged_into != np.arange(len(merged_into))).sum())
-    findings.info("blocking-communication", "calls that do their communication on their own thread", both)
-
-
-def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts, name: str) -> Draft:
-    order, events = frame.order, linked.events
+def _draft(linked: LinkedTrace, frame: HostRun, costs: EventCosts, name: str) -> Draft:
+    order, events, calls = frame.order, linked.events, frame.calls
     count = len(order)
     nodes = {int(frame.node_of[calls.work[call]]): talk for call, talk in calls.talks.items()}
     stream = np.unique(events.key[order], return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -312,7 +223,7 @@ def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts,
     )
 
 
-def _costs(linked: LinkedTrace, calls: _Calls, diagnostics: Diagnostics, path: str) -> EventCosts:
+def _costs(linked: LinkedTrace, calls: Calls, diagnostics: Diagnostics, path: str) -> EventCosts:
     """What operations of the host cost; calls of communications are communications here."""
     profile = linked.profile(path)
     talks = np.zeros(len(profile.host), np.bool_)
@@ -320,7 +231,7 @@ def _costs(linked: LinkedTrace, calls: _Calls, diagnostics: Diagnostics, path: s
     return host_costs(profile.host, profile.strings, diagnostics, path, communicates=talks)
 
 
-def _call_names(frame: _Frame, calls: _Calls, name_row: IntArray) -> IntArray:
+def _call_names(frame: HostRun, calls: Calls, name_row: IntArray) -> IntArray:
     """The operation of each node: the call's, for the work of one."""
     rows = name_row[frame.order].copy()
     for call, work in calls.work.items():
@@ -335,7 +246,7 @@ def _outer_names(linked: LinkedTrace, order: IntArray) -> IntArray:
     return linked.events.name_row[np.where(parent >= 0, parent, order)]
 
 
-def _waits(frame: _Frame, calls: _Calls, key: IntArray) -> Edges:
+def _waits(frame: HostRun, calls: Calls, key: IntArray) -> Edges:
     """Work waits for its call; the caller of a blocking one goes on when the work has ended."""
     pairs: list[tuple[int, int]] = []
     by_thread: dict[int, IntArray] = {}
@@ -356,7 +267,7 @@ def _waits(frame: _Frame, calls: _Calls, key: IntArray) -> Edges:
     return Edges.of(pairs)
 
 
-def _last_in(frame: _Frame, key: IntArray, work: int) -> int:
+def _last_in(frame: HostRun, key: IntArray, work: int) -> int:
     """The last node of a work's thread that starts before the work ends: its own, or of one in it."""
     node = int(frame.node_of[work])
     thread, end = key[work], frame.end_ns[work]
@@ -369,7 +280,7 @@ def _last_in(frame: _Frame, key: IntArray, work: int) -> int:
 
 
 def _dataflow(
-    linked: LinkedTrace, frame: _Frame, calls: _Calls, rows: IntArray, costs: EventCosts
+    linked: LinkedTrace, frame: HostRun, calls: Calls, rows: IntArray, costs: EventCosts
 ) -> tuple[EventCosts, Edges, Edges]:
     """The costs with the tensor types of the execution trace, and dependencies through storages, in order of
     start; between threads only where times allow them.

@@ -1,11 +1,12 @@
-"""Device events that communicate: NCCL's and RCCL's kernels, and what they state of themselves."""
+"""Device events and the host: which operation launched each, and what those that communicate do."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import isnan, nan, prod
+from math import nan, prod
 from typing import NamedTuple
 
 import msgspec
@@ -19,20 +20,24 @@ from hespas.converters.pytorch.communication import (
     Named,
     is_communication_kernel,
     kernel_operation,
+    merged,
     named,
+    states_communication,
 )
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
-from hespas.converters.pytorch.recorded_comms import recorded_communication
 from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 
 __all__ = [
+    "KernelTalks",
     "LinkedBy",
     "Links",
     "batches_of",
     "communication_kernels",
+    "host_communications",
     "host_steps_of",
+    "kernel_talks",
     "link",
     "measured_comms",
     "nesting_of",
@@ -40,6 +45,7 @@ __all__ = [
     "range_bytes",
     "ranges_around",
     "stated_communication",
+    "stated_words",
     "steps_of",
     "thread_key",
 ]
@@ -144,6 +150,9 @@ _MOST_ELEMENTS = 1 << 60
 _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
+_UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
+
+
 class _KernelFacts(msgspec.Struct, frozen=True, gc=False):
     """What a kernel's arguments say, in the spelling of :mod:`.events`."""
 
@@ -199,7 +208,7 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     if not row:
         return None
     facts = _FACTS.decode(trace.strings[row])
-    meaning = named(facts.collective) or Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
+    meaning = named(facts.collective) or _UNKNOWN
     return Communication(
         meaning=meaning,
         operand_bytes=facts.bytes_of(facts.in_elements),
@@ -263,72 +272,126 @@ def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[_N
     return [ranges[place] for place in places]
 
 
-def measured_comms(
-    trace: KinetoTrace, nesting: Nesting, links: Links, strings: StringTableBuilder
-) -> MeasuredComms:
-    """What is known of all device events that communicate; texts go to ``strings``. Replays of captured
-    graphs state nothing themselves: sizes and groups are those of the captured operations.
-    """
-    kernels = communication_kernels(trace)
-    around = ranges_around(trace, links, kernels.event)
-    captured = _captured(trace, nesting, links, kernels.event)
-    meaning = [
-        name or (outer.meaning if outer else None)
-        for name, outer in zip(kernels.meaning, around, strict=True)
-    ]
-    rows = [int(trace.device.collective_row[event]) for event in kernels.event.tolist()]
-    facts = [_FACTS.decode(trace.strings[row]) if row else None for row in rows]
-    names = [
-        each.collective if each else _word(meaning) for each, meaning in zip(facts, meaning, strict=True)
-    ]
-    sent = [each.bytes_of(each.in_elements) if each else nan for each in facts]
-    sizes = [
-        outer.operand_bytes if outer and isnan(size) else size
-        for size, outer in zip(sent, around, strict=True)
-    ]
-    received = [each.bytes_of(each.out_elements) if each else nan for each in facts]
-    groups = [each.group_name if each else "" for each in facts]
-    ranks = [str(list(each.ranks)) if each and each.ranks else "" for each in facts]
-    group_size = [each.group_size if each and 0 < each.group_size < 1 << 31 else -1 for each in facts]
-    for place, talk in captured.items():
-        sizes[place], received[place] = talk.operand_bytes, talk.result_bytes
-        groups[place], group_size[place] = talk.group, talk.group_size
-        ranks[place] = str(list(talk.ranks)) if talk.ranks else ""
-        names[place] = names[place] or _word(talk.meaning)
-    rows_of = {"kind_row": names, "group_row": groups, "ranks_row": ranks}
-    return MeasuredComms.of(
-        event=kernels.event,
-        operand_bytes=np.array(sizes),
-        result_bytes=np.array(received),
-        group_size=np.array(group_size),
-        sequence=np.array([each.sequence if each else -1 for each in facts]),
-        **{name: np.array([strings.add(text) for text in texts]) for name, texts in rows_of.items()},
-    )
-
-
-def _captured(
-    trace: KinetoTrace, nesting: Nesting, links: Links, events: IntArray
+def host_communications(
+    trace: KinetoTrace, nesting: Nesting, stated: Callable[[int], Communication | None]
 ) -> dict[int, Communication]:
-    """The communications that some device events were captured in, by their places."""
-    places = np.flatnonzero(links.linked_by[events] == LinkedBy.CAPTURE)
-    if not len(places):
-        return {}
-    rows = np.unique(trace.host.name_row).tolist()
-    talking = [
-        row for row in rows if trace.strings[row] in C10D or trace.strings[row] == COMMUNICATION_RECORD
-    ]
-    calls = nearest(np.isin(trace.host.name_row, talking), nesting.parent, links.host[events[places]])
+    """By operation of the host: what starts a communication, as ``stated`` says of an operation. An operation
+    inside another one of the same kind speaks for both.
+    """
+    host = trace.host
+    names = {row: trace.strings[row] for row in np.unique(host.name_row).tolist()}
+    wanted = [row for row, name in names.items() if _starts_communication(name)]
+    rows = np.flatnonzero(np.isin(host.name_row, wanted))
     found: dict[int, Communication] = {}
-    for place, call in zip(places.tolist(), calls.tolist(), strict=True):
-        talk = recorded_communication(trace, call) if call >= 0 else None
-        if talk is not None:
-            found[place] = talk
+    for event in rows[np.lexsort((-host.duration_ns[rows], host.start_ns[rows]))].tolist():
+        talk = stated(event)
+        if talk is None:
+            continue
+        outer = int(nesting.parent[event])
+        while outer >= 0 and outer not in found:
+            outer = int(nesting.parent[outer])
+        if outer >= 0 and found[outer].meaning == talk.meaning:
+            talk = merged(talk, found.pop(outer))
+        found[event] = talk
     return found
 
 
-def _word(meaning: Named | None) -> str:
-    """The usual spelling of what a kernel's name says."""
-    if meaning is None:
+def _starts_communication(name: str) -> bool:
+    return name in C10D or name == COMMUNICATION_RECORD or states_communication(name)
+
+
+class KernelTalks(NamedTuple):
+    """What each communication kernel does, by device event; and the operations of the host whose they are."""
+
+    of_event: dict[int, Communication]
+    used: set[int]
+
+
+def kernel_talks(
+    trace: KinetoTrace, nesting: Nesting, links: Links, of_host: dict[int, Communication]
+) -> KernelTalks:
+    """Find what every kernel that communicates does: THE account of communication of a trace with a device.
+
+    Facts of the kernel come first, then those of the host's operation around its launch (of a replayed graph:
+    of its capture), of the named range there, and the kernel's name. A kernel that sends and receives for
+    several calls stands for the first of them that none stands for. Of several kernels of one operation the
+    first has its sizes.
+    """
+    kernels = communication_kernels(trace)
+    is_talk = np.zeros(len(trace.host), np.bool_)
+    is_talk[list(of_host)] = True
+    causes = nearest(is_talk, nesting.parent, links.host[kernels.event])
+    waiting = sorted(
+        (
+            event
+            for event in set(of_host) - set(causes.tolist())
+            if not states_communication(trace.strings[int(trace.host.name_row[event])])
+        ),
+        key=lambda event: trace.host.start_ns[event],
+    )
+    found: dict[int, Communication] = {}
+    used: set[int] = set()
+    around = ranges_around(trace, links, kernels.event)
+    rows = zip(kernels.event.tolist(), causes.tolist(), kernels.meaning, around, strict=True)
+    for event, inside, meaning, outer in rows:
+        stated = stated_communication(trace, event)
+        cause = inside
+        if inside < 0 and stated is None and meaning is None:
+            cause = _waiting_cause(trace, links, event, waiting)
+        recorded = of_host.get(cause)
+        again = stated is None and cause in used
+        used.add(cause)
+        if stated is not None:
+            talk = merged(stated, recorded)
+        else:
+            talk = recorded or Communication(meaning=meaning or (outer.meaning if outer else _UNKNOWN))
+        talk = talk.with_size(outer.operand_bytes) if outer else talk
+        found[event] = replace(talk, operand_bytes=nan, result_bytes=nan) if again else talk
+    return KernelTalks(found, used)
+
+
+def _waiting_cause(trace: KinetoTrace, links: Links, event: int, waiting: list[int]) -> int:
+    """The first communication without a kernel that was called before this one was launched; -1 for none."""
+    launch = int(links.launch[event])
+    if launch < 0 or not waiting:
+        return -1
+    called_ns, launched_ns = trace.host.start_ns[waiting[0]], trace.launch.start_ns[launch]
+    return waiting.pop(0) if called_ns <= launched_ns else -1
+
+
+def measured_comms(
+    talks: Mapping[int, Communication], strings: StringTableBuilder, words: Mapping[int, str] | None = None
+) -> MeasuredComms:
+    """Communications by event as columns; texts go to ``strings``. ``words`` are names of their own."""
+    events = sorted(talks)
+    found = [talks[event] for event in events]
+    named_so = words or {}
+    texts = {
+        "kind_row": [named_so.get(event, "") or _word(talks[event].meaning) for event in events],
+        "group_row": [talk.group for talk in found],
+        "ranks_row": [str(list(talk.ranks)) if talk.ranks else "" for talk in found],
+    }
+    return MeasuredComms.of(
+        event=np.array(events, np.int64),
+        operand_bytes=np.array([talk.operand_bytes for talk in found], np.float64),
+        result_bytes=np.array([talk.result_bytes for talk in found], np.float64),
+        group_size=np.array(
+            [talk.group_size if 0 < talk.group_size < 1 << 31 else -1 for talk in found], np.int64
+        ),
+        sequence=np.array([talk.sequence for talk in found], np.int64),
+        **{name: np.array([strings.add(text) for text in each], np.int64) for name, each in texts.items()},
+    )
+
+
+def stated_words(trace: KinetoTrace, events: Iterable[int]) -> dict[int, str]:
+    """The names of their collectives that kernels state."""
+    rows = ((event, int(trace.device.collective_row[event])) for event in events)
+    return {event: _FACTS.decode(trace.strings[row]).collective for event, row in rows if row}
+
+
+def _word(meaning: Named) -> str:
+    """The usual spelling of a kind of communication, empty for an unknown one."""
+    if meaning == _UNKNOWN:
         return ""
     kind = meaning.collective if meaning.node is NodeKind.COLLECTIVE else meaning.node
     return kind.name.lower().replace("_", "")

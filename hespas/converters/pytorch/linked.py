@@ -10,18 +10,19 @@ import numpy as np
 
 from hespas.converters.common_order import common_order
 from hespas.converters.linking import Nesting
-from hespas.converters.pytorch.communication import C10D, Communication, merged
-from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD
+from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
-from hespas.converters.pytorch.kernels import Links, thread_key
+from hespas.converters.pytorch.kernels import (
+    KernelTalks,
+    Links,
+    host_communications,
+    kernel_talks,
+    thread_key,
+)
 from hespas.converters.pytorch.profile import profile_of
 from hespas.converters.pytorch.recorded_comms import recorded_communication
-from hespas.graph import (
-    MeasuredComms,
-    Profile,
-    StringTableBuilder,
-)
+from hespas.graph import Profile, StringTableBuilder
 from hespas.graph.columns import IntArray, at_rows
 
 __all__ = ["HostColumns", "Join", "LinkedTrace", "join"]
@@ -167,11 +168,10 @@ class LinkedTrace:
         return self.join.row if self.join else np.full(len(self.events.name_row), -1, np.int64)
 
     def profile(self, name: str) -> Profile:
-        """The profile of the device work, without what it communicates. Inputs of operations are those of the
-        execution trace, which spells out more, where it has the operation.
+        """The profile of the device work. Inputs of operations are those of the execution trace, which spells
+        out more, where it has the operation.
         """
-        found = profile_of(name, self.kineto, self.nesting, self.links)
-        found = replace(found, comms=MeasuredComms.empty())
+        found = profile_of(name, self.kineto, self.nesting, self.links, self.kernel_talks())
         if self.trace is None:
             return found
         trace, host = self.trace, found.host
@@ -189,26 +189,13 @@ class LinkedTrace:
         )
         return replace(found, strings=self.strings.build(), host=host)
 
+    def kernel_talks(self) -> KernelTalks:
+        """What each communication kernel does."""
+        return kernel_talks(self.kineto, self.nesting, self.links, self.communications())
+
     def communications(self) -> dict[int, Communication]:
-        """By operation of the host: what starts a communication. An operation inside another one of the same
-        kind speaks for both.
-        """
-        host = self.kineto.host
-        names = {row: self.kineto.strings[row] for row in np.unique(host.name_row).tolist()}
-        wanted = [row for row, name in names.items() if name in C10D or name == COMMUNICATION_RECORD]
-        rows = np.flatnonzero(np.isin(host.name_row, wanted))
-        found: dict[int, Communication] = {}
-        for event in rows[np.lexsort((-host.duration_ns[rows], host.start_ns[rows]))].tolist():
-            talk = self._stated(event)
-            if talk is None:
-                continue
-            outer = int(self.nesting.parent[event])
-            while outer >= 0 and outer not in found:
-                outer = int(self.nesting.parent[outer])
-            if outer >= 0 and found[outer].meaning == talk.meaning:
-                talk = merged(talk, found.pop(outer))
-            found[event] = talk
-        return found
+        """By operation of the host: what starts a communication."""
+        return host_communications(self.kineto, self.nesting, self._stated)
 
     def _stated(self, event: int) -> Communication | None:
         """What the execution trace says of a communication, else what the profile does."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 
 from hespas.converters.chrome_events import report_repairs
-from hespas.converters.format import ReadOptions
 from hespas.converters.launch_shapes import blocks_of_threads
-from hespas.converters.linking import Nesting, exclusive
-from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace, read_events
-from hespas.converters.pytorch.joined import joined
+from hespas.converters.linking import Nesting
+from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
 from hespas.converters.pytorch.kernels import (
+    KernelTalks,
     LinkedBy,
     Links,
     batches_of,
-    host_steps_of,
     measured_comms,
     owner_with_shapes,
+    stated_words,
     steps_of,
-    thread_key,
 )
 from hespas.converters.pytorch.records import Header, Number
 from hespas.graph import (
@@ -36,60 +32,40 @@ from hespas.graph import (
     StringTableBuilder,
 )
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
-from hespas.graph.errors import FormatError
 
-__all__ = ["profile_of", "read_kineto", "report_links", "trace_metadata"]
+__all__ = [
+    "first_ns",
+    "host_ops",
+    "is_count",
+    "is_of_job",
+    "profile_of",
+    "rank_of",
+    "report_links",
+    "trace_metadata",
+]
 
 _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instinct MI300A"}
 """Devices that a driver leaves without a name, by compute capability and processors."""
 
 
-def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read one rank's trace. Raises ``FormatError`` for what is no such trace, naming the byte.
-
-    What it replays of captured graphs is joined with the captures of ``options``. Where neither a device nor
-    a call of one is recorded the CPU is the device: its operations are the events, each with the time that
-    none inside it takes.
-    Nothing that took device time is left out: an event whose cause is not in the trace keeps its kernel name
-    and stream. ``diagnostics`` tell how much of the time that is.
-    """
-    trace = read_events(path, options.max_bytes, recover=options.recover)
-    if not len(trace.device) and not len(trace.host):
-        raise FormatError(
-            "the trace holds neither device events nor host operations",
-            path=str(path),
-            position="list 'traceEvents'",
-            hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
-        )
-    found = joined(trace, options, diagnostics, str(path))
-    trace, nesting = found.trace, found.nesting
-    report_links(trace, found.links, diagnostics, str(path))
-    _report_ranks(trace, diagnostics, str(path))
-    name = path.name.removesuffix(".gz").removesuffix(".json")
-    if len(trace.device) or len(trace.launch) or trace.header.devices:
-        profile = profile_of(name, trace, nesting, found.links)
-        return replace(profile, metadata={**profile.metadata, **found.facts})
-    return _profile_of_host(name, trace, nesting)
-
-
-def _first_ns(trace: KinetoTrace) -> int:
+def first_ns(trace: KinetoTrace) -> int:
     """The first moment of a trace, from which times are counted."""
     starts = [int(part.start_ns.min()) for part in (trace.device, trace.launch, trace.host) if len(part)]
     return min(starts, default=0)
 
 
-def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) -> Profile:
+def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links, talks: KernelTalks) -> Profile:
     """The profile of a linked trace; events and host operations in the order of the trace."""
-    base_ns, device, host = _first_ns(trace), trace.device, trace.host
+    base_ns, device, host = first_ns(trace), trace.device, trace.host
     owner = owner_with_shapes(host, nesting, links.host)
     cause = np.where(owner >= 0, owner, links.host)
     count = len(device)
     strings = StringTableBuilder(trace.strings)
-    comms = measured_comms(trace, nesting, links, strings)
+    comms = measured_comms(talks.of_event, strings, stated_words(trace, talks.of_event))
     grid_row = _grid_rows(trace, links, strings)
     calls = trace.launch
     devices, device_index = _devices(trace)
-    rank = _rank(trace.header)
+    rank = rank_of(trace.header)
     return Profile.of(
         name,
         devices,
@@ -100,8 +76,8 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
         shapes_row=at_rows(host.dims_row, cause, 0),
         dtype_row=at_rows(host.types_row, cause, 0),
         device_index=device_index,
-        rank=np.full(count, rank) if _is_of_job(trace.header) else device.place,
-        stream=device.own_streams() if _is_of_job(trace.header) else device.stream,
+        rank=np.full(count, rank) if is_of_job(trace.header) else device.place,
+        stream=device.own_streams() if is_of_job(trace.header) else device.stream,
         start_ns=device.start_ns - base_ns,
         duration_ns=device.duration_ns,
         run=steps_of(trace, links),
@@ -113,7 +89,7 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
         grid_row=grid_row,
         batch_row=batches_of(trace, links),
         comms=comms,
-        host=_host_ops(host, nesting, base_ns),
+        host=host_ops(host, nesting, base_ns),
         ranges=_ranges(trace, base_ns),
         waits=_waits(trace, base_ns),
         memory=_memory(trace, base_ns),
@@ -179,44 +155,8 @@ def _grid_rows(trace: KinetoTrace, links: Links, strings: StringTableBuilder) ->
     return rows
 
 
-def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile:
-    """The profile of a run on the CPU, in the order of the trace. An operation around others with shapes does
-    nothing of its own but to call them: it keeps its time, and no shapes.
-    """
-    host, base_ns = trace.host, _first_ns(trace)
-    key = thread_key(host)
-    own_ns = exclusive(key, host.start_ns, host.end_ns)
-    ran = np.flatnonzero(own_ns > 0)
-    cause = owner_with_shapes(host, nesting, np.arange(len(host)))
-    cause = np.where(cause >= 0, cause, np.arange(len(host)))[ran]
-    calls = np.zeros(len(host), np.bool_)
-    outer = nesting.parent[host.dims_row > 0]
-    while len(outer := np.unique(outer[outer >= 0])):
-        calls[outer] = True
-        outer = nesting.parent[outer]
-    bears = ~calls[cause]
-    strings = StringTableBuilder(trace.strings)
-    return Profile.of(
-        name,
-        ("CPU",),
-        strings.build(),
-        op_row=host.name_row[cause],
-        kernel_row=host.name_row[ran],
-        category_row=host.category_row[ran],
-        shapes_row=np.where(bears, host.dims_row[cause], 0),
-        dtype_row=np.where(bears, host.types_row[cause], 0),
-        rank=np.full(len(ran), _rank(trace.header)),
-        stream=np.unique(key, return_inverse=True)[1].reshape(-1)[ran],
-        start_ns=host.start_ns[ran] - base_ns,
-        duration_ns=own_ns[ran],
-        run=host_steps_of(trace, host.start_ns[ran]),
-        host_event=cause,
-        host=_host_ops(host, nesting, base_ns),
-        metadata=trace_metadata(trace),
-    )
-
-
-def _host_ops(host: HostEvents, nesting: Nesting, base_ns: int) -> HostOps:
+def host_ops(host: HostEvents, nesting: Nesting, base_ns: int) -> HostOps:
+    """Operations of the host, with times since ``base_ns``."""
     return HostOps.of(
         name_row=host.name_row,
         thread_row=host.thread,
@@ -231,43 +171,23 @@ def _host_ops(host: HostEvents, nesting: Nesting, base_ns: int) -> HostOps:
     )
 
 
-def _is_of_job(header: Header) -> bool:
+def is_of_job(header: Header) -> bool:
     """Whether the trace is of one of several processes, each of them a rank; else each device is one."""
     stated = header.distributed
     return stated is not None and (
-        _rank(header) > 0 or (_is_count(stated.world_size) and stated.world_size > 1)
+        rank_of(header) > 0 or (is_count(stated.world_size) and stated.world_size > 1)
     )
 
 
-def _rank(header: Header) -> int:
+def rank_of(header: Header) -> int:
+    """The rank that a header states, 0 where it states none."""
     rank = header.distributed.rank if header.distributed else None
-    return rank if _is_count(rank) else 0
+    return rank if is_count(rank) else 0
 
 
-def _is_count(number: Number) -> TypeGuard[int]:
+def is_count(number: Number) -> TypeGuard[int]:
+    """Return True for a whole number that counts ranks."""
     return isinstance(number, int) and 0 <= number < 1 << 31
-
-
-def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> None:
-    """Say what is a rank, and which rank or number of ranks cannot be: nothing else tells traces apart."""
-    several = len(trace.device.devices)
-    each = "its streams are told apart" if _is_of_job(trace.header) else "each is a rank, in their order"
-    message = f"one process worked on {several} devices: {each}"
-    diagnostics.info("kineto.several-devices", path, message, count=several if several > 1 else 0)
-    stated = trace.header.distributed
-    if stated is None:
-        return
-    rank, size = stated.rank, stated.world_size
-    unsaid = (
-        "the trace is of a job of several ranks and does not say which it is: it is read as that of rank 0"
-    )
-    missing = rank is None and _is_count(size) and size > 1
-    diagnostics.warning("kineto.missing-rank", path, unsaid, count=int(missing))
-    text = f"the trace is of rank {str(rank)[:40]!r} of {str(size)[:40]!r} ranks"
-    if rank is not None and not _is_count(rank):
-        diagnostics.warning("kineto.impossible-rank", path, f"{text}: it is read as that of rank 0")
-    elif size is not None and not (_is_count(size) and size > (rank if _is_count(rank) else 0)):
-        diagnostics.warning("kineto.impossible-rank", path, f"{text}, which contradicts itself")
 
 
 def _devices(trace: KinetoTrace) -> tuple[tuple[str, ...], SmallIntArray]:
@@ -298,7 +218,7 @@ def trace_metadata(trace: KinetoTrace) -> dict[str, str]:
         "format": "kineto",
         "schema_version": header.schema_version,
         "base_time_ns": header.base_time_ns,
-        "first_event_ns": _first_ns(trace),
+        "first_event_ns": first_ns(trace),
         **{name: getattr(header, name) for name in header.__struct_fields__ if name.endswith("_version")},
         "world_size": header.distributed.world_size if header.distributed else None,
         "backend": header.distributed.backend if header.distributed else None,

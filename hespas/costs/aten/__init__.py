@@ -17,7 +17,8 @@ from hespas.costs.aten import reduce as over
 from hespas.costs.aten.call import AtenCost, AtenRule, Call, free, read_call, unknown
 from hespas.costs.aten.custom import plugin_rule, user_rule
 from hespas.costs.aten.experts import PARTS
-from hespas.costs.aten.fused import ATTENTION, FALLBACK, attention, triton_kernel
+from hespas.costs.aten.fused import ATTENTION, FALLBACK, attention
+from hespas.costs.aten.generated import generated_kernel
 from hespas.costs.aten.serving import SERVING, SERVING_COMPOSITE
 from hespas.graph import DType
 
@@ -231,7 +232,7 @@ def find_aten_rule(name: str) -> AtenRule | None:
     if of_user is not None:
         return of_user.rule
     if name.startswith(_GENERATED):
-        return triton_kernel
+        return generated_kernel
     numbered = _NUMBERED.fullmatch(name)
     known = numbered[1] if numbered else name
     found = ATEN.get(known) or COMPOSITE.get(known)

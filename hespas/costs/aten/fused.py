@@ -1,6 +1,6 @@
-"""Costs of fused kernels: attention of every library, and what Inductor generates.
+"""Costs of attention kernels of every library.
 
-Attention. Forward: scores = q x k^T and out = weights x v, 2 x pairs x (head + value head) FLOPs a head
+Forward: scores = q x k^T and out = weights x v, 2 x pairs x (head + value head) FLOPs a head
 where pairs are (query, key) positions; one exponential a pair, and four FLOPs (scale, shift, sum, divide).
 Backward: five such products, of which the scores are computed again. ``flops`` counts all pairs,
 ``useful_flops`` only those that a causal mask leaves. Queries, keys and values are read once; the scores
@@ -9,7 +9,6 @@ never reach memory.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import isnan, nan
 
@@ -26,7 +25,7 @@ from hespas.costs.aten.call import (
 )
 from hespas.graph import OpClass
 
-__all__ = ["ATTENTION", "FALLBACK", "AttentionLayout", "attention", "triton_kernel"]
+__all__ = ["ATTENTION", "FALLBACK", "AttentionLayout", "attention"]
 
 _FLOPS_A_PAIR = 4.0
 
@@ -278,41 +277,4 @@ def _priced(
         read=read,
         rate=q.dtype,
         contractions=rows,
-    )
-
-
-# --- kernels that Inductor generates
-
-
-_MOVES = (
-    "_to_copy to_copy constant_pad_nd cat clone copy slice view _unsafe_view reshape expand permute "
-    "transpose select unsqueeze squeeze stack split split_with_sizes repeat unbind"
-)
-_APART = (
-    "moe_forward unified_attention unified_attention_with_output unified_kv_cache_update all_reduce "
-    "rocm_unquantized_gemm"
-)
-"""Operations that stand in the names of kernels around them: none is ever part of a generated kernel."""
-_STEP = f"(?:{'|'.join(sorted((_MOVES + ' ' + _APART).split(), key=len, reverse=True))})"
-_ONLY_MOVES = re.compile(rf"triton_poi_fused_{_STEP}(?:_{_STEP}){{0,20}}(?:_\d{{1,6}})?")
-
-
-def triton_kernel(call: Call) -> AtenCost:
-    """A generated kernel: its arguments are moved once. What it computes is not stated, and nothing where
-    its name lists operations that only move or convert.
-
-    Inductor passes results last, so the last argument stands for what is written.
-    """
-    tensors = call.tensors
-    if not tensors:
-        return unknown(call, OpClass.FUSION)
-    computed = 0.0 if _ONLY_MOVES.fullmatch(call.name[:400]) else nan
-    return simple(
-        tensors[:-1],
-        [tensors[-1].dense],
-        op_class=OpClass.FUSION,
-        flops=computed,
-        transcendentals=computed,
-        written=tensors[-1].bytes,
-        rate=tensors[0].dtype,
     )

@@ -69,6 +69,9 @@ def _talk(pattern: str, library: str, family: str) -> Row:
 
 _PART = r"(?:^|::)(?:\w{0,30}_)?"
 
+_EP = r"(?:deep_ep::(?:\w{1,20}::){0,2}|(?:^|::)(?:internode|intranode)(?:_ll)?::)"
+"""Namespaces of DeepEP's kernels, which forks put into others of their own."""
+
 COMMUNICATION: tuple[Row, ...] = (
     Row(
         r"^(?:nccl\w{0,8}Kernel|rccl\w{0,10}Kernel|rccl_\w{0,10}|onerccl\w{0,10}|msccl\w{0,10}Kernel\w{0,20}?)_?"
@@ -78,9 +81,14 @@ COMMUNICATION: tuple[Row, ...] = (
         _TALKS,
         read=_nccl,
     ),
-    Row(r"deep_ep::(?:\w{1,20}::){0,2}get_dispatch_layout", "DeepEP", "dispatch layout", OpClass.SCATTER),
-    Row(r"deep_ep::(?:\w{1,20}::){0,2}clean", "DeepEP", "fill", OpClass.GENERATE),
-    _talk(r"deep_ep::", "DeepEP", "all-to-all"),
+    Row(
+        rf"(?:{_EP}|(?:^|::)layout::)get_dispatch_layout",
+        "DeepEP",
+        "dispatch layout",
+        OpClass.SCATTER,
+    ),
+    Row(rf"{_EP}clean", "DeepEP", "fill", OpClass.GENERATE),
+    _talk(_EP, "DeepEP", "all-to-all"),
     _talk(r"^(?:nv|roc)shmem", "NVSHMEM", "collective"),
     _talk(r"(?:one_shot|two_shot|multimem)_\w{0,10}all_?reduce", "PyTorch", "all-reduce"),
     _talk(r"(?:one_shot|multimem)_\w{0,10}all_?gather", "PyTorch", "all-gather"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import UNKNOWN_DTYPE, BoolArray, Csr, FloatArray, IntArray, SmallIntArray, taken
+from hespas.graph.columns import (
+    UNKNOWN_DTYPE,
+    BoolArray,
+    Csr,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    mapped,
+    taken,
+)
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import (
     NODE_COLUMNS,
@@ -29,9 +39,11 @@ __all__ = [
     "find_cycle",
     "is_delay",
     "is_free",
+    "is_runtime_copy",
     "is_topological",
     "leaves_loop",
     "levels",
+    "runtime_copies",
     "take_nodes",
     "topological_order",
     "with_default_dtype",
@@ -477,6 +489,22 @@ def is_delay(graph: OpGraph) -> BoolArray:
     """Recorded waits that no thread and no queue is busy with: they pass beside whatever else runs."""
     delays: BoolArray = is_recorded_wait(graph) & (graph.stream < 0)
     return delays
+
+
+_RUNTIME_COPY = re.compile(
+    r"[mM]em(?:cpy|set)(?:[ _\dDHPA(].*|$)|MEMORY_COPY_.*|Copy(?:Device|Host)To(?:Device|Host).*", re.DOTALL
+)
+
+
+def is_runtime_copy(name: str) -> bool:
+    """Return True for what profilers call a copy or a fill by the runtime, which computes nothing."""
+    return _RUNTIME_COPY.fullmatch(name[:200]) is not None
+
+
+def runtime_copies(graph: OpGraph) -> BoolArray:
+    """Mark recorded copies and fills by the runtime."""
+    strings = graph.strings
+    return mapped(graph.name_row, lambda row: is_runtime_copy(strings[row]), np.bool_)
 
 
 def without_waits(graph: OpGraph) -> OpGraph:

@@ -1,0 +1,40 @@
+"""Steps of the recording behind a workload: what was recorded is a span, and a step is a part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from hespas.converters.measured_ops import recorded_steps_of
+from hespas.graph import Workload
+
+__all__ = ["RecordedStep", "recorded_step_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """``count`` steps were recorded (0: a recording without annotated steps). ``step_ns`` is the median time
+    of one over all ranks, NaN without steps and where times are estimated.
+    """
+
+    count: int
+    step_ns: float
+
+
+def recorded_step_of(workload: Workload, hardware: str) -> RecordedStep | None:
+    """The recorded steps that a workload is made of, None for one that is not made of a recording. On a
+    ``hardware`` times are estimated.
+    """
+    count, spans, as_recorded = 0, list[float](), not hardware
+    found = [recorded_steps_of(graph.attachments, graph.name) for graph in workload.classes]
+    if not found or any(steps is None for steps in found):
+        return None
+    ranks = np.bincount(workload.rank_class[workload.rank_class >= 0], minlength=len(found)).tolist()
+    for graph, steps, times in zip(workload.classes, found, ranks, strict=True):
+        if steps is not None and steps.is_annotated:
+            count = max(count, steps.count)
+            spans += steps.span_ns * times
+            as_recorded &= steps.describes(graph)
+    return RecordedStep(count=count, step_ns=float(np.median(spans)) if spans and as_recorded else nan)

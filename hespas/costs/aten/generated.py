@@ -1,0 +1,352 @@
+"""Costs of kernels that Inductor generates, by their arguments, sizes and names.
+
+A generated kernel takes, in order, tensors that it updates in place (``in_out_ptr0``, ...), those that
+it only reads (``in_ptr0``, ...), those that it only writes (``out_ptr0``, ...), sizes of dynamic shapes, and
+the extents of its loops (``ynumel``, ``xnumel``; of a reduction also ``rnumel``). A trace states shapes and
+values of these arguments, not their names. A store covers the loops: an output has as many elements as they
+have iterations. Where the last tensor has not, the first tensor is the output and is updated in place: its
+bytes are read and written.
+
+A name lists the operations that a kernel fuses, each once: FLOPs are those of one execution of each, and
+unknown where a part of the name is not an operation of the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import isnan, nan, prod
+from typing import NamedTuple
+
+from hespas.costs.aten.call import FLOAT32, AtenCost, Call, Strided, matrix_product, simple, unknown
+from hespas.costs.aten.elements import POINTWISE
+from hespas.costs.operation import Contraction
+from hespas.graph import OpClass, find_dtype
+
+__all__ = ["generated_kernel"]
+
+_BOOL = find_dtype("i1")
+
+
+class _Step(NamedTuple):
+    """An operation in the name of a kernel: work per iteration, and the fewest tensors that it reads."""
+
+    flops: float = 0.0
+    transcendentals: float = 0.0
+    inputs: int = 1
+    reduces: bool = False
+
+
+_MOVES = (
+    "_to_copy to_copy constant_pad_nd cat clone copy slice view _unsafe_view reshape expand permute "
+    "transpose t select unsqueeze squeeze stack split split_with_sizes repeat unbind detach alias as_strided "
+    "convert_element_type lift_fresh_copy flip roll unfold im2col pixel_shuffle slice_backward "
+    "select_backward"
+)
+_APART = (
+    "moe_forward unified_attention unified_attention_with_output unified_kv_cache_update all_reduce "
+    "rocm_unquantized_gemm"
+)
+"""Operations that stand in the names of kernels around them: none is ever part of a generated kernel."""
+_CREATES = (
+    "zeros ones full empty arange scalar_tensor fill zero zeros_like ones_like full_like empty_like "
+    "new_zeros new_ones new_full new_empty new_empty_strided empty_strided iota bernoulli rand rand_like "
+    "randn randn_like inductor_random inductor_seeds inductor_lookup_seed"
+)
+_PICKS = "embedding index gather index_select take _unsafe_index masked_select"
+"""Operations that read one element per iteration from a tensor of any size."""
+_PLACES = (
+    "index_put index_put_ _unsafe_index_put _index_put_impl_ index_copy index_add scatter scatter_add "
+    "scatter_reduce slice_scatter select_scatter copy_ embedding_dense_backward"
+)
+"""Operations that write a part of a tensor of any size."""
+_PRODUCTS = "mm addmm bmm baddbmm linear convolution _scaled_mm matmul addmv"
+"""Products computed elsewhere: a kernel named after one adds its bias or its input."""
+
+
+def _rows(names: str, step: _Step) -> dict[str, _Step]:
+    return dict.fromkeys(names.split(), step)
+
+
+_ONE_TENSOR = (
+    "sub rsub subtract mul multiply div divide true_divide maximum minimum fmax fmin fmod remainder "
+    "clamp_min clamp_max floor_divide eq ne lt le gt ge pow atan2 clamp clip where _s_where masked_fill "
+    "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ bitwise_left_shift bitwise_right_shift "
+    "__lshift__ __rshift__ logical_and logical_or logical_xor isclose"
+)
+"""Operations of several inputs of which all but one may be numbers."""
+
+_STEPS: dict[str, _Step] = {
+    **{name: _Step(row.flops, row.transcendentals, min(row.inputs, 2)) for name, row in POINTWISE.items()},
+    **{name: _Step(POINTWISE[name].flops, POINTWISE[name].transcendentals) for name in _ONE_TENSOR.split()},
+    **_rows(f"{_MOVES} {_APART}", _Step()),
+    **_rows(_CREATES, _Step(inputs=0)),
+    **_rows(_PICKS, _Step(inputs=2)),
+    **_rows(_PLACES, _Step(1.0, inputs=2)),
+    **_rows(_PRODUCTS, _Step(1.0)),
+    **_rows("native_dropout dropout", _Step(2.0)),
+    **_rows("threshold", _Step(2.0)),
+    **_rows(
+        "sum mean nansum nanmean amax amin max min prod all any argmax argmin count_nonzero cumsum cumprod",
+        _Step(1.0, reduces=True),
+    ),
+    **_rows("linalg_vector_norm norm", _Step(2.0, reduces=True)),
+    **_rows("var std var_mean std_mean", _Step(4.0, reduces=True)),
+    **_rows("logsumexp _log_softmax _softmax _safe_softmax", _Step(3.0, 1.0, reduces=True)),
+    **_rows("_softmax_backward_data _log_softmax_backward_data", _Step(4.0, inputs=2, reduces=True)),
+    **_rows(
+        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _fused_rms_norm "
+        "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training layer_norm rms_norm",
+        _Step(6.0, reduces=True),
+    ),
+    **_rows(
+        "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward",
+        _Step(11.0, inputs=2, reduces=True),
+    ),
+    **_rows("nll_loss_forward nll_loss_backward nll_loss", _Step(1.0, inputs=2, reduces=True)),
+}
+"""Operation as names spell it -> work of one iteration of the kernel."""
+
+_LONGEST_STEP = max(name.count("_") for name in _STEPS) + 1
+_NAME = re.compile(
+    r"triton_(?P<kind>poi|red|per|tem|for|mix|spl|split_scan|unk)_fused(?:_(?P<steps>\w{1,400}))?"
+)
+_NUMBER = re.compile(r"\d{1,6}")
+_REDUCTIONS = frozenset({"red", "per", "mix", "spl", "split_scan"})
+
+
+def _steps_of(text: str) -> list[str] | None:
+    """Split the middle of a name into operations; None where a part is not one of the table.
+
+    Numbers behind operations, and the one at the end, number nodes and kernels.
+    """
+    words = text.split("_")
+    before: dict[int, list[str]] = {0: []}
+    for place in range(len(words)):
+        found = before.get(place)
+        if found is None:
+            continue
+        if _NUMBER.fullmatch(words[place]):
+            before.setdefault(place + 1, found)
+        for end in range(min(len(words), place + _LONGEST_STEP), place, -1):
+            name = "_".join(words[place:end])
+            if name in _STEPS:
+                before.setdefault(end, [*found, name])
+    return before.get(len(words))
+
+
+class _Loops(NamedTuple):
+    """Iterations of a kernel; ``kept`` are those that a reduction leaves. -1: not in the trace."""
+
+    total: int = -1
+    kept: int = -1
+
+    @property
+    def known(self) -> bool:
+        return self.total >= 0
+
+    def is_output(self, tensor: Strided) -> bool:
+        """Return True if a store of the kernel covers the tensor."""
+        return tensor.elements in (self.total, self.kept)
+
+
+def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _Loops:
+    """Find the extents of the loops among the numbers behind the tensors.
+
+    Sizes of dynamic shapes stand before them, so the longest run of last numbers counts whose product is the
+    size of a tensor. Unknown where no tensor has as many elements as any of them.
+    """
+    numbers: list[int] = []
+    for place in range(len(call.args) - 1, -1, -1):
+        value = None if call.tensor(place) is not None else call.integer(place)
+        if value is None or value < 1:
+            break
+        numbers.insert(0, value)
+    sizes = {tensor.elements for tensor in tensors}
+    runs = [numbers[-count:] for count in range(min(3, len(numbers)), 1 if reduces else 0, -1)]
+    loops = [_Loops(prod(run), prod(run[:-1]) if reduces else prod(run)) for run in runs]
+    found = next((each for each in loops if each.total in sizes), None)
+    return found or next((each for each in loops if each.kept in sizes), _Loops())
+
+
+class _Places(NamedTuple):
+    """Tensors of a kernel by use; one that is updated in place is in both."""
+
+    read: tuple[Strided, ...]
+    written: tuple[Strided, ...]
+
+
+def _suffix_of(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True if a shape is broadcast along leading dimensions of another."""
+    return len(shape) < len(other) and other[len(other) - len(shape) :] == shape
+
+
+def _updates_first(
+    tensors: tuple[Strided, ...], loops: _Loops, steps: list[str] | None, *, reduces: bool
+) -> bool:
+    """Return True if the first tensor is the output, updated in place, and the last one is only read."""
+    first, last, others = tensors[0], tensors[-1], tensors[:-1]
+    needed = max((_STEPS[name].inputs for name in steps or ()), default=0)
+    if not others:
+        return needed > 0
+    if not loops.known:
+        is_largest = first.elements == max(each.elements for each in tensors)
+        return is_largest and _suffix_of(last.shape, first.shape)
+    if not loops.is_output(first):
+        return False
+    if not loops.is_output(last):
+        return last.elements < loops.total or not _writes_part(steps)
+    if not reduces:
+        return len(others) < needed
+    # A reduction reads a tensor of all its iterations.
+    reads_last = all(each.elements < loops.total for each in others)
+    return reads_last or _is_weight(tensors, loops, steps)
+
+
+_NORMALISES = frozenset(
+    {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "layer_norm", "rms_norm", "rsqrt"}
+)
+
+
+def _is_weight(tensors: tuple[Strided, ...], loops: _Loops, steps: list[str] | None) -> bool:
+    """Return True if the last tensor is the weight of a norm over as many elements as there are rows."""
+    square = loops.kept * loops.kept == loops.total
+    full = [each.elements == loops.total for each in tensors]
+    vector = tensors[-1].shape == (loops.kept,)
+    return square and vector and full[0] and not any(full[1:]) and not _NORMALISES.isdisjoint(steps or ())
+
+
+_MASKED = frozenset(["relu", "hardtanh", "threshold", "native_dropout"])
+
+
+def _keeps_mask(tensors: tuple[Strided, ...], loops: _Loops, steps: list[str] | None) -> bool:
+    """Return True if the last tensor is the mask of an activation whose result replaces the first tensor."""
+    covered = [each for each in tensors if loops.known and each.elements == loops.total]
+    ends = len(covered) == 2 and covered[0] is tensors[0] and covered[1] is tensors[-1]
+    is_mask = ends and covered[1].dtype == _BOOL and covered[0].dtype != _BOOL
+    return is_mask and not _MASKED.isdisjoint(steps or ())
+
+
+def _writes_part(steps: list[str] | None) -> bool:
+    return any(name in _PLACES.split() or name in ("cat", "copy") for name in steps or ())
+
+
+def _sub_kernels(call: Call) -> list[int]:
+    """Iterations of the kernels that a foreach kernel joins, where the trace states them."""
+    values = [call.integer(place) for place in range(len(call.args)) if call.tensor(place) is None]
+    return [value for value in values if value is not None and value > 0]
+
+
+def _places(call: Call, loops: _Loops, steps: list[str] | None, kind: str) -> _Places:
+    tensors = call.tensors
+    if kind == "for":
+        sizes = _sub_kernels(call)
+        leading = sorted(each.elements for each in tensors[: len(sizes)])
+        if sizes and tensors[-1].elements not in sizes and leading == sorted(sizes):
+            return _Places(tensors, tensors[: len(sizes)])
+        return _Places(tensors[:-1], tensors[-1:])
+    if _keeps_mask(tensors, loops, steps):
+        return _Places(tensors[:-1], (tensors[0], tensors[-1]))
+    if kind and _updates_first(tensors, loops, steps, reduces=kind in _REDUCTIONS):
+        return _Places(tensors, tensors[:1])
+    return _Places(tensors[:-1], tensors[-1:])
+
+
+def generated_kernel(call: Call) -> AtenCost:
+    """Cost a kernel that Inductor generated, or one that a user wrote and named alike."""
+    tensors = call.tensors
+    if not tensors:
+        return unknown(call, OpClass.FUSION)
+    match = _NAME.fullmatch(call.name[:500])
+    kind = match["kind"] if match else ""
+    steps = _steps_of(match["steps"]) if match and match["steps"] else None
+    if kind == "tem":
+        return _template(call, match["steps"] if match and match["steps"] else "")
+    reduces = kind in _REDUCTIONS
+    loops = _loops(call, tensors, reduces=reduces) if reduces or kind == "poi" else _Loops()
+    places = _places(call, loops, steps, kind)
+    flops, transcendentals = _work(steps, loops, places, reduces=reduces)
+    return simple(
+        places.read,
+        [each.dense for each in places.written],
+        op_class=OpClass.FUSION,
+        flops=flops,
+        transcendentals=transcendentals,
+        read=_read_bytes(places.read, loops, steps),
+        written=sum(_part_bytes(each, loops) for each in places.written),
+        rate=tensors[0].dtype,
+    )
+
+
+def _part_bytes(tensor: Strided, loops: _Loops) -> float:
+    """Bytes of the elements that the loops reach: all, or one per iteration of a larger tensor."""
+    if not loops.known or tensor.elements <= loops.total:
+        return tensor.bytes
+    return tensor.bytes * loops.total / tensor.elements
+
+
+def _read_bytes(tensors: Iterable[Strided], loops: _Loops, steps: list[str] | None) -> float:
+    picks = any(name in _PICKS.split() for name in steps or ())
+    inputs = [each for each in tensors if each.shape]
+    return sum(_part_bytes(each, loops) if picks else each.bytes for each in inputs)
+
+
+def _work(steps: list[str] | None, loops: _Loops, places: _Places, *, reduces: bool) -> tuple[float, float]:
+    """FLOPs and transcendentals of one execution of each named operation; NaN without a name to read."""
+    known = [_STEPS[name] for name in dict.fromkeys(steps or ())]
+    if not known or (reduces and not any(step.reduces for step in known)):
+        return nan, nan
+    flops, functions = sum(step.flops for step in known), sum(step.transcendentals for step in known)
+    iterations = float(loops.total) if loops.known else float(max(each.elements for each in places.written))
+    if reduces and not loops.known:
+        iterations = nan
+    return flops * iterations if flops else 0.0, functions * iterations if functions else 0.0
+
+
+# --- Templates: products and attention with an epilogue.
+
+_TEMPLATES = (
+    (re.compile(r"(?:^|_)(?:flex_attention|flex_decoding)"), OpClass.ATTENTION),
+    (re.compile(r"(?:^|_)convolution"), OpClass.CONVOLUTION),
+    (re.compile(r"(?:^|_)\w{0,9}mm(?:_|$)|(?:^|_)(?:linear|matmul)"), OpClass.CONTRACTION),
+)
+
+
+def _template(call: Call, steps: str) -> AtenCost:
+    """Cost a product, convolution or attention from a template. The last tensor is the result, unless it has
+    another size than that of a product: then the first one is, updated in place.
+    """
+    tensors = call.tensors
+    op_class = next((found for pattern, found in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
+    row = _product(tensors) if op_class is OpClass.CONTRACTION else None
+    results = tensors[-1:]
+    if row is not None and tensors[-1].elements != row.batch * row.m * row.n:
+        results = tensors[:1]
+    read = tensors if results[0] is not tensors[-1] else tensors[:-1]
+    flops = nan if row is None else row.flops
+    return simple(
+        read,
+        [each.dense for each in results],
+        op_class=op_class,
+        flops=flops,
+        transcendentals=nan if isnan(flops) else 0.0,
+        written=results[0].bytes,
+        rate=tensors[0].dtype,
+        contractions=() if row is None else (row,),
+    )
+
+
+def _product(tensors: tuple[Strided, ...]) -> Contraction | None:
+    """The product of the two operands whose result another tensor is as large as."""
+    matrices = [each for each in tensors if len(each.shape) in (2, 3)]
+    for place, lhs in enumerate(matrices):
+        for rhs in matrices[place + 1 :]:
+            if len(lhs.shape) != len(rhs.shape) or lhs.shape[:-2] != rhs.shape[:-2]:
+                continue
+            if lhs.shape[-1] != rhs.shape[-2]:
+                continue
+            extents = (prod(lhs.shape[:-2]), lhs.shape[-2], rhs.shape[-1], lhs.shape[-1])
+            others = [each for each in tensors if each is not lhs and each is not rhs]
+            if any(each.elements == prod(extents[:3]) for each in others):
+                return matrix_product(extents, (lhs.dtype, rhs.dtype, FLOAT32))
+    return None
