@@ -144,8 +144,9 @@ def convert(
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
-    (default: those of an unoptimised program that gets times or becomes a trace); ``missing`` is for unknown times and trip counts;
-    ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``) makes axes longer;
+    (default: those of an unoptimised program that gets times or becomes a trace); ``missing`` is for unknown
+    times and trip counts; ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``)
+    makes axes longer;
     ``mesh`` (``data=64,model=8``) partitions a StableHLO program with shardings; ``parts`` is for big jobs. A
     PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
     """
