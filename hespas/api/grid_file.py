@@ -48,7 +48,7 @@ def _factor(value: Value) -> bool:
 
 def _is_float(value: Value) -> bool:
     dtype = find_dtype(value) if isinstance(value, str) else None
-    return dtype is not None and dtype.kind is DTypeKind.FLOAT
+    return value == "f32_full" or (dtype is not None and dtype.kind is DTypeKind.FLOAT)
 
 
 def _one_of(*names: str) -> _Axis:
@@ -60,7 +60,7 @@ AXES: Mapping[str, _Axis] = {
     "source": _FILE,
     "hardware": _NAME,
     "estimator": _NAME,
-    "precision": _Axis("a floating-point type such as bf16", _is_float),
+    "precision": _Axis("a floating-point type such as bf16, tf32 or f32_full (IEEE)", _is_float),
     "link_bandwidth": _Axis("a factor from 1e-9 to 1e9", _factor),
     "num_devices": _COUNT,
     "num_replicas": _COUNT,
@@ -74,8 +74,10 @@ AXES: Mapping[str, _Axis] = {
     "backend": _one_of(*get_args(Backend)),
     "queues_per_dim": _COUNT,
 }  # fmt: skip
-"""The keys of the file. ``link_bandwidth`` is a factor on the bandwidth of all links; collectives follow the
-links then, not what was measured of them. ``source`` may list one program per parallel layout.
+"""The keys of the file. ``precision`` f32 multiplies as the program's framework does by default: IEEE f32 in
+PyTorch, TF32 in XLA on devices with such units. ``link_bandwidth`` is a factor on the bandwidth of all links;
+but for 1, collectives follow the links then, not what was measured of them. ``source`` may list one program
+per parallel layout.
 """
 
 

@@ -21,7 +21,6 @@ from hespas.converters import ReadOptions
 from hespas.files.documents import Count, Figure
 from hespas.files.output import placed_at_once
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.columns import find_dtype
 from hespas.graph.errors import HespasError, UsageError, exit_code
 from hespas.graph.passes import InPrecision
 from hespas.hardware import Device, System, load_device, load_system, write_device
@@ -93,7 +92,7 @@ def _simulated(settings: Mapping[str, Value], folder: Path) -> SimulationResult:
         workload = _in_precision(workload, str(settings["precision"]), settings, diagnostics)
     given: dict[str, Any] = {name: settings[name] for name in _PASSED if name in settings}
     given.setdefault("estimator", DEFAULT_ESTIMATOR)
-    if "link_bandwidth" in settings:
+    if settings.get("link_bandwidth", 1) != 1:
         given |= _with_links(given, float(settings["link_bandwidth"]), folder)
     return simulate(workload, diagnostics=diagnostics, **given)
 
@@ -107,14 +106,12 @@ def _in_precision(
 ) -> Workload:
     if "hardware" not in settings and "system" not in settings:
         raise UsageError("precision needs `hardware`", hint="recorded times are of one precision")
-    dtype = find_dtype(name)
-    assert dtype is not None, "the grid's file was checked"
-    step = InPrecision(dtype)
+    step = InPrecision.of(name)
     return replace(workload, classes=tuple(step(graph, diagnostics) for graph in workload.classes))
 
 
 def _with_links(given: Mapping[str, Any], factor: float, folder: Path) -> dict[str, object]:
-    """The device with links of another bandwidth, and ASTRA-sim's network with another one."""
+    """Return the device with links of another bandwidth, and ASTRA-sim's network with another one."""
     changed: dict[str, object] = {}
     if "hardware" in given:
         device = _scaled(load_device(given["hardware"]), factor)

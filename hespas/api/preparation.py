@@ -158,6 +158,7 @@ class Preparation:
         """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
         if self.missing == "error":
             refuse_global(workload)
+            self._refuse_converted(workload)
         fuses = self.target.timed and (bool(self.hardware) or (self.target.flat and self.folds))
         stated = granularity_of(workload, self.granularity) if fuses else self.granularity
         prepared, conservation = replace(self, granularity=stated)._run(workload, ranks, diagnostics)
@@ -234,6 +235,16 @@ class Preparation:
         for step in after:
             graph = _apply(step, graph, ranks, account, diagnostics)
         return graph
+
+    def _refuse_converted(self, workload: Workload) -> None:
+        """Raise ``UnsupportedError`` for products in number formats that the device has no units for."""
+        if self.hardware is None:
+            return
+        from hespas.estimators import refuse_converted
+        from hespas.hardware import load_device
+
+        for graph in workload.classes:
+            refuse_converted(graph, load_device(self.hardware))
 
     def _estimator(self, num_ranks: int) -> Callable[[OpGraph, Diagnostics], OpGraph]:
         """What gives a graph durations, or sees to those that lack one."""

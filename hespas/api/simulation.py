@@ -25,7 +25,7 @@ from hespas.api.recorded_steps import recorded_step_of
 from hespas.api.systems import sized_for
 from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
-from hespas.estimators import MissingPolicy
+from hespas.estimators import MissingPolicy, refuse_converted
 from hespas.files.documents import Count, Figure, encoded
 from hespas.graph import ESTIMATED_ON, WAITS, Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
@@ -251,6 +251,9 @@ class _Asked:
         if self.hardware is None:
             workload = merged(workload, self.granularity, self.diagnostics)
         else:
+            if self.missing == "error":
+                for graph in workload.classes:
+                    refuse_converted(graph, load_device(self.hardware))
             done = estimate(
                 workload,
                 self.hardware,

@@ -85,7 +85,7 @@ def random(
 _Images = Annotated[int, typer.Option(min=1, metavar="N", help="Images of each rank.")]
 _Replicas = Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")]
 _Sharded = Annotated[bool, typer.Option("--fsdp", help="Shard weights, gradients and states.")]
-_Type = Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16 or f32.")]
+_Type = Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16, f32 (IEEE) or tf32.")]
 _Side = Annotated[int, typer.Option(min=0, metavar="PIXELS", help="Side of an image (0: the model's own).")]
 _Layers = Annotated[int, typer.Option(min=0, metavar="N", help="Blocks (0: the model's own).")]
 
@@ -182,7 +182,7 @@ def dlrm(
     sharding: Annotated[
         Literal["table", "row", "column"], typer.Option(help="How tables are spread over ranks.")
     ] = "table",
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16 or f32.")] = "f32",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16, f32 (IEEE) or tf32.")] = "f32",
 ) -> Generator:
     """A training step of a recommendation model with tables spread over all ranks.
 

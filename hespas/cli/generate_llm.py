@@ -77,7 +77,9 @@ _GlobalBatch = Annotated[int, _degree("Sequences of a step (0: a micro-batch eac
 _MicroBatch = Annotated[int, _degree("Sequences of a micro-batch.", _STEP)]
 _Precision = Annotated[
     str,
-    typer.Option(metavar="NAME", help="bf16, fp16, f32, fp8-*, mxfp8, nvfp4, int8.", rich_help_panel=_STEP),
+    typer.Option(
+        metavar="NAME", help="bf16, fp16, f32 (IEEE), tf32, fp8-*, mxfp8, nvfp4, int8.", rich_help_panel=_STEP
+    ),
 ]
 _Recompute = Annotated[
     str,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hespas.estimators.apply import MissingPolicy, apply_estimate, as_run_on, kept_durations, settle_missing
+from hespas.estimators.apply import (
+    MissingPolicy,
+    apply_estimate,
+    as_run_on,
+    kept_durations,
+    refuse_converted,
+    settle_missing,
+)
 from hespas.estimators.registry import Estimator, estimator_names, load_estimator
 
 __all__ = [
@@ -13,5 +20,6 @@ __all__ = [
     "estimator_names",
     "kept_durations",
     "load_estimator",
+    "refuse_converted",
     "settle_missing",
 ]

@@ -16,14 +16,16 @@ from hespas.graph import (
     Diagnostics,
     Estimate,
     NodeKind,
+    OpClass,
     OpGraph,
     Severity,
     find_dtype,
 )
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import BoolArray, DTypeKind, FloatArray, dtype
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
+from hespas.graph.opgraph import FULL_F32_PRODUCTS
 from hespas.graph.passes import is_free, with_durations
-from hespas.hardware import Device
+from hespas.hardware import Device, peak_for, type_multiplied
 
 __all__ = [
     "MISSING_POLICIES",
@@ -31,6 +33,7 @@ __all__ = [
     "apply_estimate",
     "as_run_on",
     "kept_durations",
+    "refuse_converted",
     "settle_missing",
 ]
 
@@ -43,9 +46,96 @@ _CONVERT, _WIDE_BITS = "convert", 32
 
 
 def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """The work of a program on a device. What was compiled for a CPU multiplies narrow values as f32 (see
-    :data:`~hespas.graph.SOURCE_DTYPE`): another device multiplies them as they are, and converts nothing.
+    """Return the work of a program on a device.
+
+    What was compiled for a CPU multiplies narrow values as f32 (see :data:`~hespas.graph.SOURCE_DTYPE`):
+    another device multiplies them as they are, and converts nothing. Types that the device has no matrix
+    units for are multiplied in a wider one, f32 in IEEE f32 where a GPU has no TF32 units or prefers f32.
     """
+    return _in_own_types(_as_written(graph, device, diagnostics), device, diagnostics)
+
+
+def refuse_converted(graph: OpGraph, device: Device) -> None:
+    """Raise ``UnsupportedError`` for matrix products in a number format that a device has no units for."""
+    changes, nodes = _converted_types(graph, device)
+    if changes:
+        names = ", ".join(f"{name} (would run in {wider})" for name, wider in changes.items())
+        raise UnsupportedError(
+            f"{device.name} has no matrix units for {names}: {int(nodes.sum()):,} operations",
+            hint="another precision or device; `missing=warn` estimates what would run",
+        )
+
+
+def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], BoolArray]:
+    """Return the types without units on a device, with the wider type that each runs in; and the operations
+    that multiply them.
+    """
+    table, heads = graph.contractions, graph.op_class == int(OpClass.ATTENTION)
+    lhs, rhs = (_wider_codes(device)[each] for each in (table.lhs, table.rhs))
+    both = (lhs >= 0) & (rhs >= 0)
+    nodes = heads & (_wider_codes(device)[graph.rate_dtype] >= 0)
+    codes = np.concatenate((table.lhs[both], table.rhs[both], graph.rate_dtype[nodes]))
+    nodes[table.node[both]] = True
+    names = sorted({DTYPES[code].name for code in codes.tolist()})
+    return {name: type_multiplied(device, name) for name in names}, nodes
+
+
+def _wider_codes(device: Device) -> NDArray[np.int16]:
+    """Return the code of the type that each type is converted to on a device, -1 for none; the last is for an
+    unknown type.
+    """
+    codes = np.full(len(DTYPES) + 1, -1, np.int16)
+    for code, entry in enumerate(DTYPES):
+        if entry.kind is DTypeKind.FLOAT and (wider := type_multiplied(device, entry.name)) != entry.name:
+            codes[code] = dtype(wider).code
+    return codes
+
+
+def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
+    """Return the graph with products in types that the device has units for; operands stay as narrow."""
+    changes, nodes = _converted_types(graph, device)
+    for name, wider in changes.items():
+        code, table = dtype(name).code, graph.contractions
+        of_type = (graph.op_class == int(OpClass.ATTENTION)) & (graph.rate_dtype == code)
+        of_type[table.node[(table.lhs == code) | (table.rhs == code)]] = True
+        diagnostics.warning(
+            "estimate.no-units",
+            graph.name,
+            f"{device.name} has no matrix units for {name}: estimated as products in {wider}, to which "
+            "operands are converted",
+            count=int((of_type & nodes).sum()),
+        )
+    table, wider_codes = graph.contractions, _wider_codes(device)
+    change = nodes[table.node] & (wider_codes[table.lhs] >= 0) & (wider_codes[table.rhs] >= 0)
+    lhs, rhs = (np.where(change, wider_codes[each], each) for each in (table.lhs, table.rhs))
+    f32, rounds = dtype("f32").code, _rounds_to_tf32(device)
+    plain = (lhs == f32) & (rhs == f32) & (table.products == 1) & (device.kind == "gpu")
+    message = "products of f32 run on TF32 units, as XLA and PyTorch's allow_tf32 let them"
+    diagnostics.info("estimate.tf32", graph.name, message, count=int((plain & ~change & rounds).sum()))
+    message = "products of f32 that may round to TF32 run in IEEE f32, for which no faster units are listed"
+    full = plain & (change | (not rounds))
+    diagnostics.info("estimate.ieee-f32", graph.name, message, count=int((full & ~change).sum()))
+    if not changes and not full.any():
+        return graph
+    products = np.where(full, FULL_F32_PRODUCTS, table.products).astype(np.uint8)
+    multiplies = nodes & (wider_codes[graph.rate_dtype] >= 0)
+    return replace(
+        graph,
+        rate_dtype=np.where(multiplies, wider_codes[graph.rate_dtype], graph.rate_dtype),
+        contractions=replace(table, lhs=lhs, rhs=rhs, products=products),
+    )
+
+
+def _rounds_to_tf32(device: Device) -> bool:
+    """Return True if products of f32 run on the TF32 units of a device."""
+    try:
+        return peak_for(device, "matrix", "f32").peak.dtype == "tf32"
+    except UnsupportedError:
+        return False
+
+
+def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
+    """Return the graph with products of values that were widened for a CPU as they were written."""
     key = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
     rows = np.flatnonzero(np.isin(graph.extra.key, list(key)) & (graph.extra.node >= 0)).tolist()
     if device.kind == "cpu" or not rows:

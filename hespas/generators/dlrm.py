@@ -76,11 +76,16 @@ class DlrmStep:
         parameters = float(self.dense_parameters + self.tables * self.rows * self.width)
         return Account(parameters=parameters, model_flops_per_step=flops, hardware_flops_per_step=flops)
 
+    @property
+    def element(self) -> str:
+        """Element type of the tensors: products in TF32 are of f32."""
+        return "f32" if self.dtype == "tf32" else self.dtype
+
     def workload(self) -> Workload:
         """One class of ranks."""
         self._check()
         builder = GraphBuilder(self.name)
-        _Step(self, Kernels(builder, Part("step", 0, 0))).run()
+        _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
         return Workload.spmd(builder.build(), self.ranks)
 
     def _check(self) -> None:
@@ -95,8 +100,8 @@ class DlrmStep:
             )
         if self.sharding not in {"table", "row", "column"}:
             raise UsageError(f"no such sharding: {self.sharding!r}", hint="table, row or column")
-        if self.dtype not in {"bf16", "f16", "f32"}:
-            raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16 or f32")
+        if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
+            raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16, f32 or tf32")
         split = {"table": self.tables, "row": self.rows, "column": self.width}[self.sharding]
         if split % self.ranks:
             raise UsageError(f"{self.ranks} ranks do not divide {split} (sharded by {self.sharding})")
@@ -133,11 +138,11 @@ class _Step:
         self._dense_update()
 
     def _vector(self, name: str, what: str, shape: tuple[int, ...], after: list[int]) -> int:
-        value = Tensor(shape, self.step.dtype)
+        value = Tensor(shape, self.step.element)
         return self.kernels.vector(name, what, [value] * len(after), [value], after=after)
 
     def _product(self, name: str, sizes: tuple[int, int, int], after: list[int], batch: int = 1) -> int:
-        dtype = self.step.dtype
+        dtype = self.step.element
         return self.kernels.product(name, sizes, left=dtype, result=dtype, batch=batch, after=after)
 
     def _mlp(self, name: str, layers: list[tuple[int, int]], source: int) -> list[int]:
@@ -168,7 +173,7 @@ class _Step:
             return source
         everybody = step.batch * step.ranks
         kind = CollectiveKind.ALL_TO_ALL
-        value = Tensor((step.batch, step.tables * step.width), step.dtype)
+        value = Tensor((step.batch, step.tables * step.width), step.element)
         if way == "ids":
             value = Tensor((step.batch, step.tables * step.lookups), "i64")
             if step.sharding == "column":
@@ -176,7 +181,7 @@ class _Step:
         elif step.sharding == "row":
             forward = way == "forward"
             kind = CollectiveKind.REDUCE_SCATTER if forward else CollectiveKind.ALL_GATHER
-            value = Tensor((everybody, *value.shape[1:]), step.dtype)
+            value = Tensor((everybody, *value.shape[1:]), step.element)
         return self._collective(name, kind, value, [source])
 
     def _collective(self, name: str, kind: CollectiveKind, value: Tensor, after: list[int]) -> int:
@@ -192,8 +197,8 @@ class _Step:
         picked = everybody * tables * step.lookups
         if step.sharding == "row":
             picked = -(-picked // step.ranks)
-        pooled = Tensor((everybody * tables, width), step.dtype)
-        return Tensor((picked, width), step.dtype), Tensor((picked,), "i64"), pooled
+        pooled = Tensor((everybody * tables, width), step.element)
+        return Tensor((picked, width), step.element), Tensor((picked,), "i64"), pooled
 
     def _lookup(self, indices: int) -> int:
         """Rows are read and summed by bag."""
@@ -223,7 +228,7 @@ class _Step:
 
     def _dense_update(self) -> None:
         """Gradients of both MLPs are averaged, and their weights updated."""
-        size = Tensor((self.step.dense_parameters,), self.step.dtype)
+        size = Tensor((self.step.dense_parameters,), self.step.element)
         after = self.made
         if self.step.ranks > 1:
             after = [self._collective("dense", CollectiveKind.ALL_REDUCE, size, after)]

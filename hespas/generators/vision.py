@@ -127,6 +127,11 @@ class VisionStep:
         """Model and layout."""
         return f"{self.model.name}-{'fsdp' if self.fsdp else 'dp'}{self.dp}"
 
+    @property
+    def element(self) -> str:
+        """Element type of the tensors: products in TF32 are of f32."""
+        return "f32" if self.dtype == "tf32" else self.dtype
+
     def workload(self) -> Workload:
         """One class of ranks."""
         self.model.check()
@@ -139,10 +144,10 @@ class VisionStep:
                 f"more than {_MOST_RANKS:,} ranks, {_MOST_LAYERS:,} layers, or 2**50 scores of attention",
                 hint="smaller `dp`, `batch`, layers or image",
             )
-        if self.dtype not in {"bf16", "f16", "f32"}:
-            raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16 or f32")
+        if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
+            raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16, f32 or tf32")
         builder = GraphBuilder(self.name)
-        _Step(self, Kernels(builder, Part("step", 0, 0))).run()
+        _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
         return Workload.spmd(builder.build(), self.dp)
 
     def account(self) -> Account:
@@ -217,7 +222,7 @@ class _Step:
     def _gather(self, name: str, parameters: int) -> None:
         if self.step.fsdp and self.step.dp > 1:
             kind = CollectiveKind.ALL_GATHER
-            self.gathered = self._collective(name, kind, parameters, self.step.dtype, [])
+            self.gathered = self._collective(name, kind, parameters, self.step.element, [])
 
     def _reduce(self, name: str, parameters: int) -> None:
         self.kernels.module = name
@@ -228,7 +233,7 @@ class _Step:
         self.reduced.append(self._collective("reduce", kind, parameters, "f32", self.made))
 
     def _linear(self, name: str, inputs: int, outputs: int, rows: int, *, first: bool = False) -> None:
-        kernels, dtype, source = self.kernels, self.step.dtype, self.now
+        kernels, dtype, source = self.kernels, self.step.element, self.now
         after = [source, self.gathered]
         self.now = kernels.product(name, (rows, outputs, inputs), left=dtype, result=dtype, after=after)
 
@@ -245,7 +250,7 @@ class _Step:
         self.tape.append(backward)
 
     def _vector(self, name: str, what: str, shape: tuple[int, ...], after: list[int], back: str = "") -> None:
-        kernels, value = self.kernels, Tensor(shape, self.step.dtype)
+        kernels, value = self.kernels, Tensor(shape, self.step.element)
         self.now = kernels.vector(name, what, [value] * len(after), [value], after=after)
 
         def backward() -> None:
@@ -259,12 +264,12 @@ class _Step:
         head, n = model.hidden // model.heads, model.tokens
         shape = AttentionShape(self.step.batch, model.heads, model.heads, n, n, head, head, float(n * n))
         source = self.now
-        self.now = kernels.attention("attention", shape, self.step.dtype, after=[source])
+        self.now = kernels.attention("attention", shape, self.step.element, after=[source])
         out = self.now
 
         def backward() -> None:
             after = [self.now, source, out]
-            self.now = kernels.attention("attention.dx", shape, self.step.dtype, backward=True, after=after)
+            self.now = kernels.attention("attention.dx", shape, self.step.element, backward=True, after=after)
 
         self.tape.append(backward)
 
@@ -275,7 +280,7 @@ class _Step:
             self._linear("timestep.0", _FREQUENCIES, h, batch, first=True)
             self._vector("timestep.silu", "silu", (batch, h), [self.now])
             self._linear("timestep.2", h, h, batch)
-            value = Tensor((batch, h), self.step.dtype)
+            value = Tensor((batch, h), self.step.element)
             label = self.kernels.vector("label", "embedding", [value], [value], after=[self.gathered])
             self._vector("condition", "add", (batch, h), [self.now, label])
             self._vector("condition.silu", "silu", (batch, h), [self.now])
@@ -305,7 +310,7 @@ class _Step:
 
     def _condition(self) -> None:
         """Backward: the gradients of what conditions the model, of all blocks, added up."""
-        value = Tensor((self.step.batch, self.step.model.hidden), self.step.dtype)
+        value = Tensor((self.step.batch, self.step.model.hidden), self.step.element)
         given = self.said_gradients
         self.now = self.kernels.vector("condition.sum", "add", [value] * len(given), [value], after=given)
 
@@ -340,7 +345,7 @@ class _Step:
         model, batch = self.step.model, self.step.batch
         shape = (batch * model.patches, 2 * model.pixels) if model.diffusion else (batch, model.classes)
         what = "add" if model.diffusion else "cross_entropy"
-        out = Tensor(shape, self.step.dtype)
+        out = Tensor(shape, self.step.element)
         self.kernels.module = "loss"
         self.now = self.kernels.vector("loss", what, [out], [out], after=[self.now])
 
@@ -349,5 +354,5 @@ class _Step:
         shape = (-(-self.step.model.parameters // shards),)
         state = [Tensor(shape, "f32")] * 3
         self.kernels.module = "optimizer"
-        reads, writes = [*state, Tensor(shape, "f32")], [*state, Tensor(shape, self.step.dtype)]
+        reads, writes = [*state, Tensor(shape, "f32")], [*state, Tensor(shape, self.step.element)]
         self.kernels.vector("adam", "adam", reads, writes, after=self.reduced)

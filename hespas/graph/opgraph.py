@@ -31,6 +31,7 @@ from hespas.graph.groups import GroupSet, Permutation
 __all__ = [
     "ACCUMULATOR_BITS",
     "DONATED_TO",
+    "FULL_F32_PRODUCTS",
     "IN_PLACE",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
@@ -154,6 +155,9 @@ class RegionKind(IntEnum):
 # --- Side tables of a graph: what only some nodes have, one row per such node.
 #
 # Each table's ``node`` column says whose row it is and is sorted, so the rows of a node are a slice.
+
+FULL_F32_PRODUCTS = 6
+"""``products`` of a multiplication in IEEE f32, which does not run on TF32 units (XLA: precision HIGHEST)."""
 
 ACCUMULATOR_BITS, MAC_NOISE_SIGMA = "accumulator_bits", "mac_noise_sigma"
 """Keys of texts in :class:`ExtraTable` that say how a product is accumulated where element types do not show

@@ -32,7 +32,7 @@ from hespas.hardware.model import (
     Source,
     SystolicArray,
 )
-from hespas.hardware.peaks import PeakChoice, peak_for, product_peak
+from hespas.hardware.peaks import PeakChoice, peak_for, product_peak, type_multiplied
 from hespas.hardware.system_file import load_system, read_system, system_names, system_to_toml
 from hespas.hardware.system_model import Dimension, System
 
@@ -67,5 +67,6 @@ __all__ = [
     "read_system",
     "system_names",
     "system_to_toml",
+    "type_multiplied",
     "write_device",
 ]

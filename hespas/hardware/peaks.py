@@ -24,6 +24,7 @@ __all__ = [
     "peak_for",
     "product_peak",
     "tdp_energy_j",
+    "type_multiplied",
 ]
 
 # A class is an element type, or a family whose members share one rate (`f8`: E4M3, E5M2 and their variants).
@@ -93,6 +94,7 @@ _AS_FLOAT: dict[str, tuple[str, ...]] = {
 # The E tells `f6E2M3FN` from `f64`.
 _SHARED_RATE = {"f8E": "f8", "f6E": "f6", "f4E": "f4"}
 # Block-scaled types: the scale is applied outside the multiplier, so the element type decides.
+_NARROW_FLOATS = frozenset({"f8", "f6", "f4"})
 _BLOCK_SCALED = {"mxfp8": "f8", "mxfp6": "f6", "mxfp4": "f4", "nvfp4": "f4", "mxint8": "i8"}
 # A complex product is counted as its real multiplies and adds, so the real type decides.
 _COMPLEX = {"complex<f32>": "f32", "complex<f64>": "f64"}
@@ -159,6 +161,36 @@ def product_peak(
         if peak is not None:
             return _product_choice(lhs, rhs, peak, exact=pair == (left, right))
     return peak_for(device, "matrix", _deciding(lhs, rhs), accumulator=accumulator)
+
+
+@lru_cache(maxsize=4096)
+def _type_multiplied(device_key: tuple[str, str, frozenset[str]], dtype: str) -> str:
+    kind, vendor, listed = device_key
+    units, entry = {_rate_class(name) for name in listed}, find_dtype(dtype)
+    own = _rate_class(dtype)
+    if entry is None or not units or entry.name in listed:
+        return dtype
+    if own in _NARROW_FLOATS:
+        is_block = entry.name in _BLOCK_SCALED
+        fits = own in units and (not is_block or "f4" in units)
+        if fits and (entry.name != "nvfp4" or vendor.casefold() == "nvidia"):
+            return dtype
+        return next((name for name in ("bf16", "f16") if name in units), "f32")
+    return "f32" if own == "bf16" and own not in units and kind == "gpu" else dtype
+
+
+def type_multiplied(device: Device, dtype: str) -> str:
+    """Return the type in which the matrix units of a device multiply operands of ``dtype``.
+
+    It is ``dtype`` itself where there are units for it or no matrix units at all, else the wider type that
+    kernels convert to first: bf16 or f16 for floats of 8 bits and fewer, f32 for bf16 on a GPU without such
+    units. Block-scaled types need units that scale blocks, which come with those for 4-bit floats; ``nvfp4``
+    needs NVIDIA's.
+    """
+    listed = frozenset(
+        peak.dtype for peak in device.peaks if (peak.unit, peak.density) == ("matrix", "dense")
+    )
+    return _type_multiplied((device.kind, device.vendor, listed), dtype)
 
 
 def _product_choice(lhs: str, rhs: str, peak: Peak, *, exact: bool) -> PeakChoice:

@@ -13,12 +13,12 @@ from math import prod
 
 from hespas.graph import GraphBuilder, NodeKind, OpClass
 from hespas.graph.columns import DType, dtype
+from hespas.graph.opgraph import FULL_F32_PRODUCTS
 
 __all__ = ["Operators", "Shape"]
 
 Shape = tuple[int, ...]
 
-_FULL_FLOAT32 = 6
 _TRANSPOSED = "{1,3,2,0}"
 """Heads of (batch, heads, length, size) cut out of (batch, length, heads, size): order in memory."""
 
@@ -107,7 +107,7 @@ class Operators:
         code = self._element.code
         self.builder.add_contraction(
             node, batch=batch, m=m, n=n, k=k, flops=work, useful_flops=work,
-            lhs=code, rhs=code, accumulator=code, products=_FULL_FLOAT32,
+            lhs=code, rhs=code, accumulator=code, products=FULL_F32_PRODUCTS,
         )  # fmt: skip
 
     def linear(self, rows: int, inputs: int, outputs: int, *, bias: bool = True, joins: bool = False) -> None:

@@ -18,6 +18,7 @@ from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import DType, dtype
 from hespas.graph.errors import InvariantError
 from hespas.graph.groups import GroupSet
+from hespas.graph.opgraph import FULL_F32_PRODUCTS
 
 __all__ = ["AttentionShape", "Kernels", "Tensor", "Value"]
 
@@ -99,8 +100,9 @@ class Kernels:
     ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
     forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
     ``made`` are gradients of weights since it was last emptied. ``queues``: each communicator has a stream of
-    its own, as those of NCCL, and what is sent to another stage has one. ``pending`` are results that are yet
-    to be added to the residual stream, ``sums`` the nodes that did it.
+    its own, as those of NCCL, and what is sent to another stage has one. ``tf32``: products of f32 run on
+    TF32 units, else they are IEEE f32. ``pending`` are results that are yet to be added to the residual
+    stream, ``sums`` the nodes that did it.
     """
 
     builder: GraphBuilder
@@ -111,6 +113,7 @@ class Kernels:
     follow: list[int] = field(default_factory=list[int])
     made: list[int] = field(default_factory=list[int])
     queues: bool = False
+    tf32: bool = False
     pending: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     sums: dict[Value, Value] = field(default_factory=dict["Value", "Value"])
     _counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -262,12 +265,27 @@ class Kernels:
             control=control,
             port=port,
         )
-        types = [self._type(each).code for each in (left, right, _ACCUMULATOR)]
-        self.builder.add_contraction(
-            node, batch=batch, m=m, n=n, k=k, flops=flops, useful_flops=flops,
-            lhs=types[0], rhs=types[1], accumulator=types[2],
-        )  # fmt: skip
+        self._multiplies(node, (batch, m, n, k), (left, right), (flops, flops))
         return node
+
+    def _multiplies(
+        self,
+        node: int,
+        extents: tuple[int, int, int, int],
+        types: tuple[str, str],
+        flops: tuple[float, float],
+    ) -> None:
+        """State that a node multiplies matrices; ``flops`` are all and the useful ones."""
+        lhs, rhs, accumulator = (self._type(each).code for each in (*types, _ACCUMULATOR))
+        batch, m, n, k = extents
+        self.builder.add_contraction(
+            node, batch=batch, m=m, n=n, k=k, flops=flops[0], useful_flops=flops[1],
+            lhs=lhs, rhs=rhs, accumulator=accumulator, products=self._products(types),
+        )  # fmt: skip
+
+    def _products(self, types: tuple[str, str]) -> int:
+        """Return the narrow products that one multiplication is worth: IEEE f32 runs on no TF32 units."""
+        return FULL_F32_PRODUCTS if types == ("f32", "f32") and not self.tf32 else 1
 
     def vector(
         self,
@@ -343,6 +361,10 @@ class Kernels:
             port=port,
         )
         self.builder.set(node, useful_flops=dims * shape.pairs)
+        if self._products((element, cache or element)) > 1:
+            heads = shape.batch * shape.heads
+            sizes = (heads, shape.queries, shape.keys, round(dims / 2 / heads))
+            self._multiplies(node, sizes, (element, element), (dims * whole, dims * shape.pairs))
         return node
 
     def transfer(

@@ -368,7 +368,9 @@ _PRECISIONS = (
     ("int8", "int8"),
     ("fp16", "fp16"),
     ("bf16", "bf16"),
+    ("tf32", "tf32"),
     ("f32", "f32"),
+    ("fp32", "f32"),
 )
 """Words of the column, the first that occurs counts, and the precision they name."""
 

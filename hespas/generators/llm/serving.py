@@ -246,7 +246,7 @@ class ServingStage:
     def graph(self) -> OpGraph:
         """All of its kernels."""
         builder = GraphBuilder(self.name)
-        k = Kernels(builder, Part("forward", 0, 0))
+        k = Kernels(builder, Part("forward", 0, 0), tf32=self.rank.precision.tf32)
         layout, ends = self.rank.layout, Ends(self.rank)
         forward = self.rank.groups.to_stage(1)
         if self.stage == 0:

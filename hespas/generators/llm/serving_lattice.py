@@ -163,7 +163,7 @@ class _Writer:
 
     def _stage(self, sequences: Sequences, *, has_cores: bool = True) -> tuple[ServingStage, Kernels]:
         stage = ServingStage(self.step, 0, "decode", self.step.name, (sequences,), has_cores)
-        return stage, Kernels(self.builder, Part("forward", 0, 0))
+        return stage, Kernels(self.builder, Part("forward", 0, 0), tf32=self.step.precision.tf32)
 
     def tokens(self, place: int, count: int) -> None:
         """All kernels but attention and the head: those of a prompt of so many tokens."""

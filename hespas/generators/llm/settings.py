@@ -61,6 +61,8 @@ class Precision:
     """Scales are of what is converted, so that its largest value is looked for before."""
     by_row: bool = False
     """Scales are of rows along the sum of a product: each layout of an operand has its own."""
+    tf32: bool = False
+    """Products of f32 round operands to TF32 on devices with such units, else they are IEEE f32."""
 
     @property
     def quantizes(self) -> bool:
@@ -74,6 +76,7 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision(name="bf16", matmul="bf16"),
         Precision(name="fp16", matmul="f16", compute="f16", attention="f16", head="f16"),
         Precision(name="f32", matmul="f32", compute="f32", attention="f32", head="f32"),
+        Precision(name="tf32", matmul="f32", compute="f32", attention="f32", head="f32", tf32=True),
         Precision(name="fp8-delayed", matmul="f8E4M3FN"),
         Precision(name="fp8-current", matmul="f8E4M3FN", looks_first=True),
         Precision(name="fp8-block", matmul="f8E4M3FN"),
@@ -85,7 +88,21 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision(name="int8", matmul="i8", looks_first=True, by_row=True),
     )
 }
-"""By name, as ``--precision`` takes them. Those that end in ``-attention`` compute attention in fp8."""
+"""By name, as ``--precision`` takes them. Those that end in ``-attention`` compute attention in fp8. ``f32``
+is IEEE f32, PyTorch's default; ``tf32`` is f32 with ``torch.backends.cuda.matmul.allow_tf32``.
+"""
+
+_ALIASES: Mapping[str, str] = {
+    "fp32": "f32",
+    "float32": "f32",
+    "f32_full": "f32",
+    "tensorfloat32": "tf32",
+    "fp8": "fp8-current",
+    "fp8-tensorwise": "fp8-current",
+    "f16": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+}
 
 MODULES = ("core_attn", "layernorm", "mlp_act", "moe_act", "mla_up_proj", "mlp", "moe", "qkv", "block")
 """What may be computed again in the backward pass, by Megatron-Core's names where it has one: the product of
@@ -160,9 +177,8 @@ def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
 
 
 def precision_of(name: str) -> Precision:
-    """The number formats of that name. Raises ``UsageError``."""
-    aliases = {"fp32": "f32", "fp8": "fp8-current", "fp8-tensorwise": "fp8-current", "f16": "fp16"}
-    found = PRECISIONS.get(aliases.get(name, name))
+    """Return the number formats of that name. Raises ``UsageError``."""
+    found = PRECISIONS.get(_ALIASES.get(name, name))
     if found is None:
         raise UsageError(f"no precision '{name}'", hint=f"one of {', '.join(PRECISIONS)}")
     return found

@@ -157,7 +157,7 @@ class _Stage:
     def _begin(self, kind: str, chunk: int) -> Kernels:
         part = Part(kind, chunk, len(self.builder))
         self.parts.append(part)
-        return Kernels(self.builder, part, queues=True)
+        return Kernels(self.builder, part, queues=True, tf32=self.rank.precision.tf32)
 
     def _part(self, kind: str, chunk: int, special: bool) -> int:
         k = self._begin(kind, chunk)

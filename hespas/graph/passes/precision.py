@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.graph.columns import DTYPES, BoolArray, Csr, DType, DTypeKind, FloatArray
+from hespas.graph.columns import DTYPES, BoolArray, Csr, DType, DTypeKind, FloatArray, dtype, find_dtype
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.opgraph import OpGraph
+from hespas.graph.errors import UsageError
+from hespas.graph.opgraph import FULL_F32_PRODUCTS, SOURCE_DTYPE, ContractionTable, ExtraTable, OpGraph
 
 __all__ = ["InPrecision"]
 
@@ -18,16 +20,30 @@ class InPrecision:
     """All floating-point tensors as elements of ``dtype``; integers, booleans and complex numbers stay.
 
     Bytes of a node, and of its messages, change as those of its tensors do; without tensors as its
-    ``rate_dtype`` does. Recorded durations become unknown, and the source program is left out.
+    ``rate_dtype`` does. Matrix products multiply in ``dtype``. ``products`` are those of a multiplication of
+    f32 (1: TF32 units where there are some, ``FULL_F32_PRODUCTS``: IEEE f32); None leaves products that were
+    of f32 as they are and gives others the default of their framework: IEEE f32 in PyTorch, TF32 in XLA.
+    Recorded durations become unknown, and the source program is left out.
     """
 
     dtype: DType
+    products: int | None = None
+
+    @classmethod
+    def of(cls, name: str) -> InPrecision:
+        """Return the pass for an element type, ``tf32`` or ``f32_full``. Raises ``UsageError`` for others."""
+        known = find_dtype(name)
+        if name == "f32_full":
+            return cls(dtype("f32"), FULL_F32_PRODUCTS)
+        if known is None or known.kind is not DTypeKind.FLOAT:
+            raise UsageError(f"no precision '{name}'", hint="a floating-point type, or f32_full")
+        return cls(dtype("f32"), 1) if known.name == "tf32" else cls(known)
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """The graph in that precision. O(nodes + tensor types)."""
         floats: BoolArray = np.array([each.kind is DTypeKind.FLOAT for each in DTYPES])
-        bits: FloatArray = np.array([max(each.bits, 1) for each in DTYPES], np.float64)
-        shrinks = np.where(floats, self.dtype.bits / bits, 1.0)
+        bits: FloatArray = np.array([max(_stored_bits(each), 1.0) for each in DTYPES])
+        shrinks = np.where(floats, _stored_bits(self.dtype) / bits, 1.0)
         types, rate = graph.types, graph.rate_dtype
         is_float = (types.dtype >= 0) & floats[types.dtype]
         sizes = np.where(is_float, types.bytes * shrinks[types.dtype], types.bytes)
@@ -51,8 +67,52 @@ class InPrecision:
                 result_bytes=collectives.result_bytes * writes[collectives.node],
             ),
             p2p=replace(p2p, comm_bytes=p2p.comm_bytes * moved[p2p.node]),
+            contractions=self._multiplied(graph),
+            extra=_without_source_types(graph),
             attachments={},
         )
+
+    def _multiplied(self, graph: OpGraph) -> ContractionTable:
+        """Return the matrix products of operands in this precision. Accumulators of another type than the
+        operands stay where they are wider.
+        """
+        table, code = graph.contractions, np.int16(self.dtype.code)
+        floats: BoolArray = np.array([each.kind is DTypeKind.FLOAT for each in DTYPES] + [False])
+        bits = np.array([each.bits for each in DTYPES] + [0])
+        own = (table.accumulator == table.lhs) | (table.accumulator == table.rhs)
+        wider = ~own & (bits[table.accumulator] > self.dtype.bits)
+        lhs, rhs = (np.where(floats[each], code, each) for each in (table.lhs, table.rhs))
+        return replace(
+            table,
+            lhs=lhs,
+            rhs=rhs,
+            accumulator=np.where(floats[table.accumulator] & ~wider, code, table.accumulator),
+            products=np.where(floats[table.lhs] & floats[table.rhs], self._products(graph), table.products),
+        )
+
+    def _products(self, graph: OpGraph) -> NDArray[np.uint8]:
+        """Return the products that a multiplication of each row is worth where both operands are floats."""
+        table, f32 = graph.contractions, dtype("f32").code
+        if self.dtype.code != f32:
+            return np.ones(len(table), np.uint8)
+        if self.products is not None:
+            return np.full(len(table), self.products, np.uint8)
+        names = (graph.strings[row] for row in graph.op_row[table.node].tolist())
+        default = np.array([FULL_F32_PRODUCTS if name.startswith("aten::") else 1 for name in names])
+        was_f32 = (table.lhs == f32) & (table.rhs == f32)
+        return np.where(was_f32, table.products, default).astype(np.uint8)
+
+
+def _stored_bits(element: DType) -> float:
+    """Return the bits of an element with its share of a block's scale."""
+    scale = element.block_scale_bits / element.block_elements if element.block_elements else 0.0
+    return element.bits + scale
+
+
+def _without_source_types(graph: OpGraph) -> ExtraTable:
+    """Return the attributes without those that name the types a program had before it was compiled."""
+    keys = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
+    return graph.extra.take(~np.isin(graph.extra.key, list(keys))) if keys else graph.extra
 
 
 def _ratio(rows: Csr, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.estimators import as_run_on
 from hespas.estimators.registry import Estimator
 from hespas.generators.llm.layout import check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.published import PublishedRun
@@ -129,7 +130,8 @@ def _times(clock: _Clock, passes: list[StagePasses], like: list[int]) -> list[Fl
     graphs = tuple(each.graph for each in passes)
     ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
     job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
-    estimates: list[Estimate] = [clock.model.estimate(graph, device, diagnostics) for graph in graphs]
+    own = [as_run_on(graph, device, diagnostics) for graph in graphs]
+    estimates: list[Estimate] = [clock.model.estimate(graph, device, diagnostics) for graph in own]
     parted, placed = on_system(job, estimates, clock.network, diagnostics)
     longest = [np.full(len(graph), np.nan) for graph in graphs]
     for number, estimate in enumerate(placed or ()):
