@@ -21,7 +21,7 @@ from hespas.converters.chakra.contract import RANK_ATTRIBUTE
 from hespas.converters.chakra.readiness import LARGEST_COUNT, is_as_stated
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_of_odd_sizes
 from hespas.converters.chakra.wire import Bools, Longs
-from hespas.converters.measured_ops.waits import with_delays_alone
+from hespas.converters.measured_ops.waits import serial_excess, with_delays_alone
 from hespas.graph import (
     WHOLE_JOB,
     CollectiveKind,
@@ -41,6 +41,8 @@ from hespas.graph.passes.rewrite import take_nodes
 __all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "measured_work", "report"]
 
 _IDLE = "idle"
+_LONGER = 0.01
+"""How much longer a trace may take in ASTRA-sim than its recording without a warning."""
 
 
 class Expanded(NamedTuple):
@@ -219,6 +221,12 @@ def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     message = "recorded waits and time of the host are written as delays behind the work that ended last"
     diagnostics.info("chakra.waits", graph.name, message, count=waits)
     graph = with_delays_alone(graph)
+    excess = serial_excess(graph)
+    message = (
+        f"ASTRA-sim runs computation of a rank one at a time, waits included, of which some was recorded "
+        f"side by side: there the trace takes at least {excess:.0%} longer than its recording"
+    )
+    diagnostics.warning("chakra.serialized", graph.name, message, count=int(excess > _LONGER))
     table = graph.collectives
     vague = (table.kind == CollectiveKind.UNKNOWN) | np.isnan(table.comm_bytes)
     vague &= graph.duration_ns[table.node] > 0
