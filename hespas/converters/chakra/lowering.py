@@ -38,7 +38,15 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.passes import bypass, is_recorded_wait
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "measured_work", "report"]
+__all__ = [
+    "Expanded",
+    "expand",
+    "flatten_runs",
+    "host_transfers",
+    "measured_work",
+    "report",
+    "report_refused",
+]
 
 _IDLE = "idle"
 _LONGER = 0.01
@@ -228,15 +236,38 @@ def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     )
     diagnostics.warning("chakra.serialized", graph.name, message, count=int(excess > _LONGER))
     table = graph.collectives
-    vague = (table.kind == CollectiveKind.UNKNOWN) | np.isnan(table.comm_bytes)
-    vague &= graph.duration_ns[table.node] > 0
+    vague = _is_vague(graph) & (graph.duration_ns[table.node] > 0)
     if not vague.any():
         return graph
-    message = "collectives of unknown operation or size are written as COMP nodes of their recorded time"
+    message = "collectives of unknown operation or size, or of 0 bytes, are written as COMP nodes of their "
+    message += "recorded time"
     diagnostics.warning("chakra.collective-as-work", graph.name, message, count=int(vague.sum()))
     kind = graph.kind.copy()
     kind[table.node[vague]] = int(NodeKind.COMPUTE)
     return replace(graph, kind=kind, collectives=table.take(~vague))
+
+
+_SIZELESS = (CollectiveKind.BARRIER,)
+
+
+def _is_vague(graph: OpGraph) -> BoolArray:
+    """Mark collectives, by row of their table, that a trace cannot describe so that others accept it."""
+    table = graph.collectives
+    no_size = ~(table.comm_bytes >= 1) & ~np.isin(table.kind, _SIZELESS)
+    vague: BoolArray = no_size | (table.kind == CollectiveKind.UNKNOWN)
+    return vague
+
+
+def report_refused(graph: OpGraph, diagnostics: Diagnostics) -> None:
+    """Report what is about to be written and `hespas-validate check` refuses: simulators cannot run it."""
+    bare = len(_undescribed(graph, (NodeKind.COLLECTIVE,), graph.collectives.node))
+    empty = (graph.p2p.comm_bytes < 1) & ~graph.p2p.host
+    for count, what in (
+        (int(_is_vague(graph).sum()) + bare, "collectives of unknown operation or size, or of 0 bytes,"),
+        (int(empty.sum()), "messages of 0 bytes"),
+    ):
+        message = f"{what} are written as they are: `hespas-validate check` refuses them (ET011, ET012)"
+        diagnostics.warning("chakra.refused-communication", graph.name, message, count=count)
 
 
 def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:

@@ -173,15 +173,16 @@ def _of_library(node: EtNode) -> Communication | None:
     operands = tensors[place] if tensors else []
     has_result = word.endswith("_out") and len(tensors) > 1
     results = tensors[-1] if has_result else operands if meaning.collective in _AS_LARGE else []
-    texts = [value for value in node.inputs.values if type(value) is str and value]
+    names = [value for value in node.inputs.values if type(value) in (str, int) and value not in _REDUCTIONS]
     return Communication(
         meaning=meaning,
         operand_bytes=_bytes(operands),
         result_bytes=_bytes(results),
-        group=texts[-1] if texts and "symm_mem::" in node.name else "",
+        group=str(names[-1]) if names and "symm_mem::" in node.name else "",
     )
 
 
+_REDUCTIONS = ("", "sum", "avg", "min", "max", "prod", "product")
 _AS_LARGE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL})
 """Collectives whose result has the size of their operand."""
 
