@@ -17,9 +17,9 @@ import numpy as np
 from hespas.analysis.operations import Measured
 from hespas.analysis.recording import Kind, Recording
 from hespas.analysis.table import Moments, Row, Table, listed, table_from_rows, table_of
-from hespas.converters.meetings import MeetingKey, clock_shifts, meeting_key, met
+from hespas.converters.meetings import Matched, MeetingKey, clock_shifts, meeting_key, met
 from hespas.files.documents import Count, Figure
-from hespas.graph import CollectiveKind, Diagnostics
+from hespas.graph import CollectiveKind, Diagnostics, Findings
 from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = [
@@ -159,7 +159,9 @@ def collectives_of(
     message = "communication states neither its group nor how many ranks it has"
     unstated = sum(size < 0 for size in found.group_size)
     diagnostics.info("analysis.group-unstated", where, message, count=unstated)
-    instance = met(found.rank, found.key)
+    matched = met(found.rank, found.key, found.size_bytes)
+    instance = matched.instance
+    _report_unlike(found, matched, diagnostics.about(where, "analysis"))
     by_order = sum(
         of >= 0 and key.number < 0 and key.side < 0
         for of, key in zip(instance.tolist(), found.key, strict=True)
@@ -181,6 +183,22 @@ def collectives_of(
         instance=instance,
         shift_ns={rank: shifts[clock] for rank, clock in zip(found.rank, found.clock, strict=True)},
     )
+
+
+def _report_unlike(found: _Columns, matched: Matched, findings: Findings) -> None:
+    """Report what has one group and place on several ranks and is not the same."""
+    if not matched.unlike:
+        return
+
+    def told(row: int) -> str:
+        return f"{found.kind[row]} of {found.size_bytes[row]:,.0f} bytes on rank {found.rank[row]}"
+
+    message = (
+        "collectives of one group and place differ between ranks in operation or size, as those of different "
+        f"steps do ({told(matched.unlike[0])}, {told(matched.others[0])}): they are not matched, and say "
+        "nothing of stragglers (record the same steps on all ranks)"
+    )
+    findings.warning("unlike-collectives", message, len(matched.unlike))
 
 
 @dataclass(slots=True)

@@ -82,9 +82,14 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
     crossing = moved / link.bandwidth_bytes_per_s * 1e9 if link else np.full(len(graph), np.nan)
     least, bound = np.where(over_host, np.nan_to_num(crossing), least), np.where(over_host, 3, bound)
     known = costed.costed & (least > 0)
+    nothing = costed.costed & (graph.flops == 0) & (moved == 0)  # beside a kernel that has the cost of all
     bound = np.where(known, bound, 0).astype(np.int8)
     return Measured(
-        profile=profile, costed=costed, busy_ns=busy, roof_ns=np.where(known, least, np.nan), bound=bound
+        profile=profile,
+        costed=costed,
+        busy_ns=busy,
+        roof_ns=np.where(known, least, np.where(nothing, 0.0, np.nan)),
+        bound=bound,
     )
 
 
@@ -231,7 +236,8 @@ def _operation_groups(measured: Measured) -> _Groups:
     graph, host = costed.graph, profile.host
     op = costed.host_op
     longest = costed.groups.longest
-    stated = (profile.op_row[longest] > 0) & (profile.host_event[longest] < 0)
+    of_program = profile.module_row[longest] > 0
+    stated = (profile.op_row[longest] > 0) & ((profile.host_event[longest] < 0) | of_program)
     own = np.where(stated, profile.op_row[longest], profile.kernel_row[longest])
     name = np.where(op >= 0, at_rows(host.name_row, op, 0), own)
     shapes = np.where(op >= 0, at_rows(host.shapes_row, op, 0), profile.shapes_row[longest])
@@ -275,6 +281,7 @@ def operations(measured: Sequence[Measured]) -> Table[OperationRow]:
     found = _merged(parts)
     moments, sums = found.moments, found.sums
     total = moments.total
+    roof_ns = np.where(sums["roof_ns"] > 0, sums["roof_ns"], np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
         table = table_of(
             OperationRow,
@@ -293,8 +300,8 @@ def operations(measured: Sequence[Measured]) -> Table[OperationRow]:
             bytes_moved=sums["bytes_moved"],
             tflops_per_s=sums["flops"] / total / 1e3,
             gbytes_per_s=sums["bytes_moved"] / total,
-            roof_ns=sums["roof_ns"],
-            roof_share=sums["roof_ns"] / total,
+            roof_ns=roof_ns,
+            roof_share=roof_ns / total,
             bound=found.words["bound"],
             kernel=found.words["kernel"],
         )

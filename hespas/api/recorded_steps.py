@@ -23,11 +23,11 @@ class RecordedStep:
     step_ns: float
 
 
-def recorded_step_of(workload: Workload, hardware: str) -> RecordedStep | None:
-    """The recorded steps that a workload is made of, None for one that is not made of a recording. On a
-    ``hardware`` times are estimated.
+def recorded_step_of(workload: Workload, *, estimated: bool) -> RecordedStep | None:
+    """The recorded steps that a workload is made of, None for one that is not made of a recording. With
+    ``estimated`` its times are not as recorded.
     """
-    count, spans, as_recorded = 0, list[float](), not hardware
+    count, spans, as_recorded = 0, list[float](), not estimated
     found = [recorded_steps_of(graph.attachments, graph.name) for graph in workload.classes]
     if not found or any(steps is None for steps in found):
         return None

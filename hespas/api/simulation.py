@@ -80,7 +80,7 @@ class SimulationResult(Result, Simulation):
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
         ranks = sum(found.num_ranks for found in self.classes)
-        recorded = recorded_step_of(self.workload, self.hardware)
+        recorded = recorded_step_of(self.workload, estimated=bool(self.hardware) or self.mode == "astra")
         time = f"{least}{self.step_ns / 1e6:,.3f} ms"
         told = f"{time} per step"
         if recorded is not None and not isnan(recorded.step_ns):
@@ -434,7 +434,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
     """The figures of a simulation: ``hespas.simulate/1``. Without ``ranks`` its rows are left out: those may
     be many, and :func:`write_simulation_json` adds them as it writes.
     """
-    recorded = recorded_step_of(done.workload, done.hardware)
+    recorded = recorded_step_of(done.workload, estimated=bool(done.hardware) or done.mode == "astra")
     return SimulationDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),

@@ -424,7 +424,7 @@ class _Drawn:
 
 def _show(done: SimulationResult) -> None:
     where = f"{done.system}, {done.hardware}" if done.system and done.hardware else done.hardware
-    emit(step_text(done, where))
+    emit(step_text(done, where, mode=done.mode))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"

@@ -119,24 +119,26 @@ def time_text(duration_ns: float) -> str:
     return _scaled(duration_ns, ("ns", "us", "ms", "s"), 1000)
 
 
-def step_text(done: Simulation, hardware: str) -> str:
-    """The answer in a line: the time of a step, its 90 % interval, where and of how many ranks."""
+def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
+    """The answer in a line: the time of a step, its 90 % interval, where and of how many ranks. In ``mode``
+    astra computation alone is as recorded.
+    """
     here = sum(found.num_ranks for found in done.classes)
     nothing = done.is_lower_bound and not done.step_ns
     least = "at least " if done.is_lower_bound and not nothing else ""
     time = time_text(nan if nothing else done.step_ns)
     return (
-        f"{least}{_span_words(done.workload, hardware, time)}"
-        f"{_interval_text(done, hardware)}, {ranks_text(here, len(done.timeline.finish_ns))} "
+        f"{least}{_span_words(done.workload, time, estimated=bool(hardware) or mode == 'astra')}"
+        f"{_interval_text(done, hardware, mode)}, {ranks_text(here, len(done.timeline.finish_ns))} "
         f"in {counted(len(done.classes), 'class')}"
     )
 
 
-def _span_words(workload: Workload, hardware: str, time: str) -> str:
+def _span_words(workload: Workload, time: str, *, estimated: bool) -> str:
     """A step's time; of a recording, whose steps are one span, that and the time of a step."""
     from hespas.api.recorded_steps import recorded_step_of
 
-    recorded = recorded_step_of(workload, hardware)
+    recorded = recorded_step_of(workload, estimated=estimated)
     if recorded is None:
         return f"{time} per step"
     if not recorded.count:
@@ -147,9 +149,10 @@ def _span_words(workload: Workload, hardware: str, time: str) -> str:
     return f"{time_text(recorded.step_ns)} per step ({steps}, span {time})"
 
 
-def _interval_text(done: Simulation, hardware: str) -> str:
+def _interval_text(done: Simulation, hardware: str, mode: str) -> str:
     if not hardware:
-        return _recorded_text(done.workload)
+        words = _recorded_text(done.workload)
+        return words if mode == "hespas" or not words else f", computation{words}"
     if isnan(done.low_ns):
         return f" on {hardware} (no interval: its estimators give none)"
     return f" on {hardware} (90 % interval: {time_text(done.low_ns)} to {time_text(done.high_ns)})"

@@ -1,14 +1,17 @@
 """What ranks did together: communication that several of them recorded, matched, and their clocks aligned.
 
 The same operation of different ranks is told by its group and its number in it; where recordings state no
-numbers, by the order of operations of one kind, if all ranks that have any did as many.
+numbers, by the order of operations of one kind, if all ranks that have any did as many. What differs in
+operation or size is not the same, and not matched.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +20,7 @@ import numpy as np
 from hespas.graph import MeasuredComms, Profile
 from hespas.graph.columns import IntArray
 
-__all__ = ["MeetingKey", "Meetings", "clock_shifts", "meeting_key", "meetings_of", "met"]
+__all__ = ["Matched", "MeetingKey", "Meetings", "clock_shifts", "meeting_key", "meetings_of", "met"]
 
 _SENDS, _RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv", "receive"})
 _RANKS = msgspec.json.Decoder(list[int])
@@ -74,7 +77,9 @@ def meetings_of(profiles: Sequence[Profile]) -> Meetings:
         [np.empty(0, np.int64), *(each.rank[part.event] for each, part in zip(profiles, parts, strict=True))]
     )
     keys: list[MeetingKey] = []
+    sizes: list[float] = []
     for each, part in zip(profiles, parts, strict=True):
+        sizes += np.fmax(part.operand_bytes, part.result_bytes).tolist()
         for row, number in enumerate(part.sequence.tolist()):
             kind, group, ranks = (
                 each.strings[int(column[row])] for column in (part.kind_row, part.group_row, part.ranks_row)
@@ -84,7 +89,7 @@ def meetings_of(profiles: Sequence[Profile]) -> Meetings:
         profile=profile,
         event=event,
         rank=rank.astype(np.int64),
-        instance=met(rank.tolist(), keys),
+        instance=met(rank.tolist(), keys, sizes).instance,
         sends=np.array([key.side for key in keys], np.int64),
     )
 
@@ -117,26 +122,72 @@ def _sender(ranks: str, rank: int, side: int) -> str:
     return str(rank if side else sum(members) - rank)
 
 
-def met(rank: Sequence[int], keys: Sequence[MeetingKey]) -> IntArray:
-    """The instance of each communication (-1: no other rank has it). Rows of a rank stand in the order of
-    time; several of one number belong together in their order.
+class Matched(NamedTuple):
+    """``instance`` of each communication (-1: no other rank has it). Rows that are ``unlike`` have a place in
+    common with ``others`` of another rank, and differ from them in operation or size.
+    """
+
+    instance: IntArray
+    unlike: list[int]
+    others: list[int]
+
+
+_OF_ANY_SIZE = frozenset({"alltoall", "raggedalltoall", "gather", "scatter", "broadcast", "reduce"})
+"""Collectives in which ranks may have parts of several sizes."""
+_MOST_UNEVEN = 16.0
+
+
+def met(rank: Sequence[int], keys: Sequence[MeetingKey], size_bytes: Sequence[float]) -> Matched:
+    """Match communication of several ranks. Rows of a rank stand in the order of time; several of one number
+    belong together in their order.
+
+    What differs in operation or size is not matched. Without numbers the sizes of all of one kind have to be
+    equal in their order: one that differs shows that ranks recorded different steps.
     """
     of_key: dict[tuple[str, str | int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row, key in enumerate(keys):
         # a number is one of its group; without it the kind is all that tells them apart
         last = key.number if key.number >= 0 else key.kind
         of_key[key.group, last][rank[row]].append(row)
-    instance = np.full(len(keys), -1, np.int64)
+    found = Matched(np.full(len(keys), -1, np.int64), [], [])
     count = 0
     for (_, last), of_rank in of_key.items():
         lists = list(of_rank.values())
-        unlike = isinstance(last, str) and len(set(map(len, lists))) > 1
-        if len(lists) < 2 or unlike:
+        by_order = isinstance(last, str)
+        if len(lists) < 2 or (by_order and len(set(map(len, lists))) > 1):
             continue
-        for together in zip(*lists, strict=False):
-            instance[list(together)] = count
-            count += 1
-    return instance
+        places = list(zip(*lists, strict=False))
+        strange = [_unlike(together, keys, size_bytes) for together in places]
+        for together, other in zip(places, strange, strict=True):
+            if other >= 0:
+                found.unlike.append(together[0])
+                found.others.append(other)
+            elif not by_order or max(strange) < 0:
+                found.instance[list(together)] = count
+                count += 1
+    return found
+
+
+def _unlike(together: Sequence[int], keys: Sequence[MeetingKey], size_bytes: Sequence[float]) -> int:
+    """A row that is not the same communication as the first, -1 for none."""
+    first = together[0]
+    kind, size = _letters(keys[first].kind), size_bytes[first]
+    for row in together[1:]:
+        other = size_bytes[row]
+        if _letters(keys[row].kind) != kind and keys[first].side < 0:
+            return row
+        if isnan(size) or isnan(other) or size == other:
+            continue
+        least, most = sorted((size, other))
+        if kind not in _OF_ANY_SIZE or most > _MOST_UNEVEN * max(least, 1.0):
+            return row
+    return -1
+
+
+def _letters(kind: str) -> str:
+    """A kind without separators, and without the words that spell one operation in several ways."""
+    plain = re.sub(r"[^a-z]", "", kind.lower())
+    return re.sub(r"(?:base|v|single|coalesced|intotensor|tensor|oop|sparse)+$", "", plain) or plain
 
 
 def clock_shifts(

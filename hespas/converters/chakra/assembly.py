@@ -338,13 +338,14 @@ def _kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
 
 
 def simulated_ns(graph: OpGraph) -> FloatArray:
-    """The durations that readers of ``duration_micros`` take, in ns: those of the graph but where its trace
-    stated others.
+    """The durations that readers of ``duration_micros`` take, in ns: those that a trace of the graph states,
+    with the remainders that it carries, and those that the trace which it was read from stated.
     """
-    nodes, micros = _kept_micros(graph)
-    duration_ns = graph.duration_ns.copy()
-    duration_ns[nodes] = micros_as_ns(micros)
-    return duration_ns
+    times = Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
+    micros = times.micros.copy()
+    nodes, stated = _kept_micros(graph)
+    micros[nodes] = stated
+    return micros_as_ns(micros)
 
 
 # What a graph keeps of a trace verbatim, on its way back into one.

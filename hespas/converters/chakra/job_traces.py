@@ -11,7 +11,13 @@ import numpy as np
 
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.expansion import ClassWriter
-from hespas.converters.chakra.lowering import Expanded, expand, host_transfers, measured_work
+from hespas.converters.chakra.lowering import (
+    Expanded,
+    expand,
+    host_transfers,
+    measured_work,
+    report_refused,
+)
 from hespas.converters.chakra.rank_values import RankValues, Ways, used_slots
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Permutation, Workload
@@ -146,6 +152,7 @@ class JobTraces:
         if number not in self._expanded:
             flat = measured_work(self.workload.classes[number], self.diagnostics)
             expanded = expand(host_transfers(flat, self.diagnostics))
+            report_refused(expanded.graph, self.diagnostics)
             message = (
                 "permutes are written as SEND and RECV; their time is that of the SEND, "
                 "on a rank that only receives of the RECV"

@@ -21,7 +21,7 @@ from hespas.converters.chakra.contract import RANK_ATTRIBUTE, TEXTS_OF_JOB
 from hespas.converters.chakra.readiness import LARGEST_COUNT, is_as_stated
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_of_odd_sizes
 from hespas.converters.chakra.wire import Bools, Longs
-from hespas.converters.measured_ops.waits import with_delays_alone
+from hespas.converters.measured_ops.waits import serial_excess, with_delays_alone
 from hespas.graph import (
     CollectiveKind,
     Csr,
@@ -37,9 +37,19 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.passes import UnrollLoops, bypass, is_recorded_wait
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["Expanded", "expand", "host_transfers", "measured_work", "report", "unrolled"]
+__all__ = [
+    "Expanded",
+    "expand",
+    "host_transfers",
+    "measured_work",
+    "report",
+    "report_refused",
+    "unrolled",
+]
 
 _IDLE = "idle"
+_LONGER = 0.01
+"""How much longer a trace may take in ASTRA-sim than its recording without a warning."""
 
 
 class Expanded(NamedTuple):
@@ -218,16 +228,45 @@ def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     message = "recorded waits and time of the host are written as delays behind the work that ended last"
     diagnostics.info("chakra.waits", graph.name, message, count=waits)
     graph = with_delays_alone(graph)
+    excess = serial_excess(graph)
+    message = (
+        f"ASTRA-sim runs computation of a rank one at a time, waits included, of which some was recorded "
+        f"side by side: there the trace takes at least {excess:.0%} longer than its recording"
+    )
+    diagnostics.warning("chakra.serialized", graph.name, message, count=int(excess > _LONGER))
     table = graph.collectives
-    vague = (table.kind == CollectiveKind.UNKNOWN) | np.isnan(table.comm_bytes)
-    vague &= graph.duration_ns[table.node] > 0
+    vague = _is_vague(graph) & (graph.duration_ns[table.node] > 0)
     if not vague.any():
         return graph
-    message = "collectives of unknown operation or size are written as COMP nodes of their recorded time"
+    message = "collectives of unknown operation or size, or of 0 bytes, are written as COMP nodes of their "
+    message += "recorded time"
     diagnostics.warning("chakra.collective-as-work", graph.name, message, count=int(vague.sum()))
     kind = graph.kind.copy()
     kind[table.node[vague]] = int(NodeKind.COMPUTE)
     return replace(graph, kind=kind, collectives=table.take(~vague))
+
+
+_SIZELESS = (CollectiveKind.BARRIER,)
+
+
+def _is_vague(graph: OpGraph) -> BoolArray:
+    """Mark collectives, by row of their table, that a trace cannot describe so that others accept it."""
+    table = graph.collectives
+    no_size = ~(table.comm_bytes >= 1) & ~np.isin(table.kind, _SIZELESS)
+    vague: BoolArray = no_size | (table.kind == CollectiveKind.UNKNOWN)
+    return vague
+
+
+def report_refused(graph: OpGraph, diagnostics: Diagnostics) -> None:
+    """Report what is about to be written and `hespas-validate check` refuses: simulators cannot run it."""
+    bare = len(_undescribed(graph, (NodeKind.COLLECTIVE,), graph.collectives.node))
+    empty = (graph.p2p.comm_bytes < 1) & ~graph.p2p.host
+    for count, what in (
+        (int(_is_vague(graph).sum()) + bare, "collectives of unknown operation or size, or of 0 bytes,"),
+        (int(empty.sum()), "messages of 0 bytes"),
+    ):
+        message = f"{what} are written as they are: `hespas-validate check` refuses them (ET011, ET012)"
+        diagnostics.warning("chakra.refused-communication", graph.name, message, count=count)
 
 
 def unrolled(workload: Workload, ranks: Sequence[int], diagnostics: Diagnostics) -> Workload:

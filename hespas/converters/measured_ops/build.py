@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops.bounds import bounds_of, bounds_text
+from hespas.converters.measured_ops.instructions import names_instruction, with_instruction_costs
 from hespas.converters.measured_ops.owners import owners_of
 from hespas.converters.measured_ops.roles import Role, event_roles, is_to_device
 from hespas.costs.aten import PARTS, CallTexts, aten_cost, find_aten_rule
@@ -123,7 +124,7 @@ def _group_events(profile: Profile) -> _EventGroups:
     # A copy to or from the host belongs to the operation that copies, not to all that happens around it.
     owner = np.where(apart, launched_by, owners.op)
     replayed = ~owners.answers & ~apart & _of_one_launch(profile)
-    owner[replayed] = -1
+    owner[replayed | names_instruction(profile)] = -1
     alone = (owner < 0) | (role == Role.COMMUNICATION)
     inside = (role == Role.DEVICE_COPY) | (role == Role.FILL)
     kept = np.where(inside & ~alone & owners.answers, Role.WORK, role).astype(np.uint8)
@@ -247,6 +248,9 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
     """
     groups = _group_events(profile)
     graph = _Builder(profile, groups).build()
+    work = event_roles(profile) == Role.WORK
+    findings = diagnostics if diagnostics is not None else Diagnostics()
+    graph = with_instruction_costs(profile, graph, groups.node.astype(np.int64), work, findings)
     with np.errstate(invalid="ignore"):
         costed = ~np.isnan(graph.flops + graph.bytes_read + graph.bytes_written)
     found = CostedOps(
@@ -326,6 +330,7 @@ class _Builder:
         self.comm_of_event = np.full(len(profile), -1, np.int64)
         self.comm_of_event[profile.comms.event] = np.arange(len(profile.comms))
         self.parts = _parts_of(profile)
+        self.instruction = names_instruction(profile)
         self.hints: dict[int, DType | None] = {}
 
     def text(self, row: int) -> str:
@@ -387,6 +392,7 @@ class _Builder:
             *around,
             *(at_rows(column, op, -1) for column in inputs),
             *(column[event] for column in (profile.kernel_row, profile.batch_row, profile.grid_row)),
+            np.where(names_instruction(profile), profile.op_row, 0)[event],
             profile.bytes_moved[event],
             *(at_rows(column, comm, -1) for column in stated),
             *(at_rows(column, comm, nan) for column in moved),
@@ -404,7 +410,8 @@ class _Builder:
     def _add(self, source: _Source) -> None:
         op, event = source.op, source.event
         kernel = self.text(int(self.profile.kernel_row[event]))
-        name = self.text(int(self.host.name_row[op])) if op >= 0 else kernel
+        own = self.profile.op_row[event] if self.instruction[event] else self.profile.kernel_row[event]
+        name = self.text(int(self.host.name_row[op] if op >= 0 else own))
         priced = self._priced(source, kernel)
         talks = source.role is Role.COMMUNICATION
         node = add_costed(

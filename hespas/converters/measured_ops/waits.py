@@ -27,6 +27,7 @@ __all__ = [
     "Launches",
     "clock_ns",
     "lanes_of",
+    "serial_excess",
     "tell_waits",
     "with_delays_alone",
     "with_waits",
@@ -114,8 +115,9 @@ def with_waits(
     is a chain of nodes, one per launch, which last from the launch before, or from when the thread was let
     go, to this one; what precedes the first event is left out. A node of device work waits for its launch,
     and for a delay where that and its dependencies do not explain its start: behind the one of them that
-    ended last, or behind the node that is ``near`` (-1: none). Nodes stand behind what they depend on; node
-    ids are numbered anew. O(n log n), n being nodes, launches and edges.
+    ended last, or behind the node that is ``near`` (-1: none) or the last delay where that ends later: a wait
+    of several nodes is one delay. Nodes stand behind what they depend on; node ids are numbered anew.
+    O(n log n), n being nodes, launches and edges.
     """
     known = launches or Launches.none(len(graph))
     walk = _Walk(all_deps(graph), graph.duration_ns, known, [] if near is None else near.tolist())
@@ -152,6 +154,8 @@ class _Walk:
     def __init__(self, deps: Csr, duration_ns: FloatArray, launches: Launches, near: list[int]) -> None:
         self.work_count = len(deps)
         self.near = near or [-1] * len(deps)
+        self.shares_delays = bool(near)
+        self.last_delay = (-1, 0.0)
         self.bounds: list[int] = deps.offsets.tolist()
         self.producers: list[int] = deps.values.tolist()
         self.times: list[float] = np.nan_to_num(duration_ns).tolist()
@@ -216,11 +220,16 @@ class _Walk:
         if near_ns is not None and near_ns > ready:
             ready, last = near_ns, near
             self._wait(node, [near])
+        delay, delay_ns = self.last_delay
+        if self.shares_delays and ready < delay_ns <= start_ns + _LEAST_NS:
+            ready, last = delay_ns, delay
+            self._wait(node, [delay])
         wait_ns = start_ns - ready
         if wait_ns >= _LEAST_NS:
             delay = self._add(-1, wait_ns, [last] if last >= 0 else [])
             self._wait(node, [delay])
             ready += wait_ns
+            self.last_delay = delay, ready
         self.ends[node] = ready + self.times[node]
         self.order.append(node)
 
@@ -313,6 +322,16 @@ def with_delays_alone(graph: OpGraph) -> OpGraph:
     starts = _earliest(all_deps(graph), graph.duration_ns)[~waits]
     work = without_waits(graph)
     return with_waits(work, starts, near=_last_ended(work, starts))
+
+
+def serial_excess(graph: OpGraph) -> float:
+    """Share by which all computation and delays of a rank, one after the other, take longer than its graph;
+    0 where they do not.
+    """
+    computes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.resource == int(Resource.DEVICE))
+    one_by_one = float(np.nansum(graph.duration_ns[computes]))
+    finish = float(np.max(_earliest(all_deps(graph), graph.duration_ns) + np.nan_to_num(graph.duration_ns)))
+    return max(one_by_one / finish - 1.0, 0.0) if finish > 0 else 0.0
 
 
 def _last_ended(graph: OpGraph, start_ns: FloatArray) -> IntArray:

@@ -140,20 +140,22 @@ C10D: MappingProxyType[str, _C10dOp] = MappingProxyType(
 )
 """The dispatcher's communication operations, with the places of their arguments."""
 
-_COLLECTIVE_WORD = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)")
-_PRODUCT = re.compile(r"matmul|gemm|_mm")
-"""Fused operations, whose first tensor is an operand of the product."""
+_COLLECTIVE_WORD = re.compile(
+    r"(?:\w{0,40}_)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+    r"(?:_into_tensor|_tensor|_single|_vdev\w{0,6})?(?:_coalesced)?(?:_fusion)?(?:_out|_copy)?_?"
+)
+"""What a library calls an operation that communicates and does nothing else."""
 _NOT_OF_LIBRARIES = ("aten", "prims", "inductor", "c10d")
 
 
 def states_communication(name: str) -> bool:
-    """Return True for an operation of a library whose name is a collective's: it may launch other work too.
+    """Return True for an operation of a library whose name is a collective's.
 
     Such are operations of symmetric memory (``symm_mem::multimem_all_reduce_``), of vLLM
     (``_C_custom_ar::all_reduce``) and functional ones (``_c10d_functional::all_gather_into_tensor``).
     """
     space, _, word = name.rpartition("::")
-    return bool(space) and space not in _NOT_OF_LIBRARIES and _COLLECTIVE_WORD.search(word) is not None
+    return bool(space) and space not in _NOT_OF_LIBRARIES and _COLLECTIVE_WORD.fullmatch(word) is not None
 
 
 def _of_library(node: EtNode) -> Communication | None:
@@ -161,26 +163,26 @@ def _of_library(node: EtNode) -> Communication | None:
     copies into), in place or into the last tensor of an ``_out`` operation.
     """
     word = node.name.rpartition("::")[2]
-    found = _COLLECTIVE_WORD.search(word)
+    found = _COLLECTIVE_WORD.fullmatch(word)
     meaning = named(found[1]) if found else None
     if meaning is None:
         return None
     listed = [argument(node.inputs, place) for place in range(len(node.inputs.values))]
     tensors = [each for each in listed if each]
     place = 1 if word.endswith("_copy") and len(tensors) > 1 else 0
-    is_product = _PRODUCT.search(word) is not None and meaning.collective is not CollectiveKind.ALL_GATHER
-    operands = tensors[place] if tensors and not is_product else []
+    operands = tensors[place] if tensors else []
     has_result = word.endswith("_out") and len(tensors) > 1
     results = tensors[-1] if has_result else operands if meaning.collective in _AS_LARGE else []
-    texts = [value for value in node.inputs.values if type(value) is str and value]
+    names = [value for value in node.inputs.values if type(value) in (str, int) and value not in _REDUCTIONS]
     return Communication(
         meaning=meaning,
         operand_bytes=_bytes(operands),
         result_bytes=_bytes(results),
-        group=texts[-1] if texts and "symm_mem::" in node.name else "",
+        group=str(names[-1]) if names and "symm_mem::" in node.name else "",
     )
 
 
+_REDUCTIONS = ("", "sum", "avg", "min", "max", "prod", "product")
 _AS_LARGE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL})
 """Collectives whose result has the size of their operand."""
 
