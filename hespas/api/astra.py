@@ -9,12 +9,11 @@ from tempfile import TemporaryDirectory
 
 from hespas.api.preparation import Granularity, Mode, Preparation
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
-from hespas.converters.chakra.assembly import simulated_ns
-from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds
+from hespas.converters.chakra.comm_groups import FILE_NAME
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.writer import write_chakra
 from hespas.estimators import MissingPolicy
-from hespas.graph import Diagnostics, GroupSet, Workload
+from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError, UsageError
 from hespas.hardware import System
 from hespas.simulator import Simulator
@@ -25,10 +24,10 @@ from hespas.simulator.astra import (
     read_memory_config,
     read_network_config,
     read_system_config,
-    simulate_astra,
 )
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
 from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
+from hespas.validators.checker.execution import run_traces
 
 __all__ = ["AstraReady", "AstraRequest", "run_astra"]
 
@@ -153,7 +152,7 @@ def run_astra(
     """
     as_read = hardware is None and granularity is None and workload.metadata.get("format") == "chakra"
     if as_read and binary is None:
-        return _run(workload, options, diagnostics)
+        return run_traces(workload, options, diagnostics)
     if as_read:
         return _run_written(workload, options, binary, diagnostics, progress)
     target = load_format("chakra")
@@ -181,19 +180,9 @@ def _run_written(
         traces = Path(folder) / "traces"
         write_chakra(workload, traces, WriteOptions(progress=progress, directory=True), diagnostics)
         read = read_chakra(traces, ReadOptions(comm_groups=None), Diagnostics())
-        done = _run(read, options, diagnostics)
+        done = run_traces(read, options, diagnostics)
         if binary is None:
             return done
         groups = traces / FILE_NAME
         said = run_external(binary, traces, groups if groups.exists() else None, options, read.num_ranks)
         return replace(done, external=said)
-
-
-def _run(workload: Workload, options: AstraOptions, diagnostics: Diagnostics) -> AstraSimulation:
-    ids = GroupIds.of(workload)
-
-    def number(groups: GroupSet, rank: int) -> int:
-        return int(ids.text(groups, rank) or b"0")
-
-    stated_ns = [simulated_ns(graph) for graph in workload.classes]
-    return simulate_astra(workload, options, stated_ns, number, diagnostics)

@@ -14,6 +14,7 @@ from hespas.simulator.astra.entry import simulate_astra
 from hespas.simulator.astra.options import AstraOptions, Backend
 from hespas.simulator.astra.results import AstraSimulation
 from hespas.simulator.astra.statistics import RankStatistics
+from hespas.simulator.astra.traces import StatedCosts
 
 __all__ = [
     "AstraOptions",
@@ -22,6 +23,7 @@ __all__ = [
     "MemoryConfig",
     "NetworkConfig",
     "RankStatistics",
+    "StatedCosts",
     "SystemConfig",
     "read_memory_config",
     "read_network_config",

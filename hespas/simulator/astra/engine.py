@@ -27,7 +27,7 @@ def run_all(traces: Sequence[RankTrace], options: AstraOptions) -> tuple[list[Ra
     shared = Shared(
         queue=queue,
         mailbox=mailbox,
-        memory=RemoteMemory(options.memory, options.network.num_ranks),
+        memory=RemoteMemory(options.memory),
         planner=Planner(options.system, options.network),
         queues_per_dim=options.queues_per_dim,
     )

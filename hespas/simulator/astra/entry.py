@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.simulator.astra.deadlock import check_finished
 from hespas.simulator.astra.engine import run_all
@@ -20,9 +19,10 @@ from hespas.simulator.astra.lockstep import run_alike
 from hespas.simulator.astra.mailbox import MessageKey
 from hespas.simulator.astra.network import checked
 from hespas.simulator.astra.options import AstraOptions
+from hespas.simulator.astra.plans import Planner
 from hespas.simulator.astra.results import AstraSimulation, simulation_of
 from hespas.simulator.astra.runs import Run
-from hespas.simulator.astra.traces import GroupNames, JobTraces
+from hespas.simulator.astra.traces import GroupNames, JobTraces, StatedCosts
 
 __all__ = ["simulate_astra"]
 
@@ -30,25 +30,26 @@ __all__ = ["simulate_astra"]
 def simulate_astra(
     workload: Workload,
     options: AstraOptions,
-    stated_ns: Sequence[FloatArray],
+    stated: Sequence[StatedCosts],
     group_number: GroupNames,
     diagnostics: Diagnostics,
 ) -> AstraSimulation:
-    """Run a workload as its Chakra traces say. ``stated_ns`` are the durations of each class that the traces
-    state, in whole microseconds; ``group_number`` tells the number of a rank's process group.
+    """Run a workload as its Chakra traces say. ``stated`` are the costs that the traces of each class state;
+    ``group_number`` gives the number of a rank's process group.
 
     Raises ``UsageError`` where network and workload have different numbers of ranks, ``UnsupportedError`` and
     ``FormatError`` for what ASTRA-sim does not run, ``CheckFailedError`` where ranks never finish.
     """
-    options = replace(options, network=checked(options.network))
+    options = replace(options, network=checked(options.network, options.backend))
     _check_ranks(workload, options)
+    Planner(options.system, options.network).check_files()
     if options.system.models_shared_bus:
         raise UnsupportedError(
             "model-shared-bus is not modelled", path=options.system.path, position="model-shared-bus",
             hint="set it to 0: the analytical networks are used without it",
         )  # fmt: skip
     _tell_unread(options, diagnostics)
-    traces = JobTraces.of(workload, options.system, stated_ns, group_number)
+    traces = JobTraces.of(workload, options.system, stated, group_number)
     run = run_alike(traces, options)
     if run is None:
         ranks, left = run_all(traces.of_ranks(range(workload.num_ranks)), options)

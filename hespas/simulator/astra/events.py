@@ -31,6 +31,11 @@ class EventQueue:
         else:
             entered.append((callback, argument))
 
+    @property
+    def is_due(self) -> bool:
+        """True where a callback waits for this very moment."""
+        return self.now_ns in self._at
+
     def run(self) -> None:
         """Make all callbacks, also those that are entered meanwhile."""
         times, at = self._times, self._at

@@ -51,7 +51,7 @@ def run_alike(traces: JobTraces, options: AstraOptions) -> Run | None:
     shared = Shared(
         queue=queue,
         mailbox=mailbox,
-        memory=RemoteMemory(options.memory, options.network.num_ranks),
+        memory=RemoteMemory(options.memory),
         planner=planner,
         queues_per_dim=options.queues_per_dim,
         machines=_Lockstep.maker(queue, PhaseTimes(wires)),

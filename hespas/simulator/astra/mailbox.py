@@ -16,8 +16,10 @@ COLLECTIVE_TAGS = TAG_SPACE
 
 
 def tag_of_stream(stream_id: int) -> int:
-    """The tag of the messages of one chunk of a collective."""
-    return COLLECTIVE_TAGS + stream_id % TAG_SPACE
+    """Return the tag of the messages of one chunk of a collective. Ids are integers of 32 bits there."""
+    wrapped = (stream_id + (1 << 31)) % (1 << 32) - (1 << 31)
+    remainder = abs(wrapped) % TAG_SPACE
+    return COLLECTIVE_TAGS + (remainder if wrapped >= 0 else -remainder)
 
 
 class MessageKey(NamedTuple):

@@ -22,28 +22,16 @@ class RemoteMemory:
 
     __slots__ = ("_busy", "_config", "_waiting")
 
-    def __init__(self, config: MemoryConfig | None, num_ranks: int) -> None:
+    def __init__(self, config: MemoryConfig | None) -> None:
         self._config = config
         self._busy: set[int] = set()
         self._waiting: dict[int, deque[_Request]] = {}
-        if config is None or not config.has_remote_memory:
-            return
-        if not config.bandwidth:
-            raise FormatError(
-                "remote-mem-bw is missing", path=config.path, position="remote-mem-bw",
-                hint="state it in whole bytes per ns",
-            )  # fmt: skip
-        per_node = config.memory_type == "PER_NODE_MEMORY_EXPANSION"
-        if per_node and config.nodes * config.npus_per_node < num_ranks:
-            raise FormatError(
-                f"{config.nodes} nodes of {config.npus_per_node} NPUs do not hold {num_ranks} ranks",
-                path=config.path, position="num-nodes", hint="state num-nodes and num-npus-per-node to match",
-            )  # fmt: skip
 
     def access(self, rank: int, timers: Timers, size: int, done: Callback, argument: object) -> None:
         """Load or store ``size`` bytes for a rank, now or when its memory is free.
 
-        Raises ``UnsupportedError`` where the system has no remote memory.
+        Raises ``UnsupportedError`` where the system has no remote memory, ``FormatError`` where its file does
+        not describe that of the rank.
         """
         config = self._config
         if config is None or not config.has_remote_memory:
@@ -52,10 +40,21 @@ class RemoteMemory:
                 path=config.path if config else None,
                 hint="state a memory file whose memory-type is not NO_MEMORY_EXPANSION",
             )  # fmt: skip
+        if not config.bandwidth:
+            raise FormatError(
+                "remote-mem-bw is missing", path=config.path, position="remote-mem-bw",
+                hint="state it in whole bytes per ns",
+            )  # fmt: skip
+        per_node = config.memory_type == "PER_NODE_MEMORY_EXPANSION"
+        if per_node and rank >= config.nodes * config.npus_per_node:
+            raise FormatError(
+                f"{config.nodes} nodes of {config.npus_per_node} NPUs do not hold rank {rank}",
+                path=config.path, position="num-nodes", hint="state num-nodes and num-npus-per-node to match",
+            )  # fmt: skip
         if config.memory_type == "PER_NPU_MEMORY_EXPANSION":
             timers.after(self._time_ns(size), done, argument)
             return
-        unit = rank // config.npus_per_node if config.memory_type == "PER_NODE_MEMORY_EXPANSION" else 0
+        unit = rank // config.npus_per_node if per_node else 0
         request = (timers, size, done, argument, unit)
         if unit in self._busy:
             self._waiting.setdefault(unit, deque()).append(request)

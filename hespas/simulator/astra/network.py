@@ -16,14 +16,17 @@ from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.simulator.astra.configuration import NetworkConfig, Topology
 from hespas.simulator.astra.events import Callback, EventQueue
+from hespas.simulator.astra.options import Backend
 
 __all__ = ["AwareNetwork", "EmptyNetwork", "Network", "UnawareNetwork", "checked", "hops_between"]
 
 _LONGEST_NS = float(1 << 62)
 
 
-def checked(network: NetworkConfig) -> NetworkConfig:
-    """The network, each of whose dimensions has ranks and a bandwidth; raises ``FormatError`` otherwise."""
+def checked(network: NetworkConfig, backend: Backend) -> NetworkConfig:
+    """Return the network if ASTRA-sim's backend starts on it. Raises ``FormatError`` for a dimension without
+    ranks or bandwidth, and ``UnsupportedError`` for a shape that the backend aborts on.
+    """
     for key, values, least in (
         ("npus_count", network.npus, 2),
         ("bandwidth", network.bandwidth_gib_per_s, 0),
@@ -34,7 +37,22 @@ def checked(network: NetworkConfig) -> NetworkConfig:
                     f"{key} of dimension {dimension} is {value:g}", path=network.path, position=key,
                     hint=f"ASTRA-sim needs {'at least 2' if least else 'more than 0'}",
                 )  # fmt: skip
+    if backend == "aware":
+        _check_aware(network)
     return network
+
+
+def _check_aware(network: NetworkConfig) -> None:
+    fault = ""
+    if len(network.npus) != 1:
+        fault = f"takes one dimension, this network has {len(network.npus)}"
+    elif network.topology[0] == "Ring" and network.npus[0] == 2:
+        fault = "aborts on a ring of 2, which it would join twice"
+    if fault:
+        raise UnsupportedError(
+            f"the congestion-aware backend {fault}", code="ET032", path=network.path, position="topology",
+            hint="use the congestion-unaware backend, or another network of one dimension",
+        )  # fmt: skip
 
 
 def _bytes_per_ns(gib_per_s: float) -> float:
@@ -76,10 +94,7 @@ class UnawareNetwork:
             here, there = source // stride % size, target // stride % size
             if here != there:
                 return dim, hops_between(self._network.topology[dim], size, here, there)
-        raise UnsupportedError(
-            f"rank {source} sends a message to itself, which no simulated network carries",
-            code="ET014", hint="leave messages to the own rank out of the trace",
-        )  # fmt: skip
+        raise _to_itself(source)
 
     def paths(self, sources: IntArray, targets: IntArray) -> IntArray:
         """A number for the path of each message, by its dimension and hops; -1 for one to the own rank."""
@@ -111,6 +126,13 @@ class UnawareNetwork:
         """Send a message now."""
         queue = self._queue
         queue.enter(queue.now_ns + self.along(self.path(source, target), size), arrived, argument)
+
+
+def _to_itself(rank: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"rank {rank} sends a message to itself, on which this network of ASTRA-sim aborts",
+        code="ET014", hint="leave messages to the own rank out of the trace",
+    )  # fmt: skip
 
 
 def _whole(time_ns: float, size: int) -> int:
@@ -190,12 +212,6 @@ class AwareNetwork:
     """
 
     def __init__(self, network: NetworkConfig, queue: EventQueue) -> None:
-        if len(network.npus) != 1:
-            raise UnsupportedError(
-                f"the congestion-aware backend takes one dimension, this network has {len(network.npus)}",
-                code="ET032", path=network.path, position="topology",
-                hint="use the congestion-unaware backend, or a network of one dimension",
-            )  # fmt: skip
         self._queue = queue
         self._topology, self._ranks = network.topology[0], network.npus[0]
         self._bytes_per_ns = _bytes_per_ns(network.bandwidth_gib_per_s[0])
@@ -211,16 +227,13 @@ class AwareNetwork:
 
     def _route(self, source: int, target: int) -> list[_Link]:
         """The links from one rank to another, the first one last."""
-        if source == target:
-            raise UnsupportedError(
-                f"rank {source} sends a message to itself, which no simulated network carries",
-                code="ET014", hint="leave messages to the own rank out of the trace",
-            )  # fmt: skip
-        if self._topology == "FullyConnected":
-            return [self._link(source, target)]
-        if self._topology == "Switch":
+        if self._topology == "Switch":  # the only network that carries a message to its sender
             switch = self._ranks
             return [self._link(switch, target), self._link(source, switch)]
+        if source == target:
+            raise _to_itself(source)
+        if self._topology == "FullyConnected":
+            return [self._link(source, target)]
         ahead = (target - source) % self._ranks
         step = -1 if self._ranks - ahead < ahead else 1
         places = [(source + step * hop) % self._ranks for hop in range(min(ahead, self._ranks - ahead) + 1)]

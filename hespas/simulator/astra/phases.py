@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log2
 from typing import Protocol
 
 from hespas.graph import CollectiveKind
@@ -221,23 +222,27 @@ class _DirectMachine(_TokenMachine):
 
 
 class _HalvingMachine(_TokenMachine):
-    """Message sizes halve while distances double, then (for an all-reduce) the other way round."""
+    """Message sizes halve while distances double, then (for an all-reduce) the other way round.
+
+    Steps are truncated from log2 of the ranks, as in ASTRA-sim: without a power of two most ranks deadlock.
+    """
 
     __slots__ = ("_grows", "_offset")
 
     def __init__(self, start: PhaseStart) -> None:
         plan = start.plan
-        steps = plan.ranks.bit_length() - 1
+        depth = log2(plan.ranks)
         self._grows = plan.kind is CollectiveKind.ALL_GATHER
         self._offset = plan.ranks // 2 if self._grows else 1
-        left = 2 * steps if plan.kind is CollectiveKind.ALL_REDUCE else steps
-        super().__init__(start, 1, steps - 1, left, plan.size if self._grows else plan.size // 2)
+        left = int(2 * depth if plan.kind is CollectiveKind.ALL_REDUCE else depth)
+        super().__init__(start, 1, int(depth - 1), left, plan.size if self._grows else plan.size // 2)
         self._meet()
 
     def _meet(self) -> None:
-        start = self._start
-        if 0 < self._offset < len(start.ring):
-            self._target = self._source = start.ring[start.place ^ self._offset]
+        """Find the partner: forwards from even blocks of ``offset`` ranks, backwards from odd ones."""
+        ring, place, offset = self._start.ring, self._start.place, self._offset
+        forwards = not offset or place // offset % 2 == 0
+        self._target = self._source = ring[(place + offset if forwards else place - offset) % len(ring)]
 
     def _advance(self) -> None:
         self._step()

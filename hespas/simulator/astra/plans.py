@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil, prod
+from math import prod
 
 from hespas.graph import CollectiveKind
 from hespas.graph.errors import UnsupportedError
@@ -142,6 +142,26 @@ class Planner:
             self._plans[key] = found
         return found if found.group is group else CollectivePlan(kind, found.streams, found.phases, group)
 
+    def check_files(self) -> None:
+        """Check the configured algorithms, used or not. ASTRA-sim reads all of them before it starts.
+
+        Raises ``UnsupportedError`` for an unknown algorithm and for more of them than dimensions.
+        """
+        for kind, names in self.system.implementations.items():
+            key = IMPLEMENTATION_KEYS[kind]
+            for name in names:
+                Algorithm.named(name, self.system.path, key)
+            if len(names) > len(self.network.npus):
+                raise UnsupportedError(
+                    f"{key} has {len(names)} names, and the network {len(self.network.npus)} dimensions",
+                    code="ET026", path=self.system.path, position=key,
+                    hint="one name per dimension, or a single one that begins with 'one'",
+                )  # fmt: skip
+
+    @property
+    def _is_local(self) -> bool:
+        return self.system.optimization == "localBWAware"
+
     def _made(
         self,
         kind: CollectiveKind,
@@ -184,21 +204,8 @@ class Planner:
                 f"the workload has an {collective_name(kind)}, and no implementation of it is stated",
                 code="ET026", path=path, position=key, hint=f'add "{key}": ["ring"], a name per dimension',
             )  # fmt: skip
-        found = tuple(Algorithm.named(name, path, key) for name in names)
-        self._check_lengths(found, key)
-        self._algorithms[kind] = found
+        found = self._algorithms[kind] = tuple(Algorithm.named(name, path, key) for name in names)
         return found
-
-    def _check_lengths(self, found: Sequence[Algorithm], key: str) -> None:
-        dimensions = len(self.network.npus)
-        flat = any(each.flat for each in found)
-        if (flat and len(found) > 1) or (not flat and len(found) != dimensions):
-            what = "a flat algorithm beside others" if flat else f"{len(found)} names"
-            raise UnsupportedError(
-                f"{key} has {what}, and the network {dimensions} dimensions",
-                code="ET026", path=self.system.path, position=key,
-                hint="one name per dimension, or a single one that begins with 'one'",
-            )  # fmt: skip
 
     def _chunks(self, kind: CollectiveKind, size: int) -> tuple[int, int]:
         """How many streams, and bytes of each: a remainder is a whole one more."""
@@ -217,7 +224,7 @@ class Planner:
                 f"an all-gather of {size} bytes is cut into {splits} empty chunks: ASTRA-sim never ends",
                 code="ET013", hint="state fewer preferred-dataset-splits, or gather more at once",
             )  # fmt: skip
-        return ceil(size / chunk), chunk
+        return -(-size // chunk), chunk
 
     def _of_group(
         self, kind: CollectiveKind, algorithms: tuple[Algorithm, ...], ranks: int, chunk: int
@@ -232,7 +239,8 @@ class Planner:
                 code="ET025", path=self.system.path, position=IMPLEMENTATION_KEYS[kind],
                 hint="state another algorithm, such as ring",
             )  # fmt: skip
-        phase = PhasePlan(kind, algorithm, 0, ranks, chunk)
+        ((step, dim, queues),) = _order(kind, [0], self._is_local)
+        phase = PhasePlan(step, algorithm, dim, ranks, chunk, queues)
         self._check(phase)
         return (phase,)
 
@@ -243,7 +251,14 @@ class Planner:
         chunk: int,
         involved: tuple[bool, ...] | None,
     ) -> tuple[PhasePlan, ...]:
-        sizes = (self.network.num_ranks,) if algorithms[0].flat else self.network.npus
+        sizes = self._extents(algorithms)
+        if algorithms[len(sizes) - 1].family == "tree" and len(sizes) < len(self.network.npus):
+            raise UnsupportedError(
+                f"doubleBinaryTree is the last of {len(sizes)} algorithms, and the network has "
+                f"{len(self.network.npus)} dimensions: ASTRA-sim crashes",
+                code="ET025", path=self.system.path, position=IMPLEMENTATION_KEYS[kind],
+                hint="one name per dimension",
+            )  # fmt: skip
         stated = EVERY_DIMENSION if involved is None else involved
         if len(stated) < len(sizes):
             raise UnsupportedError(
@@ -252,21 +267,30 @@ class Planner:
             )  # fmt: skip
         active = [dim for dim, size in enumerate(sizes) if size > 1 and stated[dim]]
         phases: list[PhasePlan] = []
-        for step, dim, queues in _order(kind, active, self.system.optimization == "localBWAware"):
+        for step, dim, queues in _order(kind, active, self._is_local):
             size = phases[-1].output if phases else chunk
             phases.append(PhasePlan(step, algorithms[dim], dim, sizes[dim], size, queues))
             self._check(phases[-1])
         return tuple(phases)
 
+    def _extents(self, algorithms: Sequence[Algorithm]) -> list[int]:
+        """Return the ranks of each dimension that has an algorithm. A flat one spans all ranks and is the
+        last.
+        """
+        extents: list[int] = []
+        for algorithm, size in zip(algorithms, self.network.npus, strict=False):
+            if algorithm.flat:
+                return [*extents, self.network.num_ranks]
+            extents.append(size)
+        return extents
+
     def _check(self, phase: PhasePlan) -> None:
         family, what = phase.algorithm.family, collective_name(phase.kind)
         fault = ""
-        if family in {"halving", "tree"} and phase.ranks & (phase.ranks - 1):
+        if family == "tree" and phase.ranks & (phase.ranks - 1):
             fault = f"{what} needs a power of two for it, and there are {phase.ranks:,} ranks"
         elif family == "halving" and phase.kind is CollectiveKind.ALL_TO_ALL:
             fault = f"{what} is not implemented by it"
-        elif family == "tree" and phase.kind is not CollectiveKind.ALL_REDUCE:
-            fault = f"a double binary tree reduces where {what} is asked for"
         if fault:
             raise UnsupportedError(
                 f"{ {'halving': 'halvingDoubling', 'tree': 'doubleBinaryTree'}[family] }: {fault}",

@@ -13,6 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from hespas.graph import CollectiveKind
+from hespas.graph.errors import UnsupportedError
 from hespas.simulator.astra.events import Timers
 from hespas.simulator.astra.plans import CollectivePlan
 from hespas.simulator.astra.queues import GROUP_STREAMS, RankQueues
@@ -23,6 +24,7 @@ from hespas.simulator.astra.traces import Action, RankTrace, Slot
 __all__ = ["Issued", "Rank"]
 
 _SLOTS = 3
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,15 @@ class Rank:
             if not waiting:
                 self._ready[slot[place]].append(place)  # ascending, and so a heap
         self._issue_ready()
-        self._look_finished()
+        if self._shared.queue.is_due:
+            shown = [self.trace.trace.label(place) for place in self.flying()[:_SHOWN]]
+            raise UnsupportedError(
+                f"rank {self.trace.rank} begins with an event of 0 ns ({', '.join(shown)}), on which "
+                "ASTRA-sim's event queue aborts", code="ET035",
+                hint="let a computation of 1 ns or more come before, or raise the latency or the "
+                "endpoint-delay that is 0",
+            )  # fmt: skip
+        self._look_finished(is_caught=False)
 
     def result(self) -> RankRun:
         """When its nodes ran."""
@@ -98,12 +108,14 @@ class Rank:
             if start != NEVER and self.end_ns[place] == NEVER
         ]
 
-    def _end(self, place: int) -> None:
-        """A node ends; what waited for it and for its slot is issued."""
+    def _end(self, place: int, *, is_caught: bool = True) -> None:
+        """End a node and issue what waited for it and for its slot. ``is_caught`` is True where a timer of the
+        rank ends it: ASTRA-sim goes on after an error there.
+        """
         self._trigger = place
         self._close(place)
         self._issue_ready()
-        self._look_finished()
+        self._look_finished(is_caught=is_caught)
 
     def _close(self, place: int) -> None:
         trace = self.trace.trace
@@ -160,13 +172,17 @@ class Rank:
         else:
             message, peer, rank = trace.messages[place], self.trace.peers[place], self.trace.rank
             if action == Action.SEND:
-                shared.mailbox.send((message.tag, rank, peer, message.size), self._end_any, place)
+                shared.mailbox.send((message.tag, rank, peer, message.size), self._end_message, place)
             else:
-                shared.mailbox.receive((message.tag, peer, rank, message.size), self._end_any, place)
+                shared.mailbox.receive((message.tag, peer, rank, message.size), self._end_message, place)
 
     def _end_any(self, place: object) -> None:
         assert isinstance(place, int), "callbacks of nodes carry their place"
         self._end(place)
+
+    def _end_message(self, place: object) -> None:
+        assert isinstance(place, int), "callbacks of nodes carry their place"
+        self._end(place, is_caught=False)
 
     def _open(self, place: int) -> None:
         """Start a collective. Numbers of chunks are those of the group, or of the rank, which also counts the
@@ -187,6 +203,14 @@ class Rank:
         done: Callable[[], None] = partial(self._end, place)
         self.queues.open(plan, first, done)
 
-    def _look_finished(self) -> None:
-        if self.finish_ns == NEVER and not self._flying and not any(self._ready):
-            self.finish_ns = self._shared.queue.now_ns
+    def _look_finished(self, *, is_caught: bool) -> None:
+        """Note the finish of the rank. Raises ``UnsupportedError`` where ASTRA-sim ends all ranks then."""
+        if self.finish_ns != NEVER or self._flying or any(self._ready):
+            return
+        self.finish_ns = self._shared.queue.now_ns
+        if not is_caught and not self.trace.trace.is_summed:
+            raise UnsupportedError(
+                f"rank {self.trace.rank} ends with a message and has nodes of the CPU, of remote memory or "
+                "of no type: ASTRA-sim cannot sum up their times and ends all ranks", code="ET034",
+                hint="let a computation of the rank come last",
+            )  # fmt: skip

@@ -166,6 +166,8 @@ class _Kinds:
         that of all of them.
         """
         size = table.shape[1]
+        if family == "halving" and size & (size - 1):
+            raise _Unlike
         columns: list[IntArray] = []
         for step in _steps(family, size):
             others = table[:, np.arange(size) ^ step] if family == "halving" else np.roll(table, -step, 1)

@@ -25,6 +25,7 @@ __all__ = [
     "RankTrace",
     "Roofline",
     "Slot",
+    "StatedCosts",
     "Statistic",
     "Trace",
 ]
@@ -35,6 +36,16 @@ GroupNames = Callable[[GroupSet, int], int]
 _MICRO_NS, _LARGEST_NS = 1000, 1 << 62
 _NS_PER_S, _FLOPS_PER_TERA, _BYTES_PER_GIGA = 1e9, 1e12, 1e9
 _INVOLVED = "involved_dim"
+
+
+class StatedCosts(NamedTuple):
+    """Costs that the traces of a rank class state: durations in whole microseconds [ns], and the operations
+    and bytes of roofline mode. NaN where a trace states none.
+    """
+
+    duration_ns: FloatArray
+    num_ops: FloatArray
+    tensor_bytes: FloatArray
 
 
 class Slot(IntEnum):
@@ -57,7 +68,7 @@ class Action(IntEnum):
     RECEIVE = 3
     MEMORY = 4
     SKIP = 5
-    """It ends at once, and wakes nobody."""
+    """It ends at once. Its dependents are issued when another node ends."""
 
 
 class Statistic(IntEnum):
@@ -125,6 +136,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self.node)
 
+    @property
+    def is_summed(self) -> bool:
+        """True where ASTRA-sim sums up a rank's times: computation and communication of the device only."""
+        return {Statistic.GPU, Statistic.COMMUNICATION}.issuperset(self.statistic)
+
     def group_rows(self) -> list[int]:
         """Group sets that its collectives use, ascending."""
         return sorted({each.row for each in self.collectives.values() if each.row >= 0})
@@ -163,16 +179,16 @@ class JobTraces:
         cls,
         workload: Workload,
         system: SystemConfig,
-        stated_ns: Sequence[FloatArray],
+        stated: Sequence[StatedCosts],
         group_number: GroupNames,
     ) -> JobTraces:
-        """``stated_ns`` are the durations of each class as its traces state them, in whole microseconds.
+        """Return the traces of a job; ``stated`` are the costs of each class.
 
         Raises ``UnsupportedError`` for nodes that ASTRA-sim does not run, ``FormatError`` for what a node
         must state and does not.
         """
         traces = {
-            index: _trace(workload.classes[index], index, system, stated_ns[index])
+            index: _trace(workload.classes[index], index, system, stated[index])
             for index, count in enumerate(workload.class_sizes)
             if count
         }
@@ -265,7 +281,7 @@ _ACTIONS = {
 _TALKS = (Action.COLLECTIVE, Action.SEND, Action.RECEIVE)
 
 
-def _trace(graph: OpGraph, index: int, system: SystemConfig, stated_ns: FloatArray) -> Trace:
+def _trace(graph: OpGraph, index: int, system: SystemConfig, stated: StatedCosts) -> Trace:
     order = np.argsort(graph.id, kind="stable")
     place = np.empty(len(graph), np.int64)
     place[order] = np.arange(len(graph))
@@ -274,6 +290,12 @@ def _trace(graph: OpGraph, index: int, system: SystemConfig, stated_ns: FloatArr
     kinds = [NodeKind(code) for code in graph.kind[order].tolist()]
     if NodeKind.PERMUTE in kinds:
         raise UnsupportedError("permutes are no nodes of traces: they are a send and a receive there")
+    if NodeKind.METADATA in kinds:
+        node = int(graph.id[order[kinds.index(NodeKind.METADATA)]])
+        raise UnsupportedError(
+            f"node {node} of type METADATA: ASTRA-sim's statistics abort", code="ET009",
+            hint="leave metadata nodes out of traces for ASTRA-sim",
+        )  # fmt: skip
     on_cpu: list[bool] = (graph.resource[order] == int(Resource.HOST)).tolist()
     action = [int(_ACTIONS[kind]) for kind in kinds]
     trace = Trace(
@@ -283,7 +305,7 @@ def _trace(graph: OpGraph, index: int, system: SystemConfig, stated_ns: FloatArr
         slot=[_slot(each, cpu) for each, cpu in zip(action, on_cpu, strict=True)],
         action=action,
         statistic=[_statistic(each, cpu) for each, cpu in zip(action, on_cpu, strict=True)],
-        delay_ns=_delays(stated_ns[order]),
+        delay_ns=_delays(stated.duration_ns[order]),
         counted=[not cpu for cpu in on_cpu],
         waiting=deps.lengths[order].tolist(),
         bounds=dependents.offsets.tolist(),
@@ -293,11 +315,12 @@ def _trace(graph: OpGraph, index: int, system: SystemConfig, stated_ns: FloatArr
         memory_bytes={},
         roofline={},
     )
-    _describe(trace, place, on_cpu)
     if system.replays_only:
         _replay(trace)
-    elif system.roofline:
-        _apply_roofline(trace, system, on_cpu)
+        return trace
+    _describe(trace, place, on_cpu)
+    if system.roofline:
+        _apply_roofline(trace, system, stated, on_cpu)
     return trace
 
 
@@ -343,7 +366,7 @@ def _describe(trace: Trace, place: IntArray, on_cpu: list[bool]) -> None:
         p2p.node.tolist(), p2p.permutation.tolist(), p2p.comm_bytes.tolist(), p2p.tag.tolist(), strict=True
     ):
         at = int(place[node])
-        trace.messages[at] = Message(row, _size(trace, at, size), max(tag, 0) % TAG_SPACE)
+        trace.messages[at] = Message(row, _message_size(trace, at, size), _tag(trace, at, tag))
     for at, action in enumerate(trace.action):
         if action in _TALKS:
             _check_described(trace, at, on_cpu[at])
@@ -373,6 +396,25 @@ def _size(trace: Trace, at: int, size: float) -> int:
     return int(size)
 
 
+def _message_size(trace: Trace, at: int, size: float) -> int:
+    found = _size(trace, at, size)
+    if not found:
+        raise UnsupportedError(
+            f"{trace.label(at)} is a message of 0 bytes: ASTRA-sim aborts", code="ET012",
+            hint="state a comm_size of at least 1, or leave the message out of the trace",
+        )  # fmt: skip
+    return found
+
+
+def _tag(trace: Trace, at: int, tag: int) -> int:
+    if tag < 0:
+        raise FormatError(
+            f"{trace.label(at)} states no tag of its message, without which ASTRA-sim stops", code="ET014",
+            hint="state a comm_tag that is not negative",
+        )  # fmt: skip
+    return tag % TAG_SPACE
+
+
 def _involved(graph: OpGraph) -> dict[int, tuple[bool, ...]]:
     """The dimensions that nodes say they involve: lists of booleans, kept as their message."""
     key = graph.strings.find(_INVOLVED)
@@ -395,9 +437,8 @@ def _replay(trace: Trace) -> None:
     trace.action[:] = [int(Action.WAIT)] * len(trace)
 
 
-def _apply_roofline(trace: Trace, system: SystemConfig, on_cpu: list[bool]) -> None:
-    """Times of computation on the device by its operations and bytes; see ``reference of roofline mode``."""
-    graph = trace.graph
+def _apply_roofline(trace: Trace, system: SystemConfig, stated: StatedCosts, on_cpu: list[bool]) -> None:
+    """Set the times of computation on the device from its operations and bytes."""
     bandwidth = (system.local_memory_gb_per_s or 0.0) * _BYTES_PER_GIGA
     peak = system.peak_tflops * _FLOPS_PER_TERA
     if not bandwidth or not peak:
@@ -405,7 +446,8 @@ def _apply_roofline(trace: Trace, system: SystemConfig, on_cpu: list[bool]) -> N
             "roofline-enabled needs local-mem-bw and peak-perf", code="ET026", path=system.path,
             position="roofline-enabled", hint="state both, or replay recorded times",
         )  # fmt: skip
-    flops, moved = graph.flops.tolist(), graph.bytes_moved.tolist()
+    flops: list[float] = stated.num_ops.tolist()
+    moved: list[float] = stated.tensor_bytes.tolist()
     for at, node in enumerate(trace.node):
         if trace.action[at] != Action.WAIT or on_cpu[at]:
             continue
@@ -414,8 +456,15 @@ def _apply_roofline(trace: Trace, system: SystemConfig, on_cpu: list[bool]) -> N
                 f"{trace.label(at)} states no num_ops or no tensor_size, which roofline mode needs",
                 code="ET024", hint="state both, or take roofline-enabled out of system.json",
             )  # fmt: skip
-        # A count of 0 is written as 1: with 0 operations a node would never end, with 0 bytes wake nobody.
-        _one_roofline(trace, at, (max(flops[node], 1.0), max(moved[node], 1.0)), (peak, bandwidth))
+        if not moved[node]:
+            trace.action[at] = int(Action.SKIP)
+        elif not flops[node]:
+            raise UnsupportedError(
+                f"{trace.label(at)} states 0 num_ops: in roofline mode of ASTRA-sim it never ends",
+                code="ET024", hint="state at least 1, or take roofline-enabled out of system.json",
+            )  # fmt: skip
+        else:
+            _one_roofline(trace, at, (flops[node], moved[node]), (peak, bandwidth))
 
 
 def _one_roofline(trace: Trace, at: int, work: tuple[float, float], peaks: tuple[float, float]) -> None:

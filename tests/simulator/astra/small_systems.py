@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hespas.converters.chakra.assembly import simulated_ns
-from hespas.converters.chakra.comm_groups import GroupIds
-from hespas.graph import CollectiveKind, Diagnostics, GroupSet, Workload
+from hespas.graph import CollectiveKind, Diagnostics, Workload
 from hespas.simulator.astra import (
     AstraOptions,
     AstraSimulation,
     MemoryConfig,
     NetworkConfig,
     SystemConfig,
-    simulate_astra,
 )
 from hespas.simulator.astra.configuration import Topology
+from hespas.validators.checker.execution import run_traces
 from tests.validators.checker.small_jobs import Steps, job_of
 
 __all__ = ["collective", "finishes", "network", "run", "system"]
@@ -71,11 +69,6 @@ def run(
     diagnostics: Diagnostics | None = None,
 ) -> AstraSimulation:
     """A workload as its traces would be run."""
-    ids = GroupIds.of(workload)
-
-    def number(groups: GroupSet, rank: int) -> int:
-        return int(ids.text(groups, rank) or b"0")
-
     options = AstraOptions(
         system=machine or system(*("ring",) * len(wires.npus)),
         network=wires,
@@ -83,10 +76,7 @@ def run(
         backend="aware" if backend == "aware" else "unaware",
         queues_per_dim=queues,
     )
-    stated = [simulated_ns(graph) for graph in workload.classes]
-    return simulate_astra(
-        workload, options, stated, number, diagnostics if diagnostics is not None else Diagnostics()
-    )
+    return run_traces(workload, options, diagnostics if diagnostics is not None else Diagnostics())
 
 
 def finishes(done: AstraSimulation) -> list[int]:

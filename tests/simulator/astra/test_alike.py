@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.assembly import simulated_ns
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.graph import CollectiveKind, GroupSet, NodeKind, Permutation, StridedGroups, Workload
 from hespas.graph.errors import UnsupportedError
@@ -18,6 +17,7 @@ from hespas.simulator.astra.configuration import Optimization, Topology
 from hespas.simulator.astra.engine import run_all
 from hespas.simulator.astra.lockstep import run_alike
 from hespas.simulator.astra.traces import JobTraces
+from hespas.validators.checker.execution import stated_costs
 from tests.simulator.astra.small_systems import KINDS, collective, finishes, network, run, system
 from tests.validators.checker.small_jobs import Steps
 
@@ -28,7 +28,7 @@ def traces_of(workload: Workload, machine: SystemConfig) -> JobTraces:
     def number(groups: GroupSet, rank: int) -> int:
         return int(ids.text(groups, rank) or b"0")
 
-    return JobTraces.of(workload, machine, [simulated_ns(graph) for graph in workload.classes], number)
+    return JobTraces.of(workload, machine, [stated_costs(graph) for graph in workload.classes], number)
 
 
 def kinds_and_equal(

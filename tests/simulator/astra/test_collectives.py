@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.graph import CollectiveKind
-from hespas.graph.errors import UnsupportedError
+from hespas.graph import CollectiveKind, Workload
+from hespas.graph.errors import CheckFailedError, UnsupportedError
+from hespas.simulator.astra import SystemConfig
 from hespas.simulator.astra.configuration import Topology
 from tests.simulator.astra.small_systems import collective, finishes, network, run, system
+from tests.validators.checker.small_jobs import Steps, job_of
 
 MIB = 1 << 20
 BYTES_PER_NS = 50.0 * (1 << 30) / 1e9
@@ -154,9 +156,8 @@ def test_double_binary_tree_of_two() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "kind", "ranks", "message"),
     [
-        ("halvingDoubling", CollectiveKind.ALL_REDUCE, 6, "power of two"),
+        ("doubleBinaryTree", CollectiveKind.ALL_REDUCE, 6, "power of two"),
         ("halvingDoubling", CollectiveKind.ALL_TO_ALL, 8, "not implemented"),
-        ("doubleBinaryTree", CollectiveKind.ALL_GATHER, 8, "double binary tree reduces"),
         ("star", CollectiveKind.ALL_REDUCE, 8, "'star' is unknown"),
         ("direct0", CollectiveKind.ALL_REDUCE, 8, "'direct0' is unknown"),
     ],
@@ -166,6 +167,50 @@ def test_what_astra_sim_cannot_run_is_an_error(
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
         run(collective(kind, MIB, ranks), network(("Ring", ranks)), system(algorithm))
+
+
+@pytest.mark.parametrize("kind", [CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER])
+def test_a_tree_runs_every_collective_as_an_all_reduce(kind: CollectiveKind) -> None:
+    wires, machine = network(("Ring", 8)), system("doubleBinaryTree")
+    expected = finishes(run(collective(CollectiveKind.ALL_REDUCE, MIB, 8), wires, machine))
+    assert finishes(run(collective(kind, MIB, 8), wires, machine)) == expected
+
+
+def test_halving_without_a_power_of_two_deadlocks_but_for_an_all_gather_of_an_even_number() -> None:
+    """Recorded with ASTRA-sim: 6 ranks gather in two steps, at distances 3 and 1; an all-reduce hangs."""
+    wires = network(("FullyConnected", 6))
+    machine = system("halvingDoubling", dataset_splits=1)
+    done = run(collective(CollectiveKind.ALL_GATHER, MIB, 6), wires, machine)
+    assert finishes(done) == [3 * D + time_ns(MIB, 1) + time_ns(2 * MIB, 1)] * 6
+    with pytest.raises(CheckFailedError, match="never finish"):
+        run(collective(CollectiveKind.ALL_REDUCE, MIB, 6), wires, machine)
+
+
+def test_fewer_algorithms_than_dimensions_leave_the_outer_ones_out() -> None:
+    wires, inner = network(("Ring", 2), ("Ring", 4)), network(("Ring", 2))
+    done = run(collective(CollectiveKind.ALL_REDUCE, MIB, 8), wires, system("ring"))
+    assert finishes(done)[0] == finishes(run(collective(CollectiveKind.ALL_REDUCE, MIB, 2), inner))[0]
+
+
+@pytest.mark.parametrize(("optimization", "share"), [("localBWAware", 1), ("baseline", 2)])
+def test_an_all_reduce_of_a_group_takes_the_first_half_of_the_queues(optimization: str, share: int) -> None:
+    """As in a world: of two queues one, unless all queues of the dimension are taken in turn."""
+    times = {
+        queues: finishes(run(_in_groups(), network(("Ring", 8)), _cut(optimization), queues=queues))[0]
+        for queues in (1, 2)
+    }
+    assert times[1] == share * times[2]
+
+
+def _in_groups() -> Workload:
+    ranks = [Steps(8) for _ in range(8)]
+    for steps in ranks:
+        steps.coll(size=float(MIB), groups=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    return job_of(*ranks)
+
+
+def _cut(optimization: str) -> SystemConfig:
+    return system("ring", dataset_splits=8, optimization=optimization)
 
 
 def test_an_empty_all_gather_chunk_would_never_end() -> None:

@@ -81,7 +81,7 @@ def test_a_world_collective_after_different_numbers_of_group_collectives() -> No
 
 def test_a_node_that_ends_at_once_wakes_nobody() -> None:
     one, two = Steps(2), Steps(2)
-    first = one.node(NodeKind.METADATA, (), OpClass.CONTROL, "groups")
+    first = one.node(NodeKind.INVALID, (), OpClass.CONTROL, "nothing")
     one.compute(first)
     two.compute()
     found = refused(job_of(one, two), "nothing that ends wakes it")
