@@ -258,9 +258,16 @@ def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator
 _MEASURED = ("step_time_", "tokens_per_s", "model_tflop", "hw_tflop", "mfu", "hfu", "peak_memory", "split")
 
 
+_TEXT = frozenset({"accelerator_variant", "notes"})
+
+
 def _said(cells: Mapping[str, str]) -> list[str]:
-    """What a prediction may depend on: all cells but what was measured."""
-    return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
+    """Return the cells that a prediction may depend on: all but measurements and free text."""
+    return [
+        f"{name}={text}"
+        for name, text in sorted(cells.items())
+        if name not in _TEXT and not name.startswith(_MEASURED)
+    ]
 
 
 def _device(spelling: str) -> tuple[str, str]:
