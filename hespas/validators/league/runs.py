@@ -80,8 +80,8 @@ the development rows in sight.
 
 
 def issue_ns(run: PublishedRun, device: Device) -> float:
-    """Return the host's time to issue a kernel of a pass: modules of PyTorch one by one, some of them or all as
-    CUDA graphs (column ``cuda_graphs``); a program of XLA is issued as a whole.
+    """Return the host's time to issue a kernel of a pass: modules of PyTorch one by one, some of them or all
+    as CUDA graphs (column ``cuda_graphs``); a program of XLA is issued as a whole.
     """
     if device.kind != "gpu" or run.training.style == "maxtext":
         return 0.0
