@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas import api
+from hespas.generators.llm.published_settings import SETTINGS
 from hespas.validators.league.document import League
 from hespas.validators.league.judged import CALIBRATIONS, SHARED
 from hespas.validators.league.parts import COMPONENTS
@@ -79,8 +80,14 @@ A table needs `model`, `accelerator`, `num_accelerators`, `seq_len`, `global_bat
 takes `source` (the software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`,
 `vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`,
 `optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`,
-`step_time_hi_ms`, `mfu_pct`, `peak_memory_gib`, `rows_with_same_config` and `notes`. What a row does not say
-is assumed: it is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
+`step_time_hi_ms`, `mfu_pct`, `peak_memory_gib` and `rows_with_same_config`. Settings of software and device
+have columns of their own (`hespas/generators/llm/published_settings.py`):
+
+SETTINGS
+Free text (`notes`) changes nothing in a table with these columns. In a table without one of them, fixed
+phrases of `notes` and `accelerator_variant` fill it when the table is read; `python -m
+tools.published_settings IN.csv OUT.csv` writes the columns. Settings that a row does not state are assumed,
+and the row is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
 path of a device file (`my-device.toml`, from where the command runs); groups and factors go by the name that
 the device has. `network` is the system it stands in, by name (`dgx-h100-roce`) or file, sized to the row;
 without it, the usual one of the device. Models that do not ship are read from `models.csv` beside the table.
@@ -100,7 +107,7 @@ def league_page(leagues: Sequence[League]) -> str:
         "that.\n"
     )
     text = [
-        _INTRODUCTION,
+        _INTRODUCTION.replace("SETTINGS\n", _table(("column", "values"), iter(SETTINGS.items()))),
         "## Reached\n",
         counts,
         _table(

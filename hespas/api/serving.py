@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +14,7 @@ from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
 from hespas.files.documents import Count, Figure
-from hespas.generators.llm import Layout, Model, ServingStep, load_model, precision_of
+from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray
@@ -28,6 +28,7 @@ from hespas.simulator.serving import (
     StepTimes,
     models_of,
     policy_of,
+    share_of,
     step_times,
     weighted_percentile,
 )
@@ -165,14 +166,9 @@ class Server:
                     f"no such element type: {clipped(name)!r}", hint="bf16, f16, f8E4M3FN, i8 ..."
                 )
         model = self.model if isinstance(self.model, Model) else load_model(str(self.model))
-        mixture = any(hasattr(block, "topk") for block in model.blocks())
-        ranks = self.dp * self.tp
-        if not mixture and self.ep > 1:
-            raise UsageError(f"{model.name} has no experts to spread", hint="`ep=1`")
-        shared = ranks // self.ep if mixture and self.ep > 0 and ranks % self.ep == 0 else 1
         return ServingStep(
             model=model,
-            layout=Layout(dp=self.dp if mixture else 1, tp=self.tp, ep=self.ep, etp=shared),
+            layout=serving_layout(model, tp=self.tp, dp=self.dp, ep=self.ep),
             precision=precision_of(self.precision),
             cache=self.cache,
             experts=self.experts,
@@ -377,7 +373,7 @@ def serve(
     room = server.room(step)
     times = server.times(step, int((asked.prompt + asked.output).max()), found)
     busy = min(server.dp, len(asked), asked.concurrency or len(asked))
-    shares = [_share_of(asked, place, busy) for place in range(busy)]
+    shares = [share_of(asked, place, busy) for place in range(busy)]
     runs = tuple(run_server(each, times, policy, cache_tokens=room) for each in shares)
     put_back = sum(int(run.put_back.sum()) for run in runs)
     found.info(
@@ -403,23 +399,6 @@ def _inputs(server: Server, requests: str | Path | Requests) -> tuple[str, ...]:
     own = [each for each in named if each.suffix == ".toml" or each.name != str(each)]
     log = None if isinstance(requests, Requests) else log_of(requests)
     return tuple(map(str, own if log is None else [*own, log]))
-
-
-def _share_of(requests: Requests, place: int, replicas: int) -> Requests:
-    """Every so-manieth request."""
-    if replicas == 1:
-        return requests
-    mine = slice(place, None, replicas)
-    concurrency = requests.concurrency
-    if concurrency:
-        concurrency = (concurrency - place + replicas - 1) // replicas
-    return replace(
-        requests,
-        arrival_ns=requests.arrival_ns[mine],
-        prompt=requests.prompt[mine],
-        output=requests.output[mine],
-        concurrency=concurrency,
-    )
 
 
 def write_request_rows(done: ServingResult, path: Path, *, overwrite: bool = False) -> None:

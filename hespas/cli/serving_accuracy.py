@@ -127,14 +127,20 @@ def _show(judged: Judgement) -> None:
 def _show_recorded(replays: Sequence[Replay]) -> None:
     if not replays:
         return
+    from hespas.validators.serving.capacity import capacity_of
+
     lines = [
         (
             each.trace, "yes" if each.calibrated else "no", count_text(each.requests),
             signed(each.ttft_error), signed(each.tpot_error), signed(each.latency_error),
             signed(each.makespan_error), signed(each.tokens_per_s_error),
-            f"{each.measured_s / each.computed_s:,.0f}",
+            f"{each.measured_s / each.computed_s:,.0f}", percent(each.load_share),
+            capacity_of(each.load_share),
         )
         for each in replays
     ]  # fmt: skip
-    heads = ("recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster")
+    heads = (
+        "recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster",
+        "load", "capacity",
+    )  # fmt: skip
     emit(table_text(heads, lines, left=(0, 1)))

@@ -9,7 +9,8 @@ Lines carry over to other numbers of ranks N. What the least message takes is a 
 
     between two measured numbers   the logarithm of the time is linear, of the start in that of the ranks, of
                                    the bytes in that of what a rank sends
-    beyond                         start x (1 + q log2(N / 2)), moved x sent(N) / sent(N0) x bandwidth ratio
+    beyond                         start x (1 + q log2(N / 2)), moved x sent(N) / sent(N0) x bandwidth ratio;
+                                   across nodes over as many interfaces as a node has ranks
 
 ``q`` is that of the measured numbers of ranks, or what is usual for the operation. All is at one size of the
 whole buffer, since libraries turn from one protocol to another by that.
@@ -94,15 +95,15 @@ _PAIR = 0.65
 """Two ranks behind a switch get less of their link than eight do: the time to move grows by this power of
 what is sent (median of the same rows).
 """
-_NO_LESS = 0.97
-"""Of the time of fewer ranks in a node that more take at least, where lines of a library cross."""
+_BY_INTERFACE = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+"""Operations of which each rank of a node sends a part over its own interface."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lines:
     """The lines of one fit of an operation on ``device``, by layout. They speak from ``least`` to ``most``
     bytes and carry on beyond. ``usual_growth`` is that of the start where there is one number of ranks (NaN:
-    that of the operation). Where it ``rises`` no rank more of a node makes the operation much faster.
+    that of the operation). Where it ``rises``, more ranks of a node never take less for the same buffer.
     """
 
     op: str
@@ -158,8 +159,9 @@ class Lines:
         alike = [each for each in self.by_layout if each.nodes == layout.nodes == 1]
         fewer = [each for each in alike if each.ranks < layout.ranks]
         if self.rises and fewer:  # what holds on links as measured must on slower ones, too
-            below = self.parts(max(fewer), message_bytes, device)
-            moved = moved if below is None else np.maximum(moved, _NO_LESS * below.time_ns - start)
+            near = max(fewer)
+            below = self.parts(near, self._as_whole(near, layout, message_bytes), device)
+            moved = moved if below is None else np.maximum(moved, below.time_ns - start)
         return Parts(start, moved, 0.0)
 
     def _time_ns(self, layout: Layout, message_bytes: FloatArray) -> FloatArray:
@@ -168,7 +170,8 @@ class Lines:
         if layout.nodes == 1 and self.rises:
             for each in self.by_layout:
                 if each.nodes == 1 and each.ranks < layout.ranks:
-                    found = np.maximum(found, _NO_LESS * self._of_line(each, message_bytes))
+                    whole = self._as_whole(each, layout, message_bytes)
+                    found = np.maximum(found, self._of_line(each, whole))
         return found
 
     def _of_line(self, layout: Layout, message_bytes: FloatArray) -> FloatArray:
@@ -198,7 +201,7 @@ class Lines:
             begun = np.nan_to_num((starts[0] / times[0] + starts[1] / times[1]) / 2)
             share = by_ranks * begun + by_bytes * (1 - begun)
             between = np.exp((1 - share) * np.log(times[0]) + share * np.log(times[1]))
-        return np.maximum(between, _NO_LESS * self._time_ns(low, message_bytes))
+        return np.maximum(between, times[0]) if self.rises else between
 
     def _growth(self, nodes: float) -> float:
         """The relative growth of the start with each doubling of ranks on so many nodes."""
@@ -215,6 +218,8 @@ class Lines:
     def _more(self, near: Layout, layout: Layout, device: Device) -> float:
         """By how much more bytes of one whole buffer are sent, or get on, on another layout."""
         ratio = _whole_share(self.op, layout.ranks) / _whole_share(self.op, near.ranks)
+        if near.nodes > 1 and self.op in _BY_INTERFACE:
+            ratio *= near.per_node / layout.per_node
         link = link_of(device, layout)
         is_switch = link is not None and link.kind == "scale_up" and link.topology == "switch"
         return ratio**_PAIR if is_switch and min(near.ranks, layout.ranks) == 2 else ratio

@@ -25,6 +25,7 @@ __all__ = [
     "TUNED",
     "Layout",
     "Tuned",
+    "fill_ns",
     "link_inside",
     "link_of",
     "reduces_in_switch",
@@ -58,10 +59,22 @@ _STEP_US = {
 _NVLS_US, _NVLS_NET_US = 25.0, 18.0
 _NET_OVERHEAD_US = 1.0
 _LINK_SHARE = 0.8
+_IN_FLIGHT_BYTES = 16 * 4 * 2.0**20
+"""Channels times the default buffer of each (NCCL_BUFFSIZE)."""
 _CHANNELS = 16
 _LL128_SHARE = 0.92
 _TREE_SHARE = 0.92
 _NOT_INTERLEAVED = 0.85
+_TREE_CORRECTION = (
+    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
+    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
+    (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+)
+"""Share of their bandwidth that trees reach (treeCorrectionFactor): one row per protocol (LL, LL128, Simple),
+one column per power of two of the whole buffer from :data:`_TREE_CORRECTION_FROM` on. Applied across nodes
+only: inside one, fits of measured ratios include it.
+"""
+_TREE_CORRECTION_FROM = 6
 
 
 class _Generation(NamedTuple):
@@ -96,13 +109,17 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """What is asked: ``size`` is the whole buffer [bytes], ``bus`` the rate of a ring [GB/s]."""
+    """Columns of a request: ``size`` is the whole buffer [bytes]. Rates [GB/s]: ``inside`` of a rank's links
+    in a node, ``outside`` of all interfaces of a node (infinite on one node), ``bus`` of a ring.
+    """
 
     ranks: FloatArray
     nodes: FloatArray
     size: FloatArray
     steps: FloatArray
     hops: FloatArray
+    inside: FloatArray
+    outside: FloatArray
     bus: FloatArray
     reduces: bool
     wire: str
@@ -154,16 +171,18 @@ def _job(
     if op not in _STEPS or up is None:
         return None
     out = device.link("scale_out")
-    inside = _LINK_SHARE * up.bandwidth_bytes_per_s / 1e9
-    outside = np.nan if out is None else out.bandwidth_bytes_per_s / 1e9
-    bus = np.where(nodes > 1, np.minimum(inside, outside * ranks / nodes), inside)
+    inside = np.full(len(ranks), _LINK_SHARE * up.bandwidth_bytes_per_s / 1e9)
+    outside = np.full(len(ranks), np.nan if out is None else out.bandwidth_bytes_per_s / 1e9)
+    outside = np.where(nodes > 1, outside * ranks / nodes, np.inf)
     return _Job(
         ranks=ranks,
         nodes=nodes,
         size=message * ranks if op == "all_gather" else message,
         steps=_STEPS[op] * (ranks - 1),
         hops=_STEPS[op] * (nodes - 1),
-        bus=bus,
+        inside=inside,
+        outside=outside,
+        bus=np.minimum(inside, outside),
         reduces=op == "all_reduce",
         wire="nvlink" if up.kind == "scale_up" else "pci",
         generation=generation,
@@ -211,7 +230,9 @@ def _ring(job: _Job, protocol: int) -> FloatArray:
 
 
 def _tree(job: _Job, protocol: int) -> FloatArray:
-    bus = np.minimum(job.bus * _TREE_SHARE, _CHANNELS * job.generation.tree)
+    # On two nodes each is the root of one of the two trees and a leaf of the other: it sends half as much.
+    network = np.where(job.nodes == 2, 2 * job.outside, job.outside)
+    bus = np.minimum(np.minimum(job.inside, network) * _TREE_SHARE, _CHANNELS * job.generation.tree)
     if protocol == 0:
         bus = np.minimum(bus / 3.8, _low_latency(job))
     elif protocol == 1:
@@ -220,7 +241,15 @@ def _tree(job: _Job, protocol: int) -> FloatArray:
     levels = np.floor(np.log2(np.maximum(job.nodes, 1)))
     inner = (job.ranks / job.nodes - 1) * _STEP_US[job.wire]["tree"][protocol]
     latency = _BASE_US["tree"][protocol] + 2 * (inner + levels * _STEP_US["net"]["tree"][protocol])
-    return latency + _moved(job, bus * _NOT_INTERLEAVED / 2)
+    rate = bus * _NOT_INTERLEAVED / 2 * _tree_correction(job, protocol)
+    return latency + _moved(job, rate)
+
+
+def _tree_correction(job: _Job, protocol: int) -> FloatArray:
+    """Return the share of the bandwidth that trees reach across nodes, interpolated between powers of two."""
+    octave = np.log2(np.maximum(job.size, 1.0)) - _TREE_CORRECTION_FROM
+    share = np.interp(octave, np.arange(len(_TREE_CORRECTION[protocol])), _TREE_CORRECTION[protocol])
+    return np.where(job.nodes > 1, share, 1.0)
 
 
 def _nvls(job: _Job) -> FloatArray:
@@ -322,6 +351,17 @@ def _inner_share(op: str, layout: Layout, device: Device) -> float:
     if layout.nodes > 1 and op in ("permute", "broadcast"):
         return 0.0 if op == "permute" else (group - 1) / group
     return share
+
+
+def fill_ns(op: str, layout: Layout, message_bytes: FloatArray, bandwidth_bytes_per_s: float) -> FloatArray:
+    """Return the time that the network takes for what a library holds at once: until then the links of a node
+    wait for it, whatever overlaps afterwards. ``bandwidth_bytes_per_s`` is that of a rank's interface.
+    """
+    if op not in _RULED or layout.nodes <= 1:
+        return np.zeros(len(message_bytes))
+    whole = layout.ranks if op == "all_gather" else 1
+    first = np.minimum(message_bytes, _IN_FLIGHT_BYTES / whole)
+    return first * _outer_share(op, layout) / bandwidth_bytes_per_s * 1e9
 
 
 def _outer_share(op: str, layout: Layout) -> float:

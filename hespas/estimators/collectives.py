@@ -1,16 +1,24 @@
 """The estimator of collectives: fitted lines of a library where one was measured, carried over elsewhere.
 
-Who answers, the first that can: a fit of the device on the layout of ranks or between two; a fit of the
-device carried to the layout; fits of the devices nearest to it, on its own links; NCCL's tuning model times
-a ratio; the data sheet. Nothing beats the roof of its links, and a group over several nodes takes no less
-than its part inside one. How wide an interval is follows from how far the answer was carried.
+Sources in order: a fit of the device on the layout of ranks or between two; a fit of the device carried to
+the layout; fits of the devices nearest to it, on its own links; NCCL's tuning model times a ratio; the data
+sheet. No time is below the roof of the links, and a group over several nodes takes no less than its part
+inside one. The interval widens with the distance that an answer was carried.
+
+Two rules limit what a measured table may say:
+
+    links     lines across nodes were measured on the network of one cluster. They answer where their largest
+              message agrees with the links that the device states, within the interval of the links' own
+              model, or where the request names them
+    parts     an all-reduce takes at most 1.1 x its reduce-scatter and its all-gather, and one of these at
+              most twice the other. Tables that disagree meet half way, on a logarithmic scale
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import inf, isnan, nan
+from math import exp, inf, isnan, nan
 
 import numpy as np
 
@@ -35,6 +43,7 @@ from hespas.estimators.collective_links import (
     TUNED,
     Layout,
     Tuned,
+    fill_ns,
     link_inside,
     link_of,
     roof_ns,
@@ -73,6 +82,12 @@ MEASURED = (
 KINSHIPS = tuple(OF_KIN)
 """How another device may be related, the nearest first."""
 
+_PARTS = ("all_reduce", "reduce_scatter", "all_gather")
+"""An all-reduce and the two collectives that together do the same."""
+_WHOLE_OF_PARTS = 1.1
+_PARTS_APART = 2.0
+"""The most that an all-reduce takes of its parts, and one part of the other."""
+
 _OWN_GROWTH = 0.1
 """Of the start of a serving framework's own kernels with each doubling of ranks: each reaches all at once."""
 _LEAST_NS = 1.0
@@ -85,6 +100,8 @@ class _Shelf:
     def __init__(self) -> None:
         self._fits: dict[str, tuple[Fit, ...]] = {}
         self._lines: dict[int, Lines] = {}
+        self.answers: dict[tuple[str, str, str, Layout, bytes], _Answer | None] = {}
+        """Times of single collectives, which the rule of parts needs three times each."""
 
     def fits(self, device: Device, op: str) -> list[Fit]:
         """Those of one operation."""
@@ -117,6 +134,7 @@ class _Question:
     shelf: _Shelf
     layout: Layout
     message_bytes: FloatArray
+    clusters: bool
 
     @property
     def wiring(self) -> str:
@@ -138,13 +156,14 @@ class Collectives:
     """The estimator. ``library`` names whose fits count where operations name none (``nccl 2.29.2``, a
     part is enough; empty: the device's default). ``tuned`` false refuses what no fit of the device covers.
     ``num_ranks``: size of collectives over all ranks where the graph does not say (-1: unknown). ``kin`` are
-    the shipped devices whose fits may speak for another.
+    the shipped devices whose fits may speak for another. ``clusters`` false ignores lines across nodes.
     """
 
     library: str = ""
     tuned: bool = True
     num_ranks: int = -1
     kin: tuple[str, ...] = MEASURED
+    clusters: bool = True
 
     @property
     def name(self) -> str:
@@ -185,7 +204,9 @@ class Collectives:
         said = np.where(ops.dim("ranks") == 1, 0.0, np.full((3, len(ops)), np.nan))
         message, op = ops.dim("message_bytes"), _SAME_TRAFFIC.get(op, op)
         for layout, rows in _layouts(ops, device):
-            asked = _Question(op, scheme, variant, self.library, device, shelf, layout, message[rows])
+            asked = _Question(
+                op, scheme, variant, self.library, device, shelf, layout, message[rows], self.clusters
+            )
             answer = self._answer(asked)
             if answer is not None:
                 said[:, rows] = answer.times
@@ -196,7 +217,37 @@ class Collectives:
         return said
 
     def _answer(self, asked: _Question) -> _Answer | None:
-        """Who can say something of one layout, under the roof of its links; None where nobody can."""
+        """Return the times of one layout, consistent with the parts of an all-reduce; None if unknown."""
+        found = self._alone(asked)
+        is_named = bool(asked.variant or asked.library)
+        if found is None or asked.op not in _PARTS or (is_named and found.code == _FITTED):
+            return found
+        return self._consistent(asked, found)
+
+    def _consistent(self, asked: _Question, found: _Answer) -> _Answer:
+        """Return the times after the rule of parts; unchanged where one of the three is unknown."""
+        whole = asked.message_bytes * (asked.layout.ranks if asked.op == "all_gather" else 1)
+        times: dict[str, FloatArray] = {}
+        for op in _PARTS:
+            size = whole / asked.layout.ranks if op == "all_gather" else whole
+            other = found if op == asked.op else self._alone(replace(asked, op=op, message_bytes=size))
+            if other is None:
+                return found
+            times[op] = other.times[0]
+        factor = _agreement(times)[asked.op]
+        if (factor == 1.0).all():
+            return found
+        text = f"{found.message}, adjusted to the parts of an all-reduce"
+        return _Answer(found.times * factor, found.code, text)
+
+    def _alone(self, asked: _Question) -> _Answer | None:
+        """Return the times of one layout under the roof of its links; None if unknown."""
+        key = (asked.op, asked.scheme, asked.variant, asked.layout, asked.message_bytes.tobytes())
+        if key not in asked.shelf.answers:
+            asked.shelf.answers[key] = self._under_roof(asked)
+        return asked.shelf.answers[key]
+
+    def _under_roof(self, asked: _Question) -> _Answer | None:
         found = _by_fit(asked) or (self._from_elsewhere(asked) if self.tuned else None)
         if found is None:
             return None
@@ -205,15 +256,25 @@ class Collectives:
         return replace(found, times=np.stack((time, found.times[1], np.maximum(found.times[2], time))))
 
     def _from_elsewhere(self, asked: _Question) -> _Answer | None:
-        """What was measured elsewhere or is known of the links; no less than a part on nearer links takes."""
+        """Return what was measured elsewhere or follows from the links, but no less than the group's part on
+        nearer links takes after the network has brought the first bytes.
+        """
         found = _by_carrying(asked) or self._by_kin(asked) or _by_algorithm(asked) or _by_data_sheet(asked)
         inner = _inner(asked)
         if found is None or inner is None:
             return found
-        part = self._answer(replace(asked, layout=inner))
+        # A gather hands on the whole buffer inside a node, wherever its shards come from.
+        more = (
+            asked.layout.ranks / inner.ranks if asked.op == "all_gather" and asked.layout.nodes > 1 else 1.0
+        )
+        part = self._answer(replace(asked, layout=inner, message_bytes=asked.message_bytes * more))
         if part is None:
             return found
-        return replace(found, times=found.times * np.maximum(part.times[0] / found.times[0], 1.0))
+        least = part.times[0]
+        if (link := asked.device.link("scale_out")) is not None:
+            rate = link.bandwidth_bytes_per_s
+            least = least + fill_ns(asked.op, asked.layout, asked.message_bytes, rate)
+        return replace(found, times=found.times * np.maximum(least / found.times[0], 1.0))
 
     def _by_kin(self, asked: _Question) -> _Answer | None:
         """What the nearest measured devices make of this one's links. Across nodes none but siblings lend
@@ -227,6 +288,19 @@ class Collectives:
             if said:
                 return _of_kin(asked, tier, said)
         return None
+
+
+def _agreement(times: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """Return factors on the times of an all-reduce and its parts after which they obey the rule of parts."""
+    reduced, scatter, gather = (times[op] for op in _PARTS)
+    ratio = scatter / gather
+    nearer = np.sqrt(np.maximum(np.maximum(ratio, 1 / ratio) / _PARTS_APART, 1.0))
+    later = ratio > 1.0
+    scatter_by = np.where(later, 1 / nearer, nearer)
+    both = scatter * scatter_by + gather / scatter_by
+    less = np.sqrt(np.maximum(reduced / (_WHOLE_OF_PARTS * both), 1.0))
+    factors = (1 / less, scatter_by * less, less / scatter_by)
+    return dict(zip(_PARTS, factors, strict=True))
 
 
 def _layouts(ops: Operations, device: Device) -> Iterator[tuple[Layout, IntArray]]:
@@ -301,10 +375,41 @@ def _alike(asked: _Question, device: Device) -> list[Fit]:
     return [*same, *_preferred(fits, asked.scheme, "", exact=False)]
 
 
+def _speaking(asked: _Question, fit: Fit, device: Device) -> Lines:
+    """Return the lines of a fit that apply to the links of its device: all of them where it is named."""
+    lines = asked.shelf.lines(fit, device)
+    if (asked.variant or asked.library) or all(layout.nodes == 1 for layout in lines.by_layout):
+        return lines
+    held = {
+        layout: line
+        for layout, line in lines.by_layout.items()
+        if layout.nodes == 1 or (asked.clusters and _is_on_stated_links(lines, layout, device))
+    }
+    return lines if len(held) == len(lines.by_layout) else replace(lines, by_layout=held)
+
+
+def _is_on_stated_links(lines: Lines, layout: Layout, device: Device) -> bool:
+    """Return True if the largest message agrees with the links within the interval of their model."""
+    if lines.most == inf:
+        return True
+    size = np.array([lines.most])
+    ranks, nodes = np.array([float(layout.ranks)]), np.array([float(layout.nodes)])
+    model = tuned_times(lines.op, ranks, nodes, size, device).duration_ns
+    out = device.link("scale_out")
+    if lines.op == "permute" and out is not None:
+        model = np.nan_to_num(out.latency_ns) + size / out.bandwidth_bytes_per_s * 1e9
+    elif np.isnan(model).any():
+        kind = _KINDS.get(lines.op, CollectiveKind.UNKNOWN)
+        beyond = np.array([True])
+        model = collective_time_ns(np.array([int(kind)]), ranks, size, device, beyond_node=beyond)
+    measured = float(lines.by_layout[layout].time_ns(size)[0])
+    return bool(np.isnan(model).any()) or measured <= float(model[0]) * exp(OF_MODEL.above)
+
+
 def _by_fit(asked: _Question) -> _Answer | None:
     """What a fit of the device says of a layout that it was fitted on, or of one between two."""
     for fit in _exact(asked, asked.device):
-        lines = asked.shelf.lines(fit, asked.device)
+        lines = _speaking(asked, fit, asked.device)
         time = lines.inside(asked.layout, asked.message_bytes)
         if time is not None:
             between = BETWEEN[asked.wiring].times(lines.distance(asked.layout))
@@ -316,7 +421,7 @@ def _by_fit(asked: _Question) -> _Answer | None:
 def _by_carrying(asked: _Question) -> _Answer | None:
     """What a fit of the device says of a layout beyond, or of another release of its library."""
     for fit in (*_exact(asked, asked.device), *_alike(asked, asked.device)):
-        lines = asked.shelf.lines(fit, asked.device)
+        lines = _speaking(asked, fit, asked.device)
         parts = lines.parts(asked.layout, asked.message_bytes, asked.device)
         if parts is None:
             continue
@@ -381,7 +486,8 @@ def _by_other(asked: _Question, other: Device) -> Parts | None:
     if link_of(other, asked.layout) is None:
         return None
     for fit in _alike(asked, other):
-        parts = asked.shelf.lines(fit, other).parts(asked.layout, asked.message_bytes, asked.device)
+        lines = _speaking(asked, fit, other)
+        parts = lines.parts(asked.layout, asked.message_bytes, asked.device)
         if parts is not None:
             return parts
     return None
@@ -423,13 +529,16 @@ def _tuned(asked: _Question) -> Tuned:
 
 
 def _by_algorithm(asked: _Question) -> _Answer | None:
-    """NCCL's model times the ratio that was fitted for the device."""
+    """Return NCCL's model times the ratio that was fitted for the device inside one node. Across nodes the
+    model stands as it is: the ratio is of other links.
+    """
     tuned = _tuned(asked)
     if np.isnan(tuned.duration_ns).any():
         return None
     fits = asked.shelf.fits(asked.device, asked.op)
     fit = next((each for each in fits if each.form == TUNED and each.variant == ANY), None)
-    ratio = 1.0 if fit is None or isnan(fit.value("ratio")) else fit.value("ratio")
+    is_inside = asked.layout.nodes == 1 and fit is not None and not isnan(fit.value("ratio"))
+    ratio = fit.value("ratio") if fit is not None and is_inside else 1.0
     numbers: list[int] = np.unique(tuned.algorithm).tolist()
     names = ", ".join(ALGORITHMS[number] for number in numbers)
     times = _certain(tuned.duration_ns * ratio, OF_MODEL.beside(_of_host(asked)))

@@ -47,7 +47,7 @@ H100 = load_device("H100-SXM")
 LINES = {
     Layout(2, 1): Line(5000.0, (65536.0,), (0.01, 0.002)),
     Layout(8, 1): Line(16000.0, (), (0.004,)),
-    Layout(8, 2): Line(60000.0, (), (0.05,)),
+    Layout(8, 2): Line(60000.0, (), (0.01,)),
 }
 
 
@@ -164,7 +164,8 @@ def test_more_ranks_on_as_many_nodes_are_carried_from_fewer() -> None:
     said = Collectives().predict(asked([2.0**24], ranks=16, per_node=8), where, diagnostics)
     assert diagnostics.counts() == {"collectives.carried": 1}
     (eight,) = times(asked([2.0**24], per_node=4), where)
-    assert eight < said.duration_ns[0] < 1.3 * eight
+    # The start grows, and twice as many interfaces of a node share the bytes.
+    assert 0.5 * eight < said.duration_ns[0] < eight
     own = Collectives().predict(asked([2.0**24], per_node=4), where)
     assert said.high_ns[0] / said.low_ns[0] > own.high_ns[0] / own.low_ns[0]
 
@@ -172,7 +173,7 @@ def test_more_ranks_on_as_many_nodes_are_carried_from_fewer() -> None:
 def test_nodes_are_their_own_class() -> None:
     (spread,) = times(asked([1e6], per_node=4), device(fit()))
     (together,) = times(asked([1e6], per_node=8), device(fit()))
-    assert spread == pytest.approx(60000 + 0.05 * 1e6)
+    assert spread == pytest.approx(60000 + 0.01 * 1e6)
     assert together == pytest.approx(16000 + 0.004 * 1e6)
 
 
@@ -263,7 +264,7 @@ def test_a_graph_shows_how_groups_lie_over_nodes() -> None:
         graph(ExplicitGroups((tuple(range(0, 16, 2)), tuple(range(1, 16, 2))))), device(fit())
     )
     assert inside.duration_ns[0] == pytest.approx(16000 + 0.004 * 1e6)
-    assert across.duration_ns[0] == pytest.approx(60000 + 0.05 * 1e6)
+    assert across.duration_ns[0] == pytest.approx(60000 + 0.01 * 1e6)
 
 
 def message(
@@ -284,13 +285,13 @@ PERMUTES = device(
             FitParameter(name=name, value=value)
             for layout, line in {
                 Layout(2, 1): Line(9e3, (), (0.003,)),
-                Layout(2, 2): Line(3e4, (), (0.1,)),
+                Layout(2, 2): Line(3e4, (), (0.03,)),
             }.items()
             for name, value in named(layout, line)
         ),
     )
 )
-INSIDE, ACROSS = 9e3 + 0.003 * 1e6, 3e4 + 0.1 * 1e6
+INSIDE, ACROSS = 9e3 + 0.003 * 1e6, 3e4 + 0.03 * 1e6
 
 
 @pytest.mark.parametrize("kind", [NodeKind.PERMUTE, NodeKind.SEND, NodeKind.RECV])
@@ -392,13 +393,56 @@ def test_intervals_are_the_wider_the_further_the_kin() -> None:
 
 
 def test_shipped_lines_carry_over_to_sixteen_ranks() -> None:
-    """A100 on 2 nodes and L40S on one: NCCL's model and the data sheet were 6 to 10 times too fast."""
-    size = [2.0**26]
-    a100, l40s = load_device("A100-SXM-80GB"), load_device("L40S")
-    (eight,), (sixteen,) = (times(asked(size, ranks=2 * per, per_node=per), a100) for per in (4, 8))
-    assert eight < sixteen < 1.2 * eight
+    """L40S without a switch: NCCL's model and the data sheet were 6 to 10 times too fast."""
+    size, l40s = [2.0**26], load_device("L40S")
     (eight,), (sixteen,) = (times(asked(size, ranks=ranks, per_node=ranks), l40s) for ranks in (8, 16))
     assert eight < sixteen < 1.2 * eight
+
+
+@pytest.mark.parametrize(("op", "ranks"), [("all_reduce", 8), ("permute", 2)])
+def test_a_table_of_a_slower_network_answers_only_where_it_is_named(op: str, ranks: int) -> None:
+    """Nodes of A100 on a cluster with a sixth of the network that the device states."""
+    ops = asked([2.0**26], ranks=ranks, op=op, scheme="f16", per_node=ranks // 2)
+    named = asked([2.0**26], ranks=ranks, op=op, scheme="f16", per_node=ranks // 2, variant="a100_dgx")
+    where, diagnostics = load_device("A100-SXM-80GB"), Diagnostics()
+    (usual,) = Collectives().predict(ops, where, diagnostics).duration_ns.tolist()
+    (recorded,) = times(named, where)
+    assert usual < 0.5 * recorded
+    assert "collectives.fitted" not in diagnostics.counts()
+
+
+def test_a_table_that_agrees_with_the_links_answers() -> None:
+    diagnostics = Diagnostics()
+    Collectives().predict(asked([2.0**24], per_node=4), device(fit()), diagnostics)
+    assert diagnostics.counts() == {"collectives.fitted": 1}
+
+
+def test_parts_of_an_all_reduce_that_disagree_meet_half_way() -> None:
+    """An all-reduce of 4 ns a byte, where its parts take 1 ns each, was beyond 1.1 times both."""
+    where = device(
+        *(
+            replace(
+                fit(op),
+                parameters=tuple(
+                    FitParameter(name=name, value=value)
+                    for name, value in named(Layout(8, 1), Line(1.0, (), (rate * share,)))
+                ),
+            )
+            for op, rate, share in (
+                ("all_reduce", 4.0, 1.0),
+                ("reduce_scatter", 1.0, 1.0),
+                ("all_gather", 1.0, 8.0),
+            )
+        )
+    )
+    size = 2.0**26
+    reduced, scatter, gather = (
+        times(asked([size / (8 if op == "all_gather" else 1)], op=op), where)[0]
+        for op in ("all_reduce", "reduce_scatter", "all_gather")
+    )
+    assert reduced == pytest.approx(1.1 * (scatter + gather))
+    assert reduced / scatter == pytest.approx(2.2)
+    assert reduced * scatter == pytest.approx(4.0 * size * size)
 
 
 # What holds whatever was fitted.

@@ -27,6 +27,10 @@ here = "this test"
 """
 
 
+OWN_NETWORK = ("p4de", "p5")
+"""Systems of a cloud, whose network differs from the ports that the device usually has."""
+
+
 @pytest.mark.parametrize("name", system_names())
 def test_a_shipped_system_agrees_with_the_links_of_its_device(name: str) -> None:
     system = load_system(name)
@@ -46,7 +50,7 @@ def test_a_shipped_system_agrees_with_the_links_of_its_device(name: str) -> None
     if not rings and inside.kind == "scale_up":
         assert system.shape[0] == inside.devices_per_domain
     out = device.link("scale_out")
-    for each in system.dimensions[1:] if not rings else ():
+    for each in system.dimensions[1:] if not rings and name not in OWN_NETWORK else ():
         assert out is not None
         assert (each.bandwidth_bytes_per_s, each.latency_ns) == (out.bandwidth_bytes_per_s, out.latency_ns)
 

@@ -4,7 +4,7 @@ from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import load_model, model_names
 from hespas.generators.llm.published import row_of
-from hespas.generators.llm.serving import ServingStep
+from hespas.generators.llm.serving import ServingStep, serving_layout
 from hespas.generators.llm.settings import Overlap, Training, offload_of, precision_of, recompute_of
 from hespas.generators.llm.step import LlmStep, training_workload
 
@@ -21,5 +21,6 @@ __all__ = [
     "precision_of",
     "recompute_of",
     "row_of",
+    "serving_layout",
     "training_workload",
 ]

@@ -1,9 +1,9 @@
 """Settings of a training run from a row of a table of published runs.
 
 Columns: ``model, num_accelerators, seq_len, global_batch, micro_batch, dp, tp, pp, vp, cp, ep, etp, fsdp,
-sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator, notes``. What
-a row does not say is assumed, and told. Those of measurements, and ``network``, a system's name or file, are
-for :mod:`hespas.validators.league` alone.
+sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator``, and those of
+:mod:`hespas.generators.llm.published_settings`. Settings that a row does not state are assumed and reported.
+Columns of measurements, and ``network``, a system's name or file, are for :mod:`hespas.validators.league`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.model_table import model_in_table
+from hespas.generators.llm.published_settings import CHOICES, NUMBERS, from_notes
 from hespas.generators.llm.settings import (
     LAYER_INPUT,
     MODULES,
@@ -88,7 +89,7 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
                     hint="quote cells with commas in them, leave cells empty but not out; rows count from 0, "
                     "below the header",
                 )  # fmt: skip
-            yield row
+            yield from_notes(row)
     except FormatError as error:
         if error.position:
             raise
@@ -127,6 +128,7 @@ def run_of(
 ) -> PublishedRun:
     """The run that the cells of a row describe; ``models`` is a table of models that do not ship."""
     cells = _Cells(row, place, diagnostics)
+    _check_settings(cells)
     model = _model(cells, models)
     layout = _layout(cells, model)
     training = _with_possible_overlap(cells, model, layout, _training(cells, layout))
@@ -159,6 +161,35 @@ class _Cells:
 
     def assumed(self, code: str, message: str) -> None:
         self.diagnostics.warning(f"row.{code}", self.place, message)
+
+
+def _check_settings(cells: _Cells) -> None:
+    """Raise ``FormatError`` for a column of settings with a value that it does not have."""
+    for name, allowed in CHOICES.items():
+        text = cells.text(name)
+        if text and text not in allowed:
+            raise FormatError(
+                f"{clipped(text)!r} is not a value of {name}",
+                path=cells.place,
+                position=f"column {name}",
+                hint=f"write {', '.join(allowed)}, or leave the cell empty",
+            )
+    for name in NUMBERS:
+        text = cells.text(name)
+        if text and not (name == "capacity_factor" and text == "dropped") and not _is_positive(text):
+            raise FormatError(
+                f"{clipped(text)!r} is not a number above 0",
+                path=cells.place,
+                position=f"column {name}",
+                hint="write a number, or leave the cell empty",
+            )
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < _MOST_COUNT
+    except ValueError:
+        return False
 
 
 def _model(cells: _Cells, beside: Path | None) -> Model:
@@ -216,7 +247,7 @@ def _layout(cells: _Cells, model: Model) -> Layout:
         dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=cells.count("ep", 1), etp=cells.count("etp", 1),
         zero=_zero(text), shard=_shard(text, dp), sequence_parallel=parallel,
         embedding_counts=counts, head_counts=counts,
-        context_all_to_all="cp communication: all-to-all" in cells.text("notes").casefold(),
+        context_all_to_all=cells.text("context_communication") == "all-to-all",
     )  # fmt: skip
 
 
@@ -259,7 +290,7 @@ _STYLES: Mapping[str, Style] = {
 def _training(cells: _Cells, layout: Layout) -> Training:
     batch = cells.count("global_batch", layout.dp)
     micro = _micro_batch(cells, batch, layout.dp)
-    source, notes = cells.text("source"), cells.text("notes").casefold()
+    source = cells.text("source")
     lora = cells.text("train_type") == "lora"
     framework = cells.text("framework").casefold()
     style = _STYLES.get(source, "maxtext" if "maxtext" in framework else "megatron")
@@ -272,14 +303,14 @@ def _training(cells: _Cells, layout: Layout) -> Training:
         recompute=_recompute(cells),
         schedule="interleaved" if layout.vp > 1 else "1f1b",
         style=style,
-        overlap=_overlap(cells, notes, layout),
+        overlap=_overlap(cells, layout),
         lora_rank=_lora_rank(cells),
         lora_attention_only=lora,
-        capacity=_capacity(cells, notes),
+        capacity=_capacity(cells),
         pure_16bit="weights bfloat16" in optimizer,
         optimizer_offload="cpu offload of the optimizer" in optimizer,
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
-        compiled="no torch.compile" not in notes and source != "llm-foundry",
+        compiled=cells.text("compiled") != "no" and source != "llm-foundry",
         transposed_weights=not lora and _needs_transposed(cells),
     )
 
@@ -314,13 +345,13 @@ def _lora_rank(cells: _Cells) -> int:
     return int(stated[1]) if stated else 16
 
 
-def _capacity(cells: _Cells, notes: str) -> float:
-    """The capacity factor of experts; 0 where no token is dropped."""
-    stated = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
-    if not stated and "over capacity dropped" in notes:
+def _capacity(cells: _Cells) -> float:
+    """Return the capacity factor of experts; 0 where no token is dropped."""
+    stated = cells.text("capacity_factor")
+    if stated == "dropped":
         cells.assumed("capacity", "the capacity at which tokens are dropped is not stated: 1 assumed")
         return 1.0
-    return float(stated[1]) if stated else 0.0
+    return float(stated) if stated else 0.0
 
 
 def _in_16_bits(precision: Precision, source: str, optimizer: str) -> Precision:
@@ -340,18 +371,19 @@ def _needs_transposed(cells: _Cells) -> bool:
     return not blackwell or "nvfp4" in cells.text("precision").casefold()
 
 
-def _overlap(cells: _Cells, notes: str, layout: Layout) -> Overlap:
-    """What the source overlaps: nothing where its notes say so, nor in Megatron-LM before 2023; tensor
-    parallelism where notes name it, and in recipes of Megatron-Bridge for dense models.
+def _overlap(cells: _Cells, layout: Layout) -> Overlap:
+    """Return what overlaps computation: nothing where a column states it, nor in Megatron-LM before 2023;
+    tensor parallelism where a column states it, and in recipes of Megatron-Bridge for dense models.
     """
     source, framework = cells.text("source"), cells.text("framework")
-    if "communication overlap off" in notes or re.search(r"Megatron-LM \(202[0-2]", framework):
+    if cells.text("communication_overlap") == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
         return Overlap.none()
-    named = any(words in notes for words in ("tp overlap", "async tp", "overlap for dp, tp"))
-    recipe = source == "Megatron-Bridge" and not cells.text("ep")
+    stated = cells.text("tensor_overlap")
+    named = stated == "yes"
+    recipe = source == "Megatron-Bridge" and not cells.text("ep") and stated != "no"
     if layout.tp > 1 and recipe and not named:
         cells.assumed("tensor-overlap", "whether tensor parallelism overlaps is not stated: assumed it does")
-    return Overlap(tensor=layout.tp > 1 and (named or recipe), experts="moe a2a overlap true" in notes)
+    return Overlap(tensor=layout.tp > 1 and (named or recipe), experts=cells.text("expert_overlap") == "yes")
 
 
 _PRECISIONS = (
@@ -467,15 +499,14 @@ PUBLISHERS: Mapping[str, Convention] = {
     "torchtitan": Convention.HALF,
     "tpu-recipes": Convention.HALF,
 }
-"""How the rates that a source prints count attention; of MaxText before July 2025 notes say that all of it is
-counted.
-"""
+"""How the rates that a source prints count attention, where the column ``attention_flops`` is empty."""
 
 
 def convention_of(row: Mapping[str, str]) -> Convention:
     """How the rate that a row prints counts attention."""
-    if "without the causal half" in row.get("notes", ""):
-        return Convention.FULL
+    stated = row.get("attention_flops", "")
+    if stated:
+        return Convention.FULL if stated == "full" else Convention.HALF
     return PUBLISHERS.get(row.get("source", ""), Convention.HALF)
 
 

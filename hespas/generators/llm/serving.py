@@ -44,7 +44,23 @@ from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import UsageError
 
-__all__ = ["PHASES", "Phase", "Sequences", "ServingStage", "ServingStep"]
+__all__ = ["PHASES", "Phase", "Sequences", "ServingStage", "ServingStep", "serving_layout"]
+
+
+def serving_layout(model: Model, *, tp: int, dp: int, ep: int) -> Layout:
+    """Return the layout of a server: ``tp`` ranks share each layer, ``dp`` replicas of attention each serve a
+    part of the requests, experts are spread over ``ep`` ranks, and those that none spreads are shared by all.
+    Replicas of a model without experts are servers of their own. Raises ``UsageError`` for ``ep`` without
+    experts.
+    """
+    if not any(isinstance(block, Experts) for block in model.blocks()):
+        if ep > 1:
+            raise UsageError(f"{model.name} has no experts to spread", hint="`ep=1`")
+        return Layout(tp=tp, ep=ep)
+    ranks = dp * tp
+    shared = ranks // ep if ep > 0 and ranks % ep == 0 else 1
+    return Layout(dp=dp, tp=tp, ep=ep, etp=shared)
+
 
 Phase = Literal["prefill", "decode", "mixed", "speculative", "disaggregated"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "speculative", "disaggregated")

@@ -9,15 +9,16 @@ make of the system's levels over what they make of the device's. Where nobody me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import nan, prod
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
 
+from hespas.estimators.collective_links import Layout, fill_ns
 from hespas.estimators.collectives import Collectives
 from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
@@ -33,6 +34,7 @@ _MODEL_SPREAD = (0.6, 2.0)
 """Below and above what algorithms say alone, as data sheets are off in the estimator of collectives."""
 _KINDS: Mapping[str, CollectiveKind] = {each.name.lower(): each for each in CollectiveKind}
 _DATA_SHEET = "collectives.data-sheet"
+_TUNED = "collectives.tuned"
 _MESSAGE = "permute"
 
 
@@ -81,6 +83,13 @@ class _Asked(NamedTuple):
         )
 
 
+class _Measured(NamedTuple):
+    """Times and their 90 % interval [ns], shape ``(3, messages)``, on ``links``."""
+
+    times: FloatArray
+    links: tuple[Link, ...]
+
+
 @dataclass(frozen=True)
 class Network:
     """A sized system, and the device whose measurements speak (None: nobody's). ``library`` names whose fits
@@ -110,13 +119,29 @@ class Network:
         if place.ranks <= 1:
             return np.zeros((3, len(message_bytes)))
         kind, levels = _KINDS.get(op, CollectiveKind.UNKNOWN), levels_of(self.system, place)
-        own = fastest_ns(kind, levels, message_bytes)
+        own = _Parts.of(partial(fastest_ns, kind, levels), message_bytes)
         asked = _Asked(op, scheme, place.ranks, place.members[0])
         said = self._measured(asked, message_bytes, diagnostics)
         if said is None:
-            return self._alone(own)
-        theirs = fastest_ns(kind, self._levels_of_device(asked), message_bytes)
-        return np.maximum(_scaled(said, own, theirs), least_ns(kind, levels, message_bytes))
+            return self._no_less_than_inside(self._alone(own.time_ns), op, scheme, place, message_bytes)
+        theirs = _Parts.of(partial(fastest_ns, kind, self._levels_of(said.links, asked)), message_bytes)
+        return np.maximum(_scaled(said.times, own, theirs), least_ns(kind, levels, message_bytes))
+
+    def _no_less_than_inside(
+        self, times: FloatArray, op: str, scheme: str, place: Footprint, message_bytes: FloatArray
+    ) -> FloatArray:
+        """Return times that are not below those of the group's part inside one node, which starts after the
+        network has brought the first bytes. Nodes are units of a first dimension that is not a ring.
+        """
+        inner = place.members[0]
+        if not 1 < inner < place.ranks or not self._links:
+            return times
+        alone = (1,) * (len(place.members) - 1)
+        part = Footprint(inner, (inner, *alone), place.stride, (place.crowd[0], *alone))
+        more = place.ranks / inner if op == "all_gather" else 1.0
+        rate = self.system.dimensions[1].bandwidth_bytes_per_s
+        first = fill_ns(op, Layout(place.ranks, -(-place.ranks // inner)), message_bytes, rate)
+        return np.fmax(times, self.collectives(op, scheme, part, message_bytes * more) + first)
 
     def messages(
         self,
@@ -128,13 +153,14 @@ class Network:
         """The same of messages from one rank to another so far away along each dimension."""
         if not any(away):
             return np.zeros((3, len(message_bytes)))
-        own = message_ns(self.system, away, message_bytes)
+        own = _Parts.of(partial(message_ns, self.system, away), message_bytes)
         asked = _Asked(_MESSAGE, scheme, 2, 1 if any(away[1:]) else 2)
         said = self._measured(asked, message_bytes, diagnostics)
         if said is None:
-            return self._alone(own)
-        theirs = message_ns(self._as_device(), (0, 1) if asked.per_node == 1 else (1, 0), message_bytes)
-        return _scaled(said, own, theirs)
+            return self._alone(own.time_ns)
+        there = (0, 1) if asked.per_node == 1 else (1, 0)
+        theirs = _Parts.of(partial(message_ns, self._as_system(said.links), there), message_bytes)
+        return np.maximum(_scaled(said.times, own, theirs), own.moved_ns)
 
     def _alone(self, time_ns: FloatArray) -> FloatArray:
         """What algorithms say, after the launch of a kernel."""
@@ -159,34 +185,50 @@ class Network:
 
     def _measured(
         self, asked: _Asked, message_bytes: FloatArray, diagnostics: Diagnostics | None
-    ) -> FloatArray | None:
-        """What the estimator of collectives says of the device's own links; None where it knows no more than
-        their data sheet, or not all.
+    ) -> _Measured | None:
+        """Return the answer of the estimator of collectives for the device's own links. Where that is the
+        model of an algorithm, ask again for links as fast as the system's, which decide on the algorithm.
+        None where the estimator has no more than a data sheet, or not all.
         """
         if self.device is None or not self._links or (len(self._links) == 1 and asked.per_node < asked.ranks):
             return None
-        kinds = {link.kind for link in self._links}
-        others = (link for link in self.device.links if link.kind not in kinds)
-        device = replace(self.device, links=(*self._links, *others))
-        found = Diagnostics()
-        said = Collectives(library=self.library).predict(asked.operations(message_bytes), device, found)
-        if _DATA_SHEET in found.counts() or np.isnan(said.duration_ns).any():
+        said, found = self._said(self._links, asked, message_bytes)
+        if _TUNED in found.counts() and asked.per_node < asked.ranks and len(self.system.dimensions) > 1:
+            inside, outside = self._links
+            bandwidth = self.system.dimensions[1].bandwidth_bytes_per_s
+            if bandwidth != outside.bandwidth_bytes_per_s:
+                links = (inside, structs.replace(outside, bandwidth_bytes_per_s=bandwidth))
+                said, found = self._said(links, asked, message_bytes, clusters=False)
+        if _DATA_SHEET in found.counts() or np.isnan(said.times).any():
             return None
         if diagnostics is not None:
             diagnostics.extend(found)
-        return np.stack((said.duration_ns, said.low_ns, said.high_ns))
+        return said
 
-    def _as_device(self, nodes: int = 2) -> System:
-        """The device's links as a system of up to two dimensions, of so many nodes."""
-        first, *rest = self._links
+    def _said(
+        self, links: tuple[Link, ...], asked: _Asked, message_bytes: FloatArray, *, clusters: bool = True
+    ) -> tuple[_Measured, Diagnostics]:
+        """Return the answer of the estimator of collectives for the device on some links."""
+        if self.device is None:
+            raise InvariantError("no device to ask about")
+        kinds = {link.kind for link in links}
+        others = (link for link in self.device.links if link.kind not in kinds)
+        device, found = replace(self.device, links=(*links, *others)), Diagnostics()
+        model = Collectives(library=self.library, clusters=clusters)
+        said = model.predict(asked.operations(message_bytes), device, found)
+        return _Measured(np.stack((said.duration_ns, said.low_ns, said.high_ns)), links), found
+
+    def _as_system(self, links: tuple[Link, ...], nodes: int = 2) -> System:
+        """Return links as a system of up to two dimensions, of so many nodes."""
+        first, *rest = links
         inside = _as_dimension(first, self.system.dimensions[0], first.devices_per_domain)
         dimensions = (inside, *(_as_dimension(link, None, nodes) for link in rest))
         return replace(self.system, dimensions=dimensions, devices=prod(each.size for each in dimensions))
 
-    def _levels_of_device(self, asked: _Asked) -> tuple[Level, ...]:
-        """The levels of as many ranks on the device's own links, all of whose neighbours send, too."""
+    def _levels_of(self, links: tuple[Link, ...], asked: _Asked) -> tuple[Level, ...]:
+        """Return the levels of as many ranks on some links, all of whose neighbours send, too."""
         nodes = -(-asked.ranks // asked.per_node)
-        whole = self._as_device(nodes)
+        whole = self._as_system(links, nodes)
         counts = (asked.per_node, nodes)[: len(whole.dimensions)]
         crowd = (1, whole.dimensions[0].size)[: len(whole.dimensions)]
         return levels_of(whole, Footprint(asked.ranks, counts, (1,) * len(counts), crowd))
@@ -222,10 +264,30 @@ def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
     )
 
 
-def _scaled(said: FloatArray, own: FloatArray, theirs: FloatArray) -> FloatArray:
-    """What was measured, by how much longer the system takes than the device's own links; exactly as measured
-    where they take the same, and where no rule says.
+class _Parts(NamedTuple):
+    """Times of messages on links alone [ns]: latencies of an empty one, and the rest, which moves bytes."""
+
+    latency_ns: FloatArray
+    moved_ns: FloatArray
+
+    @classmethod
+    def of(cls, model: Callable[[FloatArray], FloatArray], message_bytes: FloatArray) -> _Parts:
+        """Return the parts of a model's times."""
+        latency_ns = model(np.zeros(len(message_bytes)))
+        return cls(latency_ns, model(message_bytes) - latency_ns)
+
+    @property
+    def time_ns(self) -> FloatArray:
+        """Both parts together."""
+        return self.latency_ns + self.moved_ns
+
+
+def _scaled(said: FloatArray, own: _Parts, theirs: _Parts) -> FloatArray:
+    """Return measured times on links of other figures: scaled by what moving bytes takes on the system's over
+    the device's own, plus the difference of latencies. Unchanged where both agree or no rule is known.
     """
+    later_ns = np.nan_to_num(own.latency_ns - theirs.latency_ns)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where((own == theirs) | ~(theirs > 0) | np.isnan(own), 1.0, own / theirs)
-    return said * ratio
+        ratio = (own.moved_ns + theirs.latency_ns) / theirs.time_ns
+    same = (own.moved_ns == theirs.moved_ns) | ~(theirs.time_ns > 0) | np.isnan(ratio)
+    return np.maximum(said * np.where(same, 1.0, ratio) + later_ns, 0.0)

@@ -7,6 +7,7 @@ from hespas.simulator.serving.requests import (
     arrivals_of_bursts,
     arrivals_of_poisson,
     lengths,
+    share_of,
 )
 from hespas.simulator.serving.results import ServingRun, Steps, weighted_percentile
 from hespas.simulator.serving.steps import (
@@ -39,6 +40,7 @@ __all__ = [
     "models_of",
     "policy_of",
     "serve",
+    "share_of",
     "step_times",
     "weighted_percentile",
 ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import InvariantError, UsageError
 
-__all__ = ["Requests", "arrivals_of_bursts", "arrivals_of_poisson", "lengths"]
+__all__ = ["Requests", "arrivals_of_bursts", "arrivals_of_poisson", "lengths", "share_of"]
 
 _MOST = 10_000_000
 
@@ -38,6 +38,23 @@ class Requests:
     def __len__(self) -> int:
         """How many there are."""
         return len(self.prompt)
+
+
+def share_of(requests: Requests, place: int, replicas: int) -> Requests:
+    """Return the requests of one replica of several that take turns."""
+    if replicas == 1:
+        return requests
+    mine = slice(place, None, replicas)
+    concurrency = requests.concurrency
+    if concurrency:
+        concurrency = (concurrency - place + replicas - 1) // replicas
+    return replace(
+        requests,
+        arrival_ns=requests.arrival_ns[mine],
+        prompt=requests.prompt[mine],
+        output=requests.output[mine],
+        concurrency=concurrency,
+    )
 
 
 def lengths(count: int, most: int, ratio: float, generator: np.random.Generator) -> IntArray:

@@ -72,6 +72,7 @@ _SPREAD: Mapping[str, float] = {
     "copies": 2.0,
     "host": 3.0,
     "overlap": 3.0,
+    "bubble": 1.0,
 }
 """How much less is known of a component than of products, of which most was measured: round figures, set with
 the development rows in sight.

@@ -79,7 +79,7 @@ class JudgedRow:
 
 def facts_of(rows: Sequence[LeagueRow]) -> Facts:
     """Rows that are predicted as facts of a fit; of rows without a measurement the error is NaN."""
-    parts = np.array([[row.predicted.parts.get(name, 0.0) for name in COMPONENTS] for row in rows])
+    parts = np.array([[row.predicted.path.get(name, 0.0) for name in COMPONENTS] for row in rows])
     parts = parts.reshape(len(rows), len(COMPONENTS))
     predicted = np.array([row.predicted.time_ns / 1e6 for row in rows])
     measured, low, high = (

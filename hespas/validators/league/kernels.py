@@ -1,4 +1,4 @@
-"""What the text of a published row says of its kernels, as options of the estimator of training steps."""
+"""Kernels of a published run, by the columns of its row, as options of the estimator of training steps."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ __all__ = ["attention_library", "estimator_of"]
 
 
 def estimator_of(run: PublishedRun, device: Device, base: str) -> Estimator:
-    """The estimator of training steps on ``base``, with what a row says: whose attention its framework runs,
-    another power limit and memory (``accelerator_variant``), whether a compiler fuses. What ``base`` itself
-    names of attention, power and memory stays.
+    """Return the estimator of training steps on ``base`` for a row: the attention of its framework, another
+    power limit or memory bandwidth, fusion by a compiler. Options that ``base`` itself states stay.
     """
     named = load_estimator(base)
-    text = run.row.get("accelerator_variant", "")
-    power, memory = re.search(r"(\d+) W power limit", text), re.search(r"(\d+(?:\.\d+)?) TB/s", text)
+    power, memory = run.row.get("power_limit_w", ""), run.row.get("memory_bandwidth_gb_per_s", "")
     model = named if isinstance(named, Training) else Training(base=base)
-    ratio = float(memory[1]) * 1e12 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
+    ratio = float(memory) * 1e9 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
     return replace(
         model,
         attention=model.attention or attention_library(run, device),
-        power_w=model.power_w or (float(power[1]) if power else 0.0),
+        power_w=model.power_w or (float(power) if power else 0.0),
         bandwidth=ratio if model.bandwidth == 1.0 else model.bandwidth,
         fused=run.training.compiled,
         num_ranks=run.layout.ranks,

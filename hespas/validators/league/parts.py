@@ -1,6 +1,6 @@
 """Passes of a pipeline stage as timed nodes, and what of a step each node is: its component.
 
-A component is what one physical figure scales: the efficiency of one kind of kernel, the bandwidth that one
+A component is scaled by one physical figure: the efficiency of one kind of kernel, or the bandwidth that one
 kind of communication reaches. The time of a step is a sum over its critical path, so over components.
 """
 
@@ -13,7 +13,17 @@ from hespas.generators.llm.assemble import Part
 from hespas.graph import NodeKind, OpClass, OpGraph
 from hespas.graph.columns import DTYPES
 
-__all__ = ["COMPONENTS", "COMPUTE", "DATA", "HOST", "OVERLAP", "PIPELINE", "StageNodes", "stage_nodes"]
+__all__ = [
+    "BUBBLE",
+    "COMPONENTS",
+    "COMPUTE",
+    "DATA",
+    "HOST",
+    "OVERLAP",
+    "PIPELINE",
+    "StageNodes",
+    "stage_nodes",
+]
 
 COMPONENTS = (
     "products",
@@ -32,15 +42,16 @@ COMPONENTS = (
     "copies",
     "host",
     "overlap",
+    "bubble",
 )
-"""What a step is made of: matrix products by bits of their operands, grouped ones of experts, attention,
-kernels that stream, conversions to narrow formats, the update of weights; collectives of tensor, context,
-data and expert parallelism and messages between stages; copies to the host; waits for the host; what kernels
-lose beside communication.
+"""Parts of a step: matrix products by bits of their operands, grouped ones of experts, attention, kernels
+that stream, conversions to narrow formats, the update of weights; collectives of tensor, context, data and
+expert parallelism and messages between stages; copies to the host; waits for the host; slowdown of kernels by
+concurrent communication; idle time of the last stage to finish, which waits for other stages.
 """
 _ROW = {name: row for row, name in enumerate(COMPONENTS)}
 DATA, PIPELINE = _ROW["data"], _ROW["pipeline"]
-HOST, OVERLAP = _ROW["host"], _ROW["overlap"]
+HOST, OVERLAP, BUBBLE = _ROW["host"], _ROW["overlap"], _ROW["bubble"]
 COMPUTE = 0
 """The stream of kernels that compute; any other stream communicates or copies."""
 

@@ -18,10 +18,10 @@ from hespas.generators.llm.schedule import Action, order_of
 from hespas.generators.llm.settings import ScheduleName
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError
-from hespas.validators.league.parts import COMPONENTS, COMPUTE, DATA, PIPELINE, StageNodes
+from hespas.validators.league.parts import BUBBLE, COMPONENTS, COMPUTE, DATA, PIPELINE, StageNodes
 from hespas.validators.league.walk import Span, Walked, walked
 
-__all__ = ["Schedule", "step_span"]
+__all__ = ["Schedule", "Step", "step_span"]
 
 _WALKED = 3
 """Micro-batches of one stage that are walked; more add as much as the last of them."""
@@ -40,11 +40,22 @@ class Schedule:
     overlaps: bool
 
 
-def step_span(stages: Sequence[StageNodes], schedule: Schedule, scale: Sequence[float]) -> Span:
-    """The time of a step and what it is made of."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Step(Span):
+    """A step by its critical path, which crosses stages, and by the stage that is the last to finish:
+    ``spent_ns`` by component, shape ``(components,)``, with what that stage waits for others as its bubble.
+    Both sum to the time, the first by the scale of components.
+    """
+
+    spent_ns: FloatArray
+
+
+def step_span(stages: Sequence[StageNodes], schedule: Schedule, scale: Sequence[float]) -> Step:
+    """Return the time of a step and its parts, none of them below zero."""
     if schedule.layout.pp == 1:
-        return _of_one(stages[0], schedule.micro_batches, scale)
-    return _Pipeline(stages, schedule, scale).span()
+        path = _of_one(stages[0], schedule.micro_batches, scale).settled(scale)
+        return Step(path.time_ns, path.parts, path.parts * np.asarray(scale))
+    return _Pipeline(stages, schedule, scale).step()
 
 
 def _of_one(stage: StageNodes, count: int, scale: Sequence[float]) -> Span:
@@ -107,9 +118,11 @@ class _Pipeline:
         self.latest = [-1] * schedule.layout.pp
         self.reduced: list[_Chain | None] = [None] * schedule.layout.pp
         self.gathered: list[_Chain | None] = [None] * schedule.layout.pp
+        self.spent = [Span.nothing()] * schedule.layout.pp
+        """The time of a stage that is not idle."""
 
-    def span(self) -> Span:
-        """All stages in turn, each as far as it gets, until all are through."""
+    def step(self) -> Step:
+        """Run all stages in turn, each as far as it gets, until all have finished."""
         schedule = self.schedule
         pp, count = schedule.layout.pp, schedule.micro_batches
         orders = [order_of(schedule.name, schedule.layout, stage, count) for stage in range(pp)]
@@ -140,9 +153,11 @@ class _Pipeline:
         event = _Event(
             start + found.computed.time_ns, before, waited + found.computed.parts, self._message(key)
         )
+        self.spent[stage] += found.computed
         if gathers:
             chain = self._gather(stage, key, start, before)
             if chain.end_ns > event.end_ns:
+                self.spent[stage] += self._of_data(chain.end_ns - event.end_ns)
                 event = _Event(chain.end_ns, chain.event, chain.after.parts, event.message)
         self.done[kind, micro_batch, place] = self.latest[stage] = len(self.events)
         self.events.append(event)
@@ -159,6 +174,7 @@ class _Pipeline:
             start = own.end_ns
             if not self.schedule.overlaps:
                 start, waited = start + own.message.time_ns, own.message.parts
+                self.spent[stage] += own.message
         if needed is not None:
             other = self.events[needed]
             arrival = other.end_ns + other.message.time_ns
@@ -236,16 +252,30 @@ class _Pipeline:
         else:
             self.reduced[stage] = _Chain(end + rest.time_ns, event, rest)
 
-    def _finish(self) -> Span:
-        """The last stage to be through, then the update, for which all wait for each other."""
-        ends = [_Chain(self.events[event].end_ns, event, Span.nothing()) for event in self.latest]
-        ends += [each for each in self.reduced if each is not None]
-        slowest = max(ends, key=lambda each: each.end_ns)
+    def _of_data(self, time_ns: float) -> Span:
+        """Return a time that a stage waits for its weights or gradients."""
+        parts = np.zeros(len(COMPONENTS))
+        parts[DATA] = time_ns / self.scale[DATA]
+        return Span(time_ns, parts)
+
+    def _finish(self) -> Step:
+        """Return the step: the last stage to finish, then the update, for which all wait for each other."""
+        ends = [
+            (_Chain(self.events[event].end_ns, event, Span.nothing()), stage)
+            for stage, event in enumerate(self.latest)
+        ]
+        ends += [(chain, stage) for stage, chain in enumerate(self.reduced) if chain is not None]
+        slowest, last = max(ends, key=lambda end: end[0].end_ns)
         update = max(
             (walked(stage, [stage.end], self.scale).everything for stage in self.stages),
-            key=lambda each: each.time_ns,
+            key=lambda span: span.time_ns,
         )
-        return self._traced(slowest.event) + slowest.after + update
+        path = (self._traced(slowest.event) + slowest.after + update).settled(self.scale)
+        reduced = self._of_data(slowest.end_ns - self.events[self.latest[last]].end_ns)
+        spent = self.spent[last] + reduced + update
+        spent_ns = spent.parts * np.asarray(self.scale)
+        spent_ns[BUBBLE] = max(path.time_ns - spent.time_ns, 0.0)
+        return Step(path.time_ns, path.parts, spent_ns)
 
     def _traced(self, event: int) -> Span:
         """Until the end of an event, by the chain of those that were waited for."""

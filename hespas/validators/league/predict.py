@@ -68,13 +68,16 @@ class Assumed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a row: the time of a step and its ``parts`` by component [ns], or why there is none.
+    """Saved prediction of a row: the time of a step [ns] and its parts by component [ns], or why there is
+    none. ``parts`` are of the stage that is the last to finish, with its bubble; ``path`` is the critical
+    path, by which errors of components change the time. Both sum to it.
     ``layout`` is a text that is the same where rows say the same layout, in whatever words. ``assumed`` is
     what the row does not say, and what its estimator had to assume.
     """
 
     time_ns: float = nan
     parts: dict[str, float] = {}
+    path: dict[str, float] = {}
     peak_memory_bytes: float = nan
     assumed: list[Assumed] = []
     refusal: Refusal | None = None
@@ -196,10 +199,14 @@ class _Kept:
         step, and add up to it.
         """
         found = self.results.get(key)
-        if found is None or found.refusal or found.parts.keys() != set(COMPONENTS):
+        if found is None or found.refusal:
             return None
-        is_sum = isclose(sum(found.parts.values()), found.time_ns, rel_tol=1e-6)
-        return found if is_sum and 0 < found.time_ns < inf else None
+        for parts in (found.parts, found.path):
+            if parts.keys() != set(COMPONENTS) or min(parts.values()) < 0:
+                return None
+            if not isclose(sum(parts.values()), found.time_ns, rel_tol=1e-6):
+                return None
+        return found if 0 < found.time_ns < inf else None
 
     def put(self, key: str, result: Predicted) -> None:
         """Keep a result; not a refusal, which may be for want of what is installed tomorrow."""
@@ -251,9 +258,16 @@ def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator
 _MEASURED = ("step_time_", "tokens_per_s", "model_tflop", "hw_tflop", "mfu", "hfu", "peak_memory", "split")
 
 
+_TEXT = frozenset({"accelerator_variant", "notes"})
+
+
 def _said(cells: Mapping[str, str]) -> list[str]:
-    """What a prediction may depend on: all cells but what was measured."""
-    return [f"{name}={text}" for name, text in sorted(cells.items()) if not name.startswith(_MEASURED)]
+    """Return the cells that a prediction may depend on: all but measurements and free text."""
+    return [
+        f"{name}={text}"
+        for name, text in sorted(cells.items())
+        if name not in _TEXT and not name.startswith(_MEASURED)
+    ]
 
 
 def _device(spelling: str) -> tuple[str, str]:
@@ -292,7 +306,8 @@ def _predicted(task: Task) -> Predicted:
     scaled = span.parts * np.array(start_scale(run, device))
     return Predicted(
         time_ns=span.time_ns,
-        parts=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),
+        parts=dict(zip(COMPONENTS, span.spent_ns.tolist(), strict=True)),
+        path=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),
         peak_memory_bytes=float(peak),
         assumed=_assumed(found),
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",

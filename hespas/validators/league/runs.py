@@ -4,7 +4,6 @@ times of kernels by an estimator and of communication by the network of the syst
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,16 +81,12 @@ the development rows in sight.
 
 
 def issue_ns(run: PublishedRun, device: Device) -> float:
-    """What it takes a host to issue one of the kernels of a pass: modules of PyTorch one by one, some of them
-    or all as a CUDA graph; a program of XLA is issued as a whole.
+    """Return the host's time to issue a kernel of a pass: modules of PyTorch one by one, some of them or all
+    as CUDA graphs (column ``cuda_graphs``); a program of XLA is issued as a whole.
     """
-    notes = run.row.get("notes", "").casefold()
     if device.kind != "gpu" or run.training.style == "maxtext":
         return 0.0
-    if not re.search(r"cuda graphs(?! none)", notes):
-        return _EAGER_NS
-    partly = "transformer_engine" in notes and "full_iteration" not in notes
-    return _PARTLY_NS if partly else 0.0
+    return {"all": 0.0, "parts": _PARTLY_NS}.get(run.row.get("cuda_graphs", ""), _EAGER_NS)
 
 
 def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:

@@ -33,6 +33,16 @@ class Span:
     def __sub__(self, other: Span) -> Span:
         return Span(self.time_ns - other.time_ns, self.parts - other.parts)
 
+    def settled(self, scale: Sequence[float]) -> Span:
+        """Return the same time with no part below zero, which differences of paths may have: the other parts
+        shrink in proportion.
+        """
+        if (self.parts >= 0).all():
+            return self
+        parts = np.maximum(self.parts, 0.0)
+        whole = float(parts @ np.asarray(scale))
+        return Span(self.time_ns, parts * (self.time_ns / whole) if whole > 0 else parts)
+
     def times(self, count: float) -> Span:
         """So many of them."""
         return Span(self.time_ns * count, self.parts * count)
@@ -103,7 +113,7 @@ class _Walk:
                 continue
             other, moved = found
             port = stage.parts[other].ports.get(need.port)
-            if port is not None and stage.stream[port] != COMPUTE:
+            if port is not None:
                 needs.setdefault(need.node, []).append(port + moved)
         begins = set(part.begins)
         for node in range(part.start, part.end):

@@ -12,6 +12,7 @@ from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
 from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
+from hespas.validators.serving.capacity import Capacity, capacity_of
 from hespas.validators.serving.fit import PRIORS
 from hespas.validators.serving.judge import Judged, Judgement
 from hespas.validators.serving.predict import Times
@@ -46,6 +47,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     published_tpot_ms: Figure
     tpot_error: Figure
     tokens_per_s_error: Figure
+    load_share: Figure
+    capacity: Capacity
 
 
 class _Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +84,8 @@ class _Parameter(msgspec.Struct, frozen=True, kw_only=True):
 class _Replay(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded run; errors are predicted over measured, less 1, of so many requests: those that were done
     after the fifth that calibrates. measured_s: how long the run took; computed_s: how long its simulation
-    did; calibrating_s: how long calibration did before (null: there was none).
+    did; calibrating_s: how long calibration did before (null: there was none). load_share: the most asked of
+    the server at once over what it holds; near and beyond 1, the time to the first token is that of a queue.
     """
 
     trace: str
@@ -92,6 +96,8 @@ class _Replay(msgspec.Struct, frozen=True, kw_only=True):
     latency_error: Figure
     makespan_error: Figure
     tokens_per_s_error: Figure
+    load_share: Figure
+    capacity: Capacity
     put_back: Count
     measured_s: Figure
     computed_s: Figure
@@ -142,6 +148,8 @@ def _row(each: Judged) -> _Row:
         published_tpot_ms=row.tpot_ms,
         tpot_error=each.error("tpot"),
         tokens_per_s_error=each.error("tokens_per_s"),
+        load_share=each.load_share,
+        capacity=capacity_of(each.load_share),
     )
 
 
@@ -194,6 +202,7 @@ def serving_json(
                 trace=each.trace, calibrated=each.calibrated, requests=each.requests,
                 ttft_error=each.ttft_error, tpot_error=each.tpot_error, latency_error=each.latency_error,
                 makespan_error=each.makespan_error, tokens_per_s_error=each.tokens_per_s_error,
+                load_share=each.load_share, capacity=capacity_of(each.load_share),
                 put_back=each.put_back, measured_s=each.measured_s, computed_s=each.computed_s,
                 calibrating_s=each.calibrating_s,
             )

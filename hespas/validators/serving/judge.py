@@ -21,6 +21,7 @@ from hespas.hardware import load_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
 from hespas.validators.accuracy.statistics import error_figures
+from hespas.validators.serving.capacity import capacity_of
 from hespas.validators.serving.fit import Fitted, fit_stack, one_point, point_of
 from hespas.validators.serving.predict import Predictor, Times, implied_rate
 from hespas.validators.serving.rows import Row, deployment_of, library_of, stack_of
@@ -55,6 +56,8 @@ class Judged:
     low: Times | None = None
     high: Times | None = None
     baseline: Times | None = None
+    load_share: float = nan
+    """Requests under way over what the server holds: of sequences or of tokens in its cache."""
 
     def error(self, metric: str, *, baseline: bool = False) -> float:
         """Predicted over measured, less 1; NaN where nothing is predicted."""
@@ -105,7 +108,7 @@ class Judgement:
     fits: dict[str, Fitted] = field(default_factory=dict[str, Fitted])
 
     def summaries(self) -> list[Summary]:
-        """Errors of all runs, by source, by stack, and by model and precision."""
+        """Return errors of all runs, by source, stack, model and precision, and by nearness to capacity."""
         found: list[Summary] = []
         judged = [each for each in self.rows if each.status == "predicted"]
         for by, of in _BY.items():
@@ -115,6 +118,10 @@ class Judgement:
             found += [
                 _summary(by, value, metric, groups[value]) for value in sorted(groups) for metric in METRICS
             ]
+        states = {each.row.row: capacity_of(each.load_share) for each in judged}
+        for state in ("below", "near", "beyond", "unknown"):
+            some = [each for each in judged if states[each.row.row] == state]
+            found += [_summary("capacity", f"{state} capacity", name, some) for name in METRICS if some]
         return found
 
 
@@ -184,6 +191,7 @@ def judge(
             row=row,
             status="calibrating" if row.row in corrections.fitted_on else "predicted",
             predicted=said, low=low, high=high, baseline=baseline.times(row),
+            load_share=maker.load_share(row),
         ))  # fmt: skip
     return Judgement(calibrate=calibrate, rows=tuple(judged), fits=corrections.fits)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +105,17 @@ class Predictor:
         first, later = ttft[:clients], ttft[clients:]
         mean = (first.mean() + (_ROUNDS - 1) * later.mean()) / _ROUNDS
         return Times(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
+
+    def load_share(self, row: Row) -> float:
+        """Return requests under way on a replica over what it holds, of sequences or of tokens in its cache;
+        NaN where the server is unknown.
+        """
+        if row.step is None:
+            return nan
+        clients = max(1, round(row.concurrency / row.step.layout.dp))
+        tokens = clients * (row.prompt + row.output) * (1 + row.ratio) / 2
+        room = self._room(row, row.step)
+        return max(clients / row.launch.policy.sequences, tokens / room if room > 0 else inf)
 
     @staticmethod
     def _launched(row: Row, steps: StepTimes, correction: Correction) -> StepTimes:

@@ -1,7 +1,8 @@
 """Recorded runs of servers, request by request: simulated with the same arrivals and lengths, and compared.
 
-Two tables, as ``published_e2e`` has them: a row for each run (``trace, accelerator, model, tp,
-max_num_seqs, max_num_batched_tokens, num_kv_tokens``) and one for each request (``trace, queued_s,
+Two tables, as ``published_e2e`` has them: a row for each run (``trace, accelerator, model, tp, dp, ep,
+max_num_seqs, max_num_batched_tokens, num_kv_tokens``; empty ``dp`` and ``ep`` are 1; limits and cache are
+of each of ``dp`` replicas) and one for each request (``trace, queued_s,
 first_token_s, last_token_s, input_tokens, output_tokens``).
 """
 
@@ -16,12 +17,12 @@ from time import perf_counter
 
 import numpy as np
 
-from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
+from hespas.generators.llm import ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import HespasError, UnsupportedError, clipped
-from hespas.hardware import load_device
+from hespas.hardware import canonical, load_device
 from hespas.simulator.serving import (
     Correction,
     Policy,
@@ -31,8 +32,10 @@ from hespas.simulator.serving import (
     models_of,
     policy_of,
     serve,
+    share_of,
     step_times,
 )
+from hespas.validators.serving.capacity import capacity_of, most_at_once
 from hespas.validators.serving.cells import Cells, read_cells
 
 __all__ = ["RecordedRun", "Replay", "read_recorded", "replayed"]
@@ -53,6 +56,8 @@ class RecordedRun:
     hardware: str
     stack: str
     tp: int
+    dp: int = 1
+    ep: int = 1
     precision: str
     tokens: int
     sequences: int
@@ -78,8 +83,10 @@ class RecordedRun:
 class Replay:
     """Predicted over measured, less 1, of the means of so many ``requests`` of a run: those that were done
     after the first fifth, which calibrates (``calibrated``). The makespan is from when that fifth was done
-    to the last token of all. ``measured_s`` is how long the whole run took, ``computed_s`` how long its
-    simulation did with the times of its steps, ``calibrating_s`` how long calibration did before (NaN: none).
+    to the last token of all. ``load_share`` is the most that requests asked of the server at once over what
+    it holds: of sequences or of tokens in its cache. ``measured_s`` is how long the whole run took,
+    ``computed_s`` how long its simulation did with the times of its steps, ``calibrating_s`` how long
+    calibration did before (NaN: none).
     """
 
     trace: str
@@ -90,6 +97,7 @@ class Replay:
     latency_error: float
     makespan_error: float
     tokens_per_s_error: float
+    load_share: float
     put_back: int
     measured_s: float
     computed_s: float
@@ -135,9 +143,11 @@ def _run(head: Cells, rows: Sequence[Cells]) -> RecordedRun:
     return RecordedRun(
         trace=head.stated("trace"),
         model=head.stated("model"),
-        hardware=head.stated("accelerator"),
+        hardware=canonical(head.stated("accelerator")) or head.stated("accelerator"),
         stack=head.stated("engine").partition(" ")[0].casefold(),
         tp=head.count("tp"),
+        dp=head.count("dp", 1),
+        ep=head.count("ep", 1),
         precision=head.stated("precision"),
         tokens=head.count("max_num_batched_tokens"),
         sequences=head.count("max_num_seqs"),
@@ -163,6 +173,31 @@ def _seconds(cells: Cells) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Simulated:
+    """Times of all requests in the order of their arrival [ns], shape ``(requests,)``."""
+
+    ttft_ns: FloatArray
+    tpot_ns: FloatArray
+    latency_ns: FloatArray
+    last_token_ns: FloatArray
+    put_back: int
+
+    @classmethod
+    def of(cls, runs: Sequence[ServingRun]) -> _Simulated:
+        """Join the runs of replicas that took turns."""
+        count, turns = sum(len(run.requests) for run in runs), len(runs)
+
+        def joined(name: str) -> FloatArray:
+            column = np.empty(count)
+            for place, run in enumerate(runs):
+                column[place::turns] = getattr(run, name)
+            return column
+
+        names = ("ttft_ns", "tpot_ns", "latency_ns", "last_token_ns")
+        return cls(*map(joined, names), put_back=sum(int(run.put_back.sum()) for run in runs))
+
+
+@dataclass(frozen=True, slots=True)
 class _Made:
     run: RecordedRun
     steps: StepTimes
@@ -171,20 +206,32 @@ class _Made:
     seconds: float
     """That the times of steps took."""
 
-    def simulated(self, correction: Correction) -> tuple[ServingRun, float]:
-        """The run under a correction, and how long that took [s]."""
+    @property
+    def load_share(self) -> float:
+        """The most that requests asked of the server at once over what it holds."""
+        run, requests = self.run, self.run.requests
+        span = requests.arrival_ns / 1e9, run.last_s
+        sequences = most_at_once(*span, np.ones(len(requests), np.int64)) / (run.sequences * run.dp)
+        tokens = most_at_once(*span, requests.prompt + requests.output) / (self.room * run.dp)
+        return max(sequences, tokens)
+
+    def simulated(self, correction: Correction) -> tuple[_Simulated, float]:
+        """The run under a correction, replicas taking turns, and how long that took [s]."""
         start = perf_counter()
-        done = serve(self.run.requests, self.steps.corrected(correction), self.policy, cache_tokens=self.room)
-        return done, perf_counter() - start
+        steps, busy = self.steps.corrected(correction), min(self.run.dp, len(self.run.requests))
+        shares = [share_of(self.run.requests, place, busy) for place in range(busy)]
+        runs = [serve(share, steps, self.policy, cache_tokens=self.room) for share in shares]
+        return _Simulated.of(runs), perf_counter() - start
 
 
 def _made(run: RecordedRun, estimator: str) -> _Made:
     if run.is_early.all():
         raise UnsupportedError("no request was done after those that calibrate")
     start = perf_counter()
+    model = load_model(run.model)
     step = ServingStep(
-        model=load_model(run.model), layout=Layout(tp=run.tp), precision=precision_of(run.precision),
-        fused=True,
+        model=model, layout=serving_layout(model, tp=run.tp, dp=run.dp, ep=run.ep),
+        precision=precision_of(run.precision), fused=True,
     )  # fmt: skip
     policy = policy_of(run.stack, tokens=run.tokens, sequences=run.sequences)
     longest = int((run.requests.prompt + run.requests.output).max())
@@ -193,7 +240,7 @@ def _made(run: RecordedRun, estimator: str) -> _Made:
         lattice_kernels(step, Grids.up_to(tokens=run.tokens, sequences=run.sequences, context=longest)),
         device,
         models_of(run.stack, estimator),
-        num_ranks=run.tp,
+        num_ranks=step.layout.ranks,
         diagnostics=Diagnostics(),
     )
     memory = device.main_memory.capacity_bytes * _MEMORY_SHARE
@@ -217,6 +264,9 @@ def replayed(
         try:
             made.append(_made(run, estimator))
             plain.append(_compared(made[-1], Correction()))
+            if (state := capacity_of(plain[-1].load_share)) in {"near", "beyond"}:
+                text = f"{state} the capacity of its server: the time to the first token is that of a queue"
+                found.warning("serving.near-capacity", run.trace, text)
         except HespasError as error:
             made = [each for each in made if each.run is not run]
             found.warning("serving.not-repeated", run.trace, f"not repeated: {error.message}")
@@ -224,7 +274,7 @@ def replayed(
     seconds: dict[str, float] = {}
     for each in sorted(made, key=lambda each: each.run.tp):
         start, known = perf_counter(), of_device.get(each.run.hardware)
-        if known is not None and each.run.tp == 1:
+        if known is not None and each.run.tp * each.run.dp == 1:
             continue  # nothing of it tells of collectives
         names = _KERNELS if known is None else ("collectives",)
         factored = _calibrated(each, known or Correction(), names)
@@ -290,7 +340,8 @@ def _compared(made: _Made, correction: Correction, calibrating_s: float = nan) -
         latency_error=_error(done.latency_ns, run.last_s - arrival, later),
         makespan_error=span / measured - 1,
         tokens_per_s_error=measured / span - 1 if span > 0 else nan,
-        put_back=int(done.put_back.sum()),
+        load_share=made.load_share,
+        put_back=done.put_back,
         measured_s=float(run.last_s.max()),
         computed_s=made.seconds + seconds,
         calibrating_s=calibrating_s,

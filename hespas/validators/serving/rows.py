@@ -15,6 +15,7 @@ from pathlib import Path
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
 from hespas.generators.llm.model import Experts
 from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.hardware import canonical
 from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.cells import Cells, read_cells
 from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
@@ -24,14 +25,6 @@ __all__ = ["Row", "deployment_of", "library_of", "read_rows", "refuse_empty_spli
 _NEEDED = (
     "model_path", "system", "backend", "mode", "isl", "osl", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms",
 )  # fmt: skip
-_DEVICES: Mapping[str, str] = {
-    "h100_sxm": "H100-SXM",
-    "h200_sxm": "H200-SXM",
-    "b200_sxm": "B200-SXM",
-    "gb200": "GB200",
-    "a100_sxm": "A100-SXM-80GB",
-    "l40s": "L40S",
-}
 _PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "": "bf16"}
 _SPREAD_LENGTHS = re.compile(
     r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
@@ -122,7 +115,7 @@ def _row(cells: Cells) -> Row:
     clients = int(told[1]) if told else batch
     layout, twice = _layout(cells, shares=published and stack == "vllm" and not spreads(precision, clients))
     system = cells.stated("system", "a device, as h100_sxm")
-    hardware = _DEVICES.get(system, system)
+    hardware = canonical(system) or system
     step, reason = _step(model, precision, layout)
     row = Row(
         row=cells.row,
@@ -169,7 +162,7 @@ def _refused(cells: Cells, row: Row, is_loaded: bool) -> str:
     reasons = {
         f"no mode {mode!r}: agg, or {', '.join(_APART)}": mode != "agg",
         f"no serving stack {row.stack}": row.stack not in POLICIES,
-        f"no device {system}": system not in _DEVICES,
+        f"no device {system}": not canonical(system),
         "the source does not say how many ranks share a layer": not cells.text("tp_size"),
         "the source does not say how many requests were under way": not is_loaded,
         f"{row.concurrency:,} requests under way are no load of one server": row.concurrency > _MOST_REQUESTS,

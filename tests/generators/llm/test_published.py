@@ -205,16 +205,16 @@ TENSOR = {"tp": "4", "dp": "16", "sequence_parallel": "yes"}
     ("cells", "overlap"),
     [
         ({}, Overlap()),
-        ({"notes": "communication overlap off (TP, grad-reduce, p2p)"}, Overlap.none()),
+        ({"communication_overlap": "off"}, Overlap.none()),
         ({"framework": "Megatron-LM (2021-04)", "source": "Megatron-LM"}, Overlap.none()),
         (TENSOR | {"source": "MLPerf-Training"}, Overlap()),
-        (TENSOR | {"source": "MLPerf-Training", "notes": "TP overlap; cuda graphs"}, Overlap(tensor=True)),
-        (TENSOR | {"source": "torchtitan", "notes": "async TP"}, Overlap(tensor=True)),
+        (TENSOR | {"source": "MLPerf-Training", "tensor_overlap": "yes"}, Overlap(tensor=True)),
+        (TENSOR | {"source": "torchtitan", "tensor_overlap": "yes"}, Overlap(tensor=True)),
         (TENSOR, Overlap(tensor=True)),
-        ({"notes": "moe a2a overlap True", "model": "DeepSeek-V2-Lite"}, Overlap(experts=True)),
-        ({"notes": "moe a2a overlap True", "model": "Qwen3-30B-A3B"}, Overlap()),
+        ({"expert_overlap": "yes", "model": "DeepSeek-V2-Lite"}, Overlap(experts=True)),
+        ({"expert_overlap": "yes", "model": "Qwen3-30B-A3B"}, Overlap()),
         (TENSOR | {"train_type": "lora"}, Overlap()),
-        ({"notes": "moe a2a overlap False"}, Overlap()),
+        ({"expert_overlap": "no"}, Overlap()),
     ],
 )
 def test_overlap(cells: Mapping[str, str], overlap: Overlap) -> None:
@@ -228,9 +228,9 @@ def test_adapters_and_their_rank() -> None:
 
 
 def test_experts_with_a_capacity() -> None:
-    assert made(notes="expert capacity factor 1 with padding").training.capacity == 1.0
-    assert made(notes="capacity_factor 1.25, dropping").training.capacity == 1.25
-    assert made(notes="no token dropping").training.capacity == 0.0
+    assert made(capacity_factor="1").training.capacity == 1.0
+    assert made(capacity_factor="1.25").training.capacity == 1.25
+    assert made(capacity_factor="").training.capacity == 0.0
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def test_experts_with_a_capacity() -> None:
         ({"fsdp": ""}, "row.sharding"),
         ({"precision": "posit8"}, "row.precision"),
         ({"train_type": "lora", "optimizer": "Adam"}, "row.lora-rank"),
-        ({"notes": "tokens over capacity dropped"}, "row.capacity"),
+        ({"capacity_factor": "dropped"}, "row.capacity"),
         ({"pp": "4", "dp": "16", "vp": ""}, "row.vp"),
-        (TENSOR | {"sequence_parallel": "", "notes": "TP overlap"}, "row.sequence-parallel"),
+        (TENSOR | {"sequence_parallel": "", "tensor_overlap": "yes"}, "row.sequence-parallel"),
         (TENSOR | {"model": "GPT-OSS-20B", "ep": "4", "sequence_parallel": "no"}, "row.sequence-parallel"),
         (TENSOR, "row.tensor-overlap"),
-        ({"notes": "moe a2a overlap True"}, "row.overlap"),
+        ({"expert_overlap": "yes"}, "row.overlap"),
     ],
 )
 def test_assumptions_are_told(cells: Mapping[str, str], code: str) -> None:
@@ -384,8 +384,7 @@ def test_attention_of_a_table_is_not_guessed(attention: str, match: str, tmp_pat
 def test_sources_count_attention_in_their_way() -> None:
     assert convention_of(made().row) is Convention.HALF
     assert convention_of(made(source="llm-foundry").row) is Convention.FULL
-    noted = "publisher TFLOP/s counts attention without the causal half (MaxText before July 2025)"
-    assert convention_of(made(source="tpu-recipes", notes=noted).row) is Convention.FULL
+    assert convention_of(made(source="tpu-recipes", attention_flops="full").row) is Convention.FULL
     run = made(source="llm-foundry")
     assert publisher_flops(run) == model_flops(run.model, run.training, Convention.FULL)
     assert published_flops(run) == model_flops(run.model, run.training, Convention.HALF)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hespas.generators.llm.assemble import Part
 from hespas.validators.league.parts import COMPONENTS, StageNodes
 
-PRODUCTS, DATA, HOST, OVERLAP, PIPELINE = (
-    COMPONENTS.index(name) for name in ("products", "data", "host", "overlap", "pipeline")
+PRODUCTS, DATA, HOST, OVERLAP, PIPELINE, BUBBLE = (
+    COMPONENTS.index(name) for name in ("products", "data", "host", "overlap", "pipeline", "bubble")
 )
 
 

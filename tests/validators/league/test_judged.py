@@ -19,9 +19,10 @@ BASE = {
 
 def made(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: str) -> LeagueRow:
     """A row of one component."""
+    parts = {"products": predicted_ms * 1e6}
     predicted = Predicted(
-        time_ns=predicted_ms * 1e6, parts={"products": predicted_ms * 1e6}, peak_memory_bytes=2.0**30,
-        family="Hopper", kind="dense", layout=cells.get("tp", ""),
+        time_ns=predicted_ms * 1e6, parts=parts, path=parts, peak_memory_bytes=2.0**30, family="Hopper",
+        kind="dense", layout=cells.get("tp", ""),
     )  # fmt: skip
     return LeagueRow(number, BASE | {"step_time_ms": f"{measured_ms}"} | cells, predicted)
 
@@ -100,7 +101,10 @@ def test_a_time_that_cannot_be_reaches_no_other_row(calibrate: Calibration) -> N
 def test_an_assumption_is_marked() -> None:
     row = made(0, 100.0)
     predicted = Predicted(
-        time_ns=1e8, parts={"products": 1e8}, assumed=[Assumed(code="row.recompute", message="none")]
+        time_ns=1e8,
+        parts={"products": 1e8},
+        path={"products": 1e8},
+        assumed=[Assumed(code="row.recompute", message="none")],
     )
     assert judged([LeagueRow(0, row.cells, predicted)], "none")[0].status == "assumed"
 
@@ -201,9 +205,8 @@ def test_an_error_is_put_down_to_what_rows_that_err_have_in_common() -> None:
     rows: list[LeagueRow] = []
     for number in range(24):
         second = ("data", "attention", "vector")[number % 3]
-        predicted = Predicted(
-            time_ns=100e6, parts={"products": 50e6, second: 50e6}, family="Hopper", kind="dense"
-        )
+        parts = {"products": 50e6, second: 50e6}
+        predicted = Predicted(time_ns=100e6, parts=parts, path=parts, family="Hopper", kind="dense")
         measured = 200.0 if second == "data" else 100.0
         cells = BASE | {"step_time_ms": f"{measured}", "model": f"model {number}"}
         rows.append(LeagueRow(number, cells, predicted))

@@ -31,12 +31,13 @@ def run(layout: Layout | None = None, **cells: str) -> PublishedRun:
 
 def test_a_power_limit_and_another_memory_are_options() -> None:
     device = load_device("H100-SXM")
-    row = run(accelerator_variant="H100 variant: 96 GB HBM2e, 2.4 TB/s, 500 W power limit")
+    row = run(power_limit_w="500", memory_bandwidth_gb_per_s="2400")
     found = estimator_of(row, device, "composite")
     assert isinstance(found, TrainingKernels)
     assert found.power_w == 500.0
     assert found.bandwidth == pytest.approx(2.4 / 3.35)
-    plain = estimator_of(run(accelerator_variant="as it is"), device, "composite")
+    text = run(accelerator_variant="2.4 TB/s, 500 W power limit", notes="cuda graphs")
+    plain = estimator_of(text, device, "composite")
     assert plain == TrainingKernels(attention="cudnn", num_ranks=8)
 
 
@@ -62,9 +63,9 @@ def test_whose_attention_runs(accelerator: str, framework: str, library: str) ->
 
 def test_graphs_and_programs_take_no_time_of_the_host() -> None:
     device = load_device("H100-SXM")
-    times = [issue_ns(run(notes=notes), device) for notes in ("", "cuda graphs none", "cuda graphs")]
+    times = [issue_ns(run(cuda_graphs=graphs), device) for graphs in ("", "none", "all")]
     assert times[0] == times[1] > times[2] == 0.0
-    partly = issue_ns(run(notes="cuda graphs transformer_engine; graph scope attn"), device)
+    partly = issue_ns(run(cuda_graphs="parts"), device)
     assert 0.0 < partly < times[0]
     assert issue_ns(run(), load_device("TPU-v5e")) == 0.0
 

@@ -9,18 +9,30 @@ from typing import Any
 import pytest
 
 from hespas import api
+from hespas.generators.llm.assemble import Need, Part
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.published import PublishedRun
-from hespas.generators.llm.settings import ScheduleName, Training, precision_of
+from hespas.generators.llm.settings import Overlap, ScheduleName, Training, precision_of
 from hespas.generators.llm.step import training_workload
 from hespas.graph import Diagnostics
 from hespas.hardware import load_device, load_system
 from hespas.simulator.job import JobScheduler
 from hespas.validators.league import runs
+from hespas.validators.league.parts import StageNodes
 from hespas.validators.league.pipeline import Schedule, step_span
+from hespas.validators.league.predict import start_scale
 from tests.sweeps import swept
-from tests.validators.league.small_stages import PIPELINE, PRODUCTS, plain_stage, scale
+from tests.validators.league.small_stages import (
+    BUBBLE,
+    DATA,
+    PIPELINE,
+    PRODUCTS,
+    Node,
+    plain_stage,
+    scale,
+    stage,
+)
 
 F, B = 10.0, 20.0
 
@@ -51,6 +63,56 @@ def test_interleaving_divides_the_bubble(chunks: int) -> None:
     stage = plain_stage(F / chunks, B / chunks, chunks=chunks)
     done = step_span([stage], schedule(4, 8, chunks), scale())
     assert done.time_ns == pytest.approx(8 * (F + B) + 3 * (F + B) / chunks)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (4, 4), (4, 16)])
+def test_the_bubble_is_a_part_of_its_own(stages: int, micro_batches: int) -> None:
+    done = step_span([plain_stage(F, B)], schedule(stages, micro_batches), scale())
+    assert done.spent_ns[BUBBLE] == (stages - 1) * (F + B)
+    assert done.spent_ns[PRODUCTS] == micro_batches * (F + B)
+    assert done.spent_ns.sum() == done.time_ns
+
+
+def reducing_stage(gradients_ns: float) -> StageNodes:
+    """A stage whose step ends with a reduction of what its backward pass made."""
+    nodes: list[Node] = [(F, PRODUCTS, 0, ()), (B, PRODUCTS, 0, ()), (gradients_ns, DATA, 1, ())]
+    parts = [
+        Part("forward", 0, 0, 1),
+        Part("backward", 0, 1, 2, ports={"done": 1}),
+        Part("end", 0, 2, 3, needs=[Need(2, "backward", 0, "done")]),
+    ]
+    return stage(nodes, parts, {("forward", 0, True): 0, ("backward", 0, True): 1})
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 5, 32])
+@pytest.mark.parametrize("gradients_ns", [1.0, 95.0, 1e4])
+def test_gradients_are_reduced_after_the_last_backward_pass(micro_batches: int, gradients_ns: float) -> None:
+    """They waited for nothing, and parts of a long step were negative: the times are linear instead."""
+    done = step_span([reducing_stage(gradients_ns)], schedule(1, micro_batches), scale())
+    assert done.time_ns == pytest.approx(micro_batches * (F + B) + gradients_ns)
+    assert done.spent_ns[DATA] == pytest.approx(gradients_ns)
+    assert done.spent_ns[PRODUCTS] == pytest.approx(micro_batches * (F + B))
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_parts_of_generated_steps_sum_to_them_and_are_never_negative(pp: int) -> None:
+    device = load_device("H100-SXM")
+    times: list[float] = []
+    for micro_batches in (4, 5, 16):
+        training = Training(seq=512, global_batch=micro_batches * 2, overlap=Overlap.none())
+        layout = Layout(dp=2, pp=pp, zero=1)
+        row = {"framework": "Megatron-LM (2026)", "source": "Megatron-Bridge"}
+        model = load_model("GPT-2")
+        run = PublishedRun(model=model, layout=layout, training=training, row=row, place="here")
+        timed = runs.timed_run(run, device, "roofline", Diagnostics())
+        factors = start_scale(run, device)
+        done = step_span(timed.stages, timed.schedule, factors)
+        for parts in (done.spent_ns, done.parts * factors):
+            assert (parts >= 0).all()
+            assert parts.sum() == pytest.approx(done.time_ns)
+        assert (done.spent_ns[BUBBLE] > 0) == (pp > 1)
+        times.append(done.time_ns)
+    assert times[2] - times[0] == pytest.approx(12 * (times[1] - times[0]), rel=1e-6)
 
 
 def test_messages_cost_where_they_are_waited_for() -> None:

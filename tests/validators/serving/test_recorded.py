@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from hespas.cli.validate import app
 from hespas.graph import Diagnostics
 from hespas.validators.serving import Replay, read_recorded, replayed
+from hespas.validators.serving.capacity import capacity_of
 
 _RUN: dict[str, object] = {
     "trace": "t", "accelerator": "H100-SXM", "model": "Llama-3.1-8B", "engine": "vLLM 0.19.0", "tp": 1,
@@ -150,3 +151,62 @@ def test_the_document_says_how_long_a_run_and_its_simulation_took(tmp_path: Path
     assert plain["calibrating_s"] is None
     assert calibrated["calibrating_s"] > 0
     assert f"{plain['measured_s'] / plain['computed_s']:,.0f}" in done.output
+
+
+def _crowd(count: int, **changes: object) -> pd.DataFrame:
+    """Requests that arrive together and are done one after another."""
+    done = 1.0 + 0.01 * np.arange(count)
+    columns: dict[str, object] = {
+        "trace": "t", "queued_s": 0.0, "first_token_s": 0.5, "last_token_s": done, "input_tokens": 64,
+        "output_tokens": 9,
+    }  # fmt: skip
+    return pd.DataFrame(columns | changes)
+
+
+def test_replicas_of_attention_share_the_requests(tmp_path: Path) -> None:
+    """Two replicas of a dense model answer sixteen requests as one answers eight of them."""
+    (one, *_) = _replays(tmp_path, _crowd(8), {"max_num_seqs": 4})
+    (two, *_) = _replays(tmp_path, _crowd(16), {"max_num_seqs": 4, "dp": 2})
+    (queued, *_) = _replays(tmp_path, _crowd(16), {"max_num_seqs": 4})
+    assert two.load_share == pytest.approx(one.load_share)
+    assert queued.load_share == pytest.approx(2 * one.load_share)
+    assert two.ttft_error < 0.8 * (1 + queued.ttft_error) - 1
+
+
+def test_experts_are_spread_over_the_stated_ranks(tmp_path: Path) -> None:
+    run = {"model": "Qwen3-30B-A3B", "tp": 4, "num_kv_tokens": 10_000}
+    (spread, *_) = _replays(tmp_path, _crowd(8), run | {"ep": 4})
+    (shared, *_) = _replays(tmp_path, _crowd(8), run | {"ep": 1})
+    assert spread.tpot_error != shared.tpot_error
+    diagnostics = Diagnostics()
+    dense = read_recorded(*_tables(tmp_path, _crowd(8), {"ep": 2}))
+    assert replayed(dense, diagnostics=diagnostics) == []
+    (found,) = diagnostics
+    assert "no experts" in found.message
+
+
+@pytest.mark.parametrize("spelling", ["h100_sxm", "H100-SXM5-80GB", "NVIDIA H100 80GB HBM3"])
+def test_a_device_has_one_name_however_it_is_spelled(spelling: str, tmp_path: Path) -> None:
+    (run,) = read_recorded(*_tables(tmp_path, _requests(), {"accelerator": spelling}))
+    assert run.hardware == "H100-SXM"
+
+
+@pytest.mark.parametrize(
+    ("run", "state"),
+    [
+        ({"max_num_seqs": 100, "num_kv_tokens": 100_000}, "below"),
+        ({"max_num_seqs": 11, "num_kv_tokens": 100_000}, "near"),
+        ({"max_num_seqs": 4, "num_kv_tokens": 100_000}, "beyond"),
+        ({"max_num_seqs": 100, "num_kv_tokens": 500}, "beyond"),
+    ],
+)
+def test_a_run_near_or_beyond_capacity_is_marked(run: dict[str, object], state: str, tmp_path: Path) -> None:
+    diagnostics = Diagnostics()
+    tables = _tables(tmp_path, _crowd(_COUNT), run)
+    (plain, *_) = replayed(read_recorded(*tables), diagnostics=diagnostics)
+    assert capacity_of(plain.load_share) == state
+    assert ("serving.near-capacity" in diagnostics.counts()) == (state != "below")
+    done = _validate(*tables, "--json", tmp_path / "done.json")
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "done.json").read_text())
+    assert {each["capacity"] for each in document["recorded"]} == {state}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators.serving import read_rows
+from hespas.validators.serving import judge, read_rows
 
 _RUN: dict[str, object] = {
     "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",
@@ -150,3 +150,30 @@ def test_a_table_past_the_limits_is_refused(tmp_path: Path) -> None:
     done = _validate("--table", path)
     assert done.exit_code == 3, done.output
     assert "bytes" in done.output
+
+
+@pytest.mark.parametrize(
+    ("system", "device"),
+    [
+        ("b300_sxm", "B300-SXM"),
+        ("H100-SXM5-80GB", "H100-SXM"),
+        ("mi300x", "MI300X"),
+        ("a100_sxm", "A100-SXM-80GB"),
+    ],
+)
+def test_a_device_is_looked_up_in_the_catalogue(system: str, device: str, tmp_path: Path) -> None:
+    (row,) = read_rows(_runs(tmp_path, {"system": system}))
+    assert (row.hardware, row.reason) == (device, "")
+    (row,) = read_rows(_runs(tmp_path, {"system": "moon"}))
+    assert row.reason == "no device moon"
+
+
+def test_runs_near_capacity_are_summarized_apart(tmp_path: Path) -> None:
+    """Two sequences on one device are few; a million tokens each are more than its cache holds."""
+    rows = read_rows(_runs(tmp_path, {}, {"isl": 400_000}))
+    done = judge(rows)
+    shares = [each.load_share for each in done.rows]
+    assert 0 < shares[0] < 0.9
+    assert shares[1] > 1
+    values = {each.value for each in done.summaries() if each.by == "capacity"}
+    assert "below capacity" in values
