@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.captures.axes import CollectiveRow
 from hespas.captures.jax.calls import described, name_of, unwrapped
@@ -139,6 +140,7 @@ class CaptureResult(Result):
         return pandas.DataFrame(self.collectives, columns=list(CollectiveRow._fields))
 
 
+@checked()
 def capture(
     function: Callable[..., object] | str,
     *arguments: object,

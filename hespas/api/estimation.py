@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
@@ -104,6 +105,7 @@ class ClassTotals:
     estimators: tuple[EstimatorShare, ...] = ()
 
 
+@checked()
 def estimate(
     source: str | Path | Workload | Profile,
     hardware: str,
