@@ -18,6 +18,7 @@ from hespas.api.io import Document, Result, findings, json_of, opened_program, p
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
+from hespas.estimators.extrapolation import weighed
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import estimate_with, for_job, with_option
 from hespas.files.documents import Count, Figure, inert_cell
@@ -131,11 +132,13 @@ def estimate(
     chosen = granularity_of(workload, granularity)
     workload = merged(workload, chosen, found)
     estimates: list[Estimate] = []
+    heard = Diagnostics()
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
-        estimates.append(estimate_with(model, as_run_on(graph, device, found), device, found))
+        estimates.append(estimate_with(model, as_run_on(graph, device, found), device, heard))
         _tell_waits(graph, device.name, found)
+    found.extend(weighed(heard, workload, estimates, device.name))
     if chosen == "region":
         workload, estimates = _grouped(workload, estimates, model.name)
     energies = [
