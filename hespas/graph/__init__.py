@@ -52,7 +52,7 @@ from hespas.graph.profile import (
     Profile,
     Timeline,
 )
-from hespas.graph.workload import ABSENT, PROGRAM_BYTES, WHOLE_JOB, Workload
+from hespas.graph.workload import ABSENT, GUESSED_VALUES, PROGRAM_BYTES, WHOLE_JOB, Workload
 
 __all__ = [
     "ABSENT",
@@ -61,6 +61,7 @@ __all__ = [
     "DONATED_TO",
     "DTYPES",
     "DYNAMIC",
+    "GUESSED_VALUES",
     "IN_PLACE",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",

@@ -31,6 +31,7 @@ from hespas.graph.opgraph import (
 __all__ = [
     "ABSENT",
     "COMPARED_COLUMNS",
+    "GUESSED_VALUES",
     "PROGRAM_BYTES",
     "WHOLE_JOB",
     "Difference",
@@ -45,6 +46,11 @@ ABSENT = -1
 WHOLE_JOB = "whole_job_parts"
 """Key of the metadata of a sharded program that nobody partitioned: shapes and costs of (some of) its
 operations are those of the whole job, which splits them into as many parts.
+"""
+
+GUESSED_VALUES = "guessed_values"
+"""Key of the metadata of a captured program that read values from tensors without data: how many. Loops and
+branches that depend on them ended by a guess.
 """
 
 PROGRAM_BYTES = "program_bytes"
