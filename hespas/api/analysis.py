@@ -23,6 +23,7 @@ from hespas.analysis.run import Analyses, analyses_of, device_of
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow
 from hespas.analysis.verdict import changed_text, verdict_of
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, read_profiles, with_capture
 from hespas.converters import ReadOptions
 from hespas.graph import Diagnostics, Profile
@@ -129,6 +130,7 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
     difference: DifferenceDocument | None
 
 
+@checked()
 def analyze(
     source: str | Path | Profile | Sequence[str | Path | Profile],
     *,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hespas.api.arguments import checked
 from hespas.api.io import Result, read
 from hespas.converters import ReadOptions, Value
 from hespas.graph import Diagnostics, Profile, Workload
@@ -53,6 +54,7 @@ class CaptureCheckReport(Result):
         return pd.DataFrame(self.to_dict()["operations"], columns=columns)
 
 
+@checked()
 def validate_capture(
     graph: str | Path | Workload,
     trace: str | Path | Value,

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, write
+from hespas.api.preparation import refuse_global
 from hespas.captures.axes import CollectiveRow
 from hespas.captures.jax.calls import described, name_of, unwrapped
 from hespas.captures.jax.lowering import Lowered, Platform, lower
@@ -139,6 +141,7 @@ class CaptureResult(Result):
         return pandas.DataFrame(self.collectives, columns=list(CollectiveRow._fields))
 
 
+@checked()
 def capture(
     function: Callable[..., object] | str,
     *arguments: object,
@@ -153,6 +156,7 @@ def capture(
     timeout_s: float = TIMEOUT_S,
     real_tensors: bool = False,
     compiled: bool = False,
+    missing: Literal["warn", "error"] = "warn",
     destination: str | Path | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
     overwrite: bool = False,
@@ -168,12 +172,12 @@ def capture(
     (``bf16[8192,1024]@data,model; i32[8192]@data``) or is a function that makes them, given the mesh.
     Without either, a function of the mesh alone returns the step with its arguments. ``explicit`` names mesh
     axes that are part of types. ``compile_for`` (``gpu:h100:8``, ``tpu:v5p:8x8x8``) gives what that compiler
-    schedules instead of what the partitioner makes. Raises ``UsageError`` for what does not trace,
+    schedules instead of what the partitioner makes. ``missing="error"`` refuses a program whose control flow
+    depends on guessed values (``UnsupportedError``). Raises ``UsageError`` for what does not trace,
     ``UnsupportedError`` for what cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
-    _check_chosen(framework=framework, platform=platform, partitioner=partitioner)
     if not isinstance(function, str) and not callable(function):
         raise UsageError(
             f"{type(function).__name__} is no function", hint="a function, or its name as module:function"
@@ -186,6 +190,8 @@ def capture(
         devices, args, keywords or {}, platform, explicit, partitioner, compile_for, timeout_s, found
     )
     name, done = asked.capture(function, arguments, framework, real=real_tensors, compiled=compiled)
+    if missing == "error":
+        refuse_global(done.workload)
     put = partial(write, format=format, overwrite=overwrite, options=options, diagnostics=found)
     return CaptureResult(
         workload=done.workload,
@@ -197,16 +203,6 @@ def capture(
         written="" if destination is None else str(destination),
         written_bytes=0 if destination is None else put(done.workload, destination),
     )
-
-
-def _check_chosen(**chosen: str | None) -> None:
-    """Raise ``UsageError`` for a choice that there is not."""
-    there_are = {"framework": Framework, "platform": Platform, "partitioner": Partitioner}
-    for name, value in chosen.items():
-        if value is not None and value not in get_args(there_are[name]):
-            raise UsageError(
-                f"`{name}`: {value!r} is no choice", hint=f"one of {', '.join(get_args(there_are[name]))}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

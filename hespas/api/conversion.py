@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from hespas.api.arguments import checked
 from hespas.api.event_account import EventConservation, event_account
 from hespas.api.io import (
     STANDARD_STREAM,
@@ -115,6 +116,7 @@ class Conversion(Result):
         return pd.DataFrame(rows, columns=["figure", "before", "after"])
 
 
+@checked()
 def convert(
     source: str | Path | Value,
     destination: str | Path,

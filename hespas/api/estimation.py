@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
+from hespas.estimators.extrapolation import weighed
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import estimate_with, for_job, with_option
 from hespas.files.documents import Count, Figure, inert_cell
@@ -104,6 +106,7 @@ class ClassTotals:
     estimators: tuple[EstimatorShare, ...] = ()
 
 
+@checked()
 def estimate(
     source: str | Path | Workload | Profile,
     hardware: str,
@@ -129,12 +132,14 @@ def estimate(
     chosen = granularity_of(workload, granularity)
     workload = merged(workload, chosen, found)
     estimates: list[Estimate] = []
+    heard = Diagnostics()
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
         own = of_own_ranks(workload, done, graph)
-        estimates.append(estimate_with(model, as_run_on(own, device, found), device, found))
+        estimates.append(estimate_with(model, as_run_on(own, device, found), device, heard))
         _tell_waits(graph, device.name, found)
+    found.extend(weighed(heard, workload, estimates, device.name))
     if chosen == "region":
         workload, estimates = _grouped(workload, estimates, model.name)
     energies = [

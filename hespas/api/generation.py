@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, write
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.sizes import trace_bytes
@@ -109,6 +110,7 @@ class GenerationResult(Result):
         return pandas.DataFrame(rows, columns=["what", "size_bytes"])
 
 
+@checked()
 def generate(
     generator: Generator,
     destination: str | Path | None = None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas._version import __version__
+from hespas.api.arguments import checked
 from hespas.api.grid_file import Grid, Value, read_grid
 from hespas.api.grid_page import grid_page
 from hespas.api.grid_row import GridRow, grid_row
@@ -108,6 +109,7 @@ def _unknown(value: object) -> bool:
     return isinstance(value, float) and isnan(value)
 
 
+@checked()
 def simulate_grid(
     path: str | Path | Grid,
     source: str | Path | None = None,

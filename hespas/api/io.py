@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
 import msgspec
 
 from hespas._version import __version__
+from hespas.api.arguments import checked
 from hespas.api.parts import check_parts, placement
 from hespas.converters import (
     ReadOptions,
@@ -32,7 +33,7 @@ from hespas.converters import (
     note_unread_files,
 )
 from hespas.files.output import check_destination, placed_at_once, write_atomically
-from hespas.files.streams import VARIABLE, limits
+from hespas.files.streams import STANDARD_STREAM, VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
 from hespas.graph.errors import (
     FormatError,
@@ -77,6 +78,7 @@ _REPLAYING = ("kineto", "pytorch")
 """Formats whose readers take traces of captures."""
 
 
+@checked()
 def read(
     path: str | Path,
     *,
@@ -223,6 +225,7 @@ def _captures(folder: Path, options: ReadOptions | None) -> dict[Path, tuple[Pat
     return found if any(found.values()) else {}
 
 
+@checked()
 def write(
     value: Value,
     path: str | Path,
@@ -287,7 +290,6 @@ def _names_directory(given: str | Path, destination: Path) -> bool:
 # --- Standard input and output as files: formats are told by content, and a result goes out when it is whole
 
 _ROWS_SHOWN = 20
-STANDARD_STREAM = "-"
 _PIECE_BYTES = 1 << 20
 _BEGINNING_BYTES = 16 << 20
 """More than any format needs to be told."""

@@ -12,7 +12,16 @@ import numpy as np
 
 from hespas.converters import Format
 from hespas.files.documents import Figure
-from hespas.graph import ESTIMATED_ON, WHOLE_JOB, CollectiveKind, Diagnostics, OpClass, OpGraph, Workload
+from hespas.graph import (
+    ESTIMATED_ON,
+    GUESSED_VALUES,
+    WHOLE_JOB,
+    CollectiveKind,
+    Diagnostics,
+    OpClass,
+    OpGraph,
+    Workload,
+)
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import (
@@ -296,7 +305,13 @@ def graph_estimator(
 
 
 def refuse_global(workload: Workload) -> None:
-    """A strict caller does not get a program of the whole job as that of one device."""
+    """Raise ``UnsupportedError`` for a program of which it is uncertain what one device does."""
+    if guessed := workload.metadata.get(GUESSED_VALUES):
+        raise UnsupportedError(
+            f"the captured program read {guessed} values from tensors without data: its loops and branches "
+            "end by a guess",
+            hint="capture it with `real_tensors`; `missing=warn` takes it as it stands",
+        )
     if workload.metadata.get(WHOLE_JOB):
         raise UnsupportedError(
             "the program is sharded but not partitioned: what one device does is not known",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hespas.api.arguments import checked
 from hespas.api.capture_check import validate_capture
 from hespas.api.io import Document, Result, findings, json_of
 from hespas.api.joining import join_profile
@@ -106,6 +107,7 @@ class ProfiledProgram(Result):
         return pandas.DataFrame(list(self.joined_by), columns=["rule", "share"])
 
 
+@checked()
 def profile_program(
     target: str,
     *,

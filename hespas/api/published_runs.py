@@ -8,6 +8,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hespas.api.arguments import checked
 from hespas.api.io import Result
 from hespas.graph.errors import UsageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hespas.graph import Diagnostics
     from hespas.validators.league.document import League
     from hespas.validators.league.fit import Factor
-    from hespas.validators.league.judged import Calibration
+    from hespas.validators.league.judged import CalibrateBy, Calibration
     from hespas.validators.league.predict import LeagueRow
 
 __all__ = ["FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"]
@@ -60,10 +61,11 @@ class LeagueReport(Result):
         write_report(self.result, Path(folder), overwrite=overwrite)
 
 
+@checked(CalibrateBy="hespas.validators.league.judged:CalibrateBy", Diagnostics="hespas.graph:Diagnostics")
 def league(
     table: str | Path,
     *,
-    calibrate: Calibration = "none",
+    calibrate: CalibrateBy = "none",
     factors: str | Path | None = None,
     estimator: str = "composite",
     jobs: int = 2,
@@ -82,11 +84,8 @@ def league(
     where no row can be predicted (``UnsupportedError`` where none is at fault).
     """
     from hespas.validators.league.document import league_of, read_factors
-    from hespas.validators.league.judged import CALIBRATIONS
     from hespas.validators.league.predict import predicted_rows
 
-    if calibrate not in CALIBRATIONS:
-        raise UsageError(f"no calibration '{calibrate}'", hint=f"one of {', '.join(CALIBRATIONS)}")
     if factors is not None and calibrate != "none":
         raise UsageError(f"`factors` and `calibrate={calibrate}`", hint="one of both")
     known = [] if factors is None else read_factors(Path(factors), estimator)

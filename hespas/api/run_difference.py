@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of
 from hespas.files.documents import Figure
 from hespas.files.streams import limits, read_document
@@ -117,6 +118,7 @@ class _Run(msgspec.Struct):
     ranks: list[_Rank]
 
 
+@checked()
 def compare_runs(
     before: str | Path, after: str | Path, *, diagnostics: Diagnostics | None = None
 ) -> RunDifference:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from hespas.api.arguments import check_fields, checked
 from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
@@ -136,6 +137,7 @@ class Server:
 
     def __post_init__(self) -> None:
         """Check the figures. Raises ``UsageError``."""
+        check_fields(self)
         for name in ("dp", "tp", "ep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} of a server: {getattr(self, name)}", hint=f"`{name}=1` or more")
@@ -350,6 +352,7 @@ def _percentiles(what: str, values: FloatArray) -> Percentiles:
     )
 
 
+@checked()
 def serve(
     server: Server,
     requests: str | Path | Requests,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hespas.api.arguments import checked
 from hespas.api.io import Result
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
@@ -53,6 +54,7 @@ class ServingAccuracyReport(Result):
         return pd.json_normalize(document["rows"] or document["recorded"])
 
 
+@checked(Calibrate="hespas.validators.serving:Calibrate")
 def validate_serving(
     table: str | Path | None = None,
     *,
@@ -80,7 +82,6 @@ def validate_serving(
     that is none.
     """
     from hespas.validators.serving import (
-        CALIBRATIONS,
         Judgement,
         Predictor,
         judge,
@@ -92,8 +93,6 @@ def validate_serving(
 
     if table is None and recorded is None:
         raise UsageError("nothing to judge", hint="name runs (`table`), or recorded ones (`recorded`)")
-    if calibrate not in CALIBRATIONS:
-        raise UsageError(f"no calibration '{calibrate}'", hint=f"one of {', '.join(CALIBRATIONS)}")
     found = diagnostics if diagnostics is not None else Diagnostics()
     judgement, replays = Judgement(calibrate=calibrate, rows=()), list["Replay"]()
     if table is not None:

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
 from hespas.analysis.links import LinkRow, LinkTrafficRow, LinkUse, link_use
+from hespas.api.arguments import checked
 from hespas.api.astra import AstraReady, AstraRequest, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
@@ -122,6 +123,7 @@ class SimulationResult(Result, Simulation):
         write_report(Path(folder), page, document, tables, name=_REPORT_DOCUMENT, overwrite=overwrite)
 
 
+@checked()
 def simulate(
     source: str | Path | Workload | Profile,
     hardware: str | None = None,

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, read
 from hespas.api.systems import DimensionRow, dimension_rows
 from hespas.converters import ReadOptions, Value, find_format
@@ -268,6 +269,7 @@ class Summary(Result):
         return pd.DataFrame(rows)
 
 
+@checked()
 def view(
     source: str | Path | Value,
     *,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of
 from hespas.files.documents import Figure
 from hespas.files.output import write_atomically
@@ -111,6 +112,7 @@ class SystemResult(Result):
         return [place / name for name in files]
 
 
+@checked()
 def system(
     name: str | os.PathLike[str],
     devices: int | Sequence[int] | None = None,

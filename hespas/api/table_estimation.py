@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
@@ -98,6 +99,7 @@ class KindTotals:
     estimators: tuple[str, ...]
 
 
+@checked()
 def estimate_table(
     path: str | Path,
     hardware: str,

@@ -13,6 +13,7 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from hespas.api.arguments import checked
 from hespas.api.io import Result, read
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.converters import Value
@@ -111,6 +112,7 @@ class CheckReport(Result):
         return _rows(self, "violations")
 
 
+@checked(CheckOptions="hespas.validators.checker:CheckOptions", Rules="hespas.validators.checker:Profile")
 def check(
     source: _Path | Workload | Sequence[_Path],
     *,
@@ -164,6 +166,7 @@ class RoundTripReport(Result):
         return _rows(self, "cells")
 
 
+@checked()
 def roundtrip(
     source: _Path | Sequence[_Path],
     *,
@@ -251,6 +254,7 @@ def limit_of(option: str, value: float | None, most: float = inf) -> float:
     return value
 
 
+@checked()
 def accuracy(
     measured: _Path | Value | Sequence[_Path | Value] = (),
     *,
@@ -428,6 +432,7 @@ def check_recorded(measured: Sequence[object], tables: Sequence[object], workloa
         raise UsageError("a table states its operations itself", hint="give `workload` with `measured`")
 
 
+@checked(FitMemory="hespas.validators.calibration:FitMemory")
 def calibrate(
     hardware: str | os.PathLike[str],
     *,
@@ -518,6 +523,7 @@ class SuggestionReport(Result):
         return Path(path)
 
 
+@checked()
 def suggest(
     hardware: str | os.PathLike[str],
     count: int,
@@ -586,6 +592,7 @@ class ComparisonReport(Result):
         return _rows(self, "changes")
 
 
+@checked()
 def compare(
     base: _Path | AccuracyReport, new: _Path | AccuracyReport, *, max_regression: float | None = None
 ) -> ComparisonReport:

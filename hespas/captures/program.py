@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hespas.captures.axes import CollectiveRow, axes_of, axis_of_shift
+from hespas.captures.loop_reductions import moved_reductions
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S, Partitioner, partition
 from hespas.converters.format import ReadOptions
@@ -44,6 +45,7 @@ def captured(
     Raises what :func:`hespas.captures.partition.partition` does.
     """
     text = partition(program, axes=mesh, partitioner=partitioner, timeout_s=timeout_s)
+    text = moved_reductions(text, path, diagnostics)
     own = f'source_file="{Path(path).name}"'.replace("\\", "/")
     text = text.replace(_OWN_LINES, own if '"' not in Path(path).name else _OWN_LINES)
     workload = read_module(text.encode(), path, ReadOptions(), diagnostics)

@@ -85,6 +85,10 @@ _Timeout = Annotated[
         rich_help_panel=_PARTITION,
     ),
 ]
+_MissingValues = Annotated[
+    Literal["warn", "error"],
+    typer.Option(help="Warn of control flow that depends on guessed values, or fail (exit code 4)."),
+]
 _Program = Annotated[
     Path | None,
     typer.Option(
@@ -117,6 +121,7 @@ def capture(
     partitioner: _Who = "auto",
     compile_for: _CompileFor = "",
     timeout_s: _Timeout = TIMEOUT_S,
+    missing: _MissingValues = "warn",
     out: options.Destination = None,
     to: options.DestinationFormat = "",
     program: _Program = None,
@@ -160,6 +165,7 @@ def capture(
                 partitioner=partitioner,
                 compile_for=compile_for,
                 timeout_s=timeout_s,
+                missing=missing,
                 destination=out,
                 format=form,
                 overwrite=overwrite,

@@ -21,6 +21,7 @@ from hespas.cli.session import (
 )
 from hespas.cli.session import run as run_app
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
+from hespas.files.streams import STANDARD_STREAM
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
@@ -171,7 +172,8 @@ def convert(
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
     diagnostics, reads = Diagnostics(), [source, hardware, estimator, *(capture or ()), *(with_trace or ())]
-    with command_line(debug, diagnostics, source, documents=[log_json], reads=reads, writes=[destination]):
+    named = [each for each in reads if str(each) != STANDARD_STREAM]  # the source is read as it comes
+    with command_line(debug, diagnostics, source, documents=[log_json], reads=named, writes=[destination]):
         if list_formats:
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return

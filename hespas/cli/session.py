@@ -9,8 +9,9 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
@@ -18,11 +19,12 @@ from typing import NoReturn, TextIO
 
 import typer
 
-from hespas.api.io import is_standard_output
+from hespas.api.io import is_standard_output, spooled_input
 from hespas.cli.text import flagged, plain_text
+from hespas.converters import find_format
 from hespas.converters.format import ReadOptions
 from hespas.files.output import placed_together
-from hespas.files.streams import limits, read_document
+from hespas.files.streams import STANDARD_STREAM, first_bytes, limits, read_document, standard_input_in
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
 from hespas.graph.plugins import set_aside
@@ -51,6 +53,9 @@ __all__ = [
     "version",
     "write_document",
 ]
+
+
+_LOOKED_AT_BYTES = 1 << 16
 
 
 class _Heard:
@@ -179,16 +184,16 @@ def command_line(
     that the body writes are put in place once all it prints has been written.
 
     ``reads`` and ``writes`` are the files that the user has named, as options spell them: what the system
-    refuses of those is told as an error of the input or the output, whoever opened it first.
+    refuses of those is told as an error of the input or the output, whoever opened it first. ``-`` among
+    ``reads`` is standard input: it is copied to a file, which the body reads by that name.
     """
-    _heed_signals()
     # Arrow's own pool reserves a gigabyte of address space at first: too much where a limit is set on it.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     gc.set_threshold(200_000, 20, 20)  # readers make many objects at once and no cycles
     _fill_closed_descriptors()
     before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
     try:
-        with _plugins_told(), _results_last():
+        with _heeding_signals(), _standard_input(reads), _plugins_told(), _results_last():
             _check_assumed()
             yield
     except (HespasError, MemoryError) as error:
@@ -269,15 +274,43 @@ def _unforeseen(
     return exit_code(error)
 
 
-def _heed_signals() -> None:
-    """Whoever ends the command, or closes its terminal, gets the same as by Ctrl-C: nothing is written.
-    What the caller lets be ignored (``nohup``) stays ignored.
+@contextmanager
+def _heeding_signals() -> Generator[None]:
+    """End the command within by SIGTERM or a closed terminal as by Ctrl-C: nothing is left half-written.
+
+    What the caller lets be ignored (``nohup``) stays ignored. The caller's own handlers are put back: a
+    command may run in a process that goes on. Handlers can be set in the main thread alone.
     """
     _Heard.interrupt = False
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    replaced: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+    is_main = threading.current_thread() is threading.main_thread()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP") if is_main else ():
         number = getattr(signal, name, None)  # Windows has no terminal to hang up
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            replaced[number] = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _standard_input(reads: Sequence[Path | str | None]) -> Generator[None]:
+    """Copy standard input to a file where ``-`` is among the inputs, and read it from there within."""
+    with ExitStack() as stack:
+        if STANDARD_STREAM in map(str, reads):
+            stack.enter_context(standard_input_in(spooled_input(stack, _refuse_zeros)))
+        yield
+
+
+def _refuse_zeros(beginning: Path) -> None:
+    """Raise ``FormatError`` for a long stream that is neither text nor of a known format."""
+    if b"\0" in first_bytes(beginning, _LOOKED_AT_BYTES):
+        try:
+            find_format(beginning, None)
+        except FormatError as error:
+            raise FormatError(error.message, path=STANDARD_STREAM, hint=error.hint) from error
 
 
 def _too_much(source: str) -> FormatError:

@@ -24,12 +24,14 @@ from hespas.graph.errors import FormatError, OutputError, UsageError
 
 __all__ = [
     "GZIP_MAGIC",
+    "STANDARD_STREAM",
     "VARIABLE",
     "Limits",
     "PackedInput",
     "damage_errors",
     "first_bytes",
     "limits",
+    "located",
     "open_input",
     "open_output",
     "open_regular",
@@ -39,6 +41,7 @@ __all__ = [
     "read_toml",
     "refuse_special_files",
     "same_file",
+    "standard_input_in",
 ]
 
 # --- How much an input may ask for: every limit of the readers and writers, in one place.
@@ -124,11 +127,36 @@ _LEVEL = 2
 _PIECE_BYTES = 4096
 
 
+STANDARD_STREAM = "-"
+"""How standard input and output are named."""
+
+
+class _Standard:
+    """The file that standard input has been copied to; None outside of :func:`standard_input_in`."""
+
+    spool: Path | None = None
+
+
+@contextmanager
+def standard_input_in(spool: Path) -> Generator[None]:
+    """Read the input named ``-`` from ``spool`` within; messages name it ``-`` all the same."""
+    _Standard.spool = spool
+    try:
+        yield
+    finally:
+        _Standard.spool = None
+
+
+def located(path: Path) -> Path:
+    """Return where the bytes of an input lie: of ``-``, the file that standard input has been copied to."""
+    return _Standard.spool or path if str(path) == STANDARD_STREAM else path
+
+
 def open_input(path: Path, buffering: int = -1) -> BinaryIO:
     """The bytes of a file. Raises ``OSError`` where it cannot be opened, and for pipes, devices, sockets and
     folders: the wait for a pipe's other end would be forever.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    handle = os.open(located(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb", buffering)
@@ -143,7 +171,7 @@ def same_file(stream: BinaryIO, path: Path) -> str:
     its ``path`` by now.
     """
     link = f"/proc/self/fd/{stream.fileno()}"
-    return link if os.path.exists(link) else str(path)  # noqa: PTH110 - it stays a string
+    return link if os.path.exists(link) else str(located(path))  # noqa: PTH110 - it stays a string
 
 
 class PackedInput:
@@ -253,7 +281,7 @@ def refuse_special_files(path: Path) -> None:
     What is not there, or may not be looked at, is left to whoever opens it.
     """
     try:
-        mode = path.stat().st_mode
+        mode = located(path).stat().st_mode
     except OSError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

@@ -52,7 +52,14 @@ from hespas.graph.profile import (
     Profile,
     Timeline,
 )
-from hespas.graph.workload import ABSENT, ESTIMATED_ON, PROGRAM_BYTES, WHOLE_JOB, Workload
+from hespas.graph.workload import (
+    ABSENT,
+    ESTIMATED_ON,
+    GUESSED_VALUES,
+    PROGRAM_BYTES,
+    WHOLE_JOB,
+    Workload,
+)
 
 __all__ = [
     "ABSENT",
@@ -62,6 +69,7 @@ __all__ = [
     "DTYPES",
     "DYNAMIC",
     "ESTIMATED_ON",
+    "GUESSED_VALUES",
     "IN_PLACE",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",

@@ -6,7 +6,7 @@ only the first few are kept with their location, so a million unknown ops cost a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -90,6 +90,20 @@ class Diagnostics:
                 self._kept.append(diagnostic)
         for key, count in other._counts.items():
             self._counts[key] = self._counts.get(key, 0) + count
+
+    def as_warnings(self, notes: Mapping[str, str]) -> Diagnostics:
+        """Return the findings, those of the codes in ``notes`` as warnings that end in the note."""
+        raised = Diagnostics(self.keep)
+        for kept in self._kept:
+            if kept.severity is Severity.INFO and kept.code in notes:
+                text = f"{kept.message}; {notes[kept.code]}"
+                kept = replace(kept, severity=Severity.WARNING, message=text)  # noqa: PLW2901
+            raised._kept.append(kept)
+        for (code, severity), count in self._counts.items():
+            is_raised = severity is Severity.INFO and code in notes
+            key = (code, Severity.WARNING if is_raised else severity)
+            raised._counts[key] = raised._counts.get(key, 0) + count
+        return raised
 
     def counts(self) -> dict[str, int]:
         """Exact number of findings per code, in order of first appearance."""

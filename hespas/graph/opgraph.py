@@ -487,8 +487,8 @@ def _column_bytes(value: object) -> int:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over one step, executions counted; ``unknown_ops`` have a cost or count that is not known and are
-    not in the sums. Recorded waits are no operations of the device. A sum is NaN where no term of it is
-    known.
+    not in the sums. Recorded waits are no operations of the device. A sum is NaN where terms of it are
+    unknown and all others are 0.
     """
 
     ops: float
@@ -505,9 +505,10 @@ class Totals:
 
 
 def known_sum(column: FloatArray) -> float:
-    """The sum of what is known: NaN where there are terms and none is, 0 where there are no terms."""
+    """Return the sum of the known terms; NaN where terms are unknown and the others are nothing."""
     unknown = np.isnan(column)
-    return float("nan") if len(column) and unknown.all() else float(column[~unknown].sum())
+    known = float(column[~unknown].sum())
+    return float("nan") if known == 0 and bool(unknown.any()) else known
 
 
 def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:

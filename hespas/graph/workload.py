@@ -32,6 +32,7 @@ __all__ = [
     "ABSENT",
     "COMPARED_COLUMNS",
     "ESTIMATED_ON",
+    "GUESSED_VALUES",
     "PROGRAM_BYTES",
     "WHOLE_JOB",
     "Difference",
@@ -50,6 +51,11 @@ operations are those of the whole job, which splits them into as many parts.
 
 ESTIMATED_ON = "estimated_on"
 """Key of the metadata of a workload whose durations are estimates: the name of the device they are for."""
+
+GUESSED_VALUES = "guessed_values"
+"""Key of the metadata of a captured program that read values from tensors without data: how many. Loops and
+branches that depend on them ended by a guess.
+"""
 
 PROGRAM_BYTES = "program_bytes"
 """Key of the metadata of a program whose parameters and results are not nodes: their bytes and those of

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
+from hespas.files.streams import STANDARD_STREAM
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware.device_file import has_shipped_fits, read_device, read_fits, shipped_fits
 from hespas.hardware.model import Device, Fit
@@ -96,7 +97,12 @@ def is_path(name_or_path: str | os.PathLike[str]) -> bool:
     """Whether what a user wrote for a device or a system is the path of a file, not a name."""
     text = os.fspath(name_or_path)
     separators = [separator for separator in (os.sep, os.altsep) if separator]
-    return not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators)
+    return (
+        not isinstance(name_or_path, str)
+        or text == STANDARD_STREAM
+        or text.endswith(".toml")
+        or any(s in text for s in separators)
+    )
 
 
 def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:

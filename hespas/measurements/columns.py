@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from hespas.files.streams import PackedInput, damage_errors, limits, open_input, open_regular, same_file
+from hespas.files.streams import (
+    STANDARD_STREAM,
+    PackedInput,
+    damage_errors,
+    first_bytes,
+    limits,
+    located,
+    open_input,
+    open_regular,
+    same_file,
+)
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
 from hespas.operations import Labels
@@ -194,21 +204,27 @@ def column_batches(path: Path) -> Iterator[Columns]:
 
     What is held at once does not grow with the file. Raises ``FormatError`` for anything else than a table.
     """
-    yield from _batches(path, _parquet_frames if path.suffix == ".parquet" else _csv_frames)
+    yield from _batches(path, _parquet_frames if is_parquet(path) else _csv_frames)
 
 
 def text_batches(path: Path) -> Iterator[pd.DataFrame]:
     """The same as they are written: nothing of a CSV file is read as a number and back."""
-    for columns in _batches(path, _parquet_frames if path.suffix == ".parquet" else _text_frames):
+    for columns in _batches(path, _parquet_frames if is_parquet(path) else _text_frames):
         yield columns._frame  # pyright: ignore[reportPrivateUsage]
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a table is a Parquet file: by its suffix, and where there is none by its first bytes."""
+    return first_bytes(path, 4) == b"PAR1" if str(path) == STANDARD_STREAM else path.suffix == ".parquet"
 
 
 def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iterator[Columns]:
     from pyarrow import ArrowException
 
     open_regular(path).close()
-    if path.stat().st_size > limits().table_bytes:
-        raise _too_large(path, f"{path.stat().st_size:,} bytes, more than a table of operations may have")
+    size = located(path).stat().st_size
+    if size > limits().table_bytes:
+        raise _too_large(path, f"{size:,} bytes, more than a table of operations may have")
     rows = 0
     try:
         for frame in read(path):
@@ -249,9 +265,9 @@ def parquet_batches(
             stated: pq.FileMetaData = file.metadata
             columns, texts = choose(file.schema_arrow)
         if stated.num_rows > most_rows:
+            size = located(path).stat().st_size
             raise _too_large(
-                path,
-                f"{stated.num_rows:,} rows in {path.stat().st_size:,} bytes, at most {most_rows:,} are read",
+                path, f"{stated.num_rows:,} rows in {size:,} bytes, at most {most_rows:,} are read"
             )
         # Not a column's own metadata, which end the process where they are damaged.
         groups = (stated.row_group(number) for number in range(stated.num_row_groups))
@@ -279,7 +295,7 @@ def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
         kinds = zip(names, map(str, schema.types), strict=True)
         return names, [name for name, kind in kinds if _folded(name) in _TEXTS and kind in _PLAIN_TEXTS]
 
-    size, bounds, start = path.stat().st_size, limits(), 0
+    size, bounds, start = located(path).stat().st_size, limits(), 0
     for batch in parquet_batches(
         path,
         choose,

@@ -81,8 +81,10 @@ def lower(
         with users_code(f"tracing {name}", _REMEDIES):
             step, positional, named = jitted(jax, Call(call.step, positional, named))
             lowered = step.trace(*positional, **named).lower(lowering_platforms=(platform,))
-    _tell(name, placed, mesh, diagnostics)
-    return Lowered(name, _bytecode(lowered), mesh, sum(placed), placed[1])
+    inputs = sum(placed)
+    sharded = min(max(placed[0], _sharded_inputs(lowered)), inputs)
+    _tell(name, (sharded, inputs - sharded), mesh, diagnostics)
+    return Lowered(name, _bytecode(lowered), mesh, inputs, inputs - sharded)
 
 
 def without_devices() -> None:
@@ -124,6 +126,7 @@ def _annotated(jax: ModuleType, *, shardy: bool) -> Generator[None]:
 
 
 _WHOSE = "jax_use_shardy_partitioner"
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 
 def _abstract(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple[int, int]]:
@@ -152,6 +155,16 @@ def _bytecode(lowered: Any) -> bytes:
     sink = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(sink)
     return sink.getvalue()
+
+
+def _sharded_inputs(lowered: Any) -> int:
+    """Return how many inputs of a lowered program are sharded, also by ``jit(in_shardings=...)``."""
+    for function in lowered.compiler_ir("stablehlo").body.operations:
+        attributes: Any = function.operation.attributes
+        if function.operation.name == "func.func" and attributes["sym_name"].value == "main":
+            stated: Any = attributes["arg_attrs"] if "arg_attrs" in attributes else ()  # noqa: SIM401 # no dict
+            return sum(any(kind in each for kind in _SHARDINGS) for each in stated)
+    return 0
 
 
 def _tell(name: str, sharded: tuple[int, int], mesh: Mesh, diagnostics: Diagnostics) -> None:

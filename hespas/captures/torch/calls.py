@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Argument", "Call", "Phase", "Recording", "Talk", "TensorRecord"]
+__all__ = ["VALUE_GUESSED", "Argument", "Call", "Phase", "Recording", "Talk", "TensorRecord"]
+
+VALUE_GUESSED = "value-guessed"
+"""The finding about a value that was read from a tensor without data."""
 
 
 class TensorRecord(NamedTuple):
@@ -91,6 +94,11 @@ class Recording:
     peak_bytes: int = 0
     kept_bytes: int = 0
     notes: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+
+    @property
+    def guessed_values(self) -> int:
+        """How many values the program read from tensors without data."""
+        return self.notes.get(VALUE_GUESSED, ("", 0))[1]
 
     def note(self, code: str, message: str) -> None:
         """Count a finding."""

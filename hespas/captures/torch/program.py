@@ -18,7 +18,7 @@ from hespas.captures.torch.places import failing_line
 from hespas.captures.torch.recorder import Recorder
 from hespas.captures.torch.stages import StageBoard
 from hespas.captures.torch.world import rank_of_job
-from hespas.graph import PROGRAM_BYTES, Diagnostics, OpGraph, Workload
+from hespas.graph import GUESSED_VALUES, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import HespasError, UsageError
 
 __all__ = ["TensorKind", "capture_torch", "record_rank"]
@@ -80,6 +80,8 @@ def capture_torch(
     )
     captured_by = f"torch {torch_module().__version__}, {tensors} tensors"
     metadata = {"framework": "torch", "captured_by": captured_by, "mesh": str(mesh)}
+    if guessed := sum(ranks.recordings[rank].guessed_values for rank in classes.first):
+        metadata[GUESSED_VALUES] = str(guessed)
     return Workload(
         name=title,
         classes=tuple(classes.graphs),

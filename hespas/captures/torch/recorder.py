@@ -18,7 +18,7 @@ from hespas.captures.torch.arguments import (
     signature_of,
     tensors_in,
 )
-from hespas.captures.torch.calls import Argument, Call, Recording, Talk, TensorRecord
+from hespas.captures.torch.calls import VALUE_GUESSED, Argument, Call, Recording, Talk, TensorRecord
 from hespas.captures.torch.library import torch_module
 from hespas.captures.torch.places import Places
 from hespas.captures.torch.storages import Storages
@@ -91,8 +91,11 @@ class Recorder:
         number = self._storages.number
         arguments = arguments_of(signature, args, kwargs, number)
         if name == _READS_VALUE and self._has_no_data(args[0]):
-            message = "values that the program reads from tensors without data (.item()): taken as 1"
-            self.record.note("value-guessed", message)
+            message = (
+                "values that the program reads from tensors without data (.item()) are taken as 1: loops and "
+                "branches that depend on them, such as the end of decoding, end by this guess"
+            )
+            self.record.note(VALUE_GUESSED, message)
         result = function(*args, **kwargs)
         made = tensors_in(result)
         if name in _WAITS:

@@ -20,7 +20,14 @@ from hespas.converters.chakra.wire import (
     EtColumns,
     Longs,
 )
-from hespas.graph import ESTIMATED_ON, WHOLE_JOB, CollectiveKind, NodeKind, OpClass
+from hespas.graph import (
+    ESTIMATED_ON,
+    GUESSED_VALUES,
+    WHOLE_JOB,
+    CollectiveKind,
+    NodeKind,
+    OpClass,
+)
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import AttributeField, CollectiveCommType, NodeType
@@ -185,7 +192,12 @@ and how many ranks the job has.
 """
 
 TEXTS_OF_JOB = MappingProxyType(
-    {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device", ESTIMATED_ON: ESTIMATED_ON}
+    {
+        WHOLE_JOB: WHOLE_JOB,
+        GUESSED_VALUES: GUESSED_VALUES,
+        DEVICE_ATTRIBUTE: "device",
+        ESTIMATED_ON: ESTIMATED_ON,
+    }
 )
 """Metadata attributes of a file -> keys of the workload's metadata that they state."""
 

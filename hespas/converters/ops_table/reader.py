@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.files.documents import original
-from hespas.files.streams import first_bytes, limits, open_input, read_bytes, refuse_special_files
+from hespas.files.streams import first_bytes, limits, located, open_input, read_bytes, refuse_special_files
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -326,7 +326,7 @@ def _parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Itera
         plain = (pa.types.is_string, pa.types.is_large_string)
         return [*names], [name for name in names if any(check(kinds[name]) for check in plain)]
 
-    size, bounds = path.stat().st_size, limits()
+    size, bounds = located(path).stat().st_size, limits()
     try:
         yield from parquet_batches(
             path,

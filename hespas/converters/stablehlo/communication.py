@@ -274,8 +274,10 @@ _STATED_IN = (
     "res_attrs",
 )
 _INTO_SHARDS = frozenset({"SPMDFullToShardShape", "xla.sdy.GlobalToLocalShape"})
-_DIMENSIONS = re.compile(r"\[((?:\{[^{}\[\]]*\}(?:, ?)?)+)\]")
-"""The dimensions of a sharding of Shardy's: ``[{"x", "y"}, {?}]``."""
+_DIMENSIONS = re.compile(r"(?:@[^,<>\[\]{}]+|mesh<[^<>]*>), ?\[((?:\{[^{}\[\]]*\}(?:p\d+)?(?:, ?)?)+)\]")
+"""The dimensions of a sharding of Shardy's behind its mesh: ``@mesh, [{"x", "y"}, {?}]``. Lists of attributes
+of arguments and results hold other names: ``[{jax.result_info = "result"}]``.
+"""
 _NAME = re.compile(r'"([^"]+)"')
 _INLINE_AXIS = re.compile(r'"([^"]+)"=(\d{1,9})')
 _MANUAL = re.compile(r"manual_axes\{([^{}]*)\}")

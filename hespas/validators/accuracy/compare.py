@@ -14,7 +14,7 @@ import msgspec
 
 from hespas._version import __version__
 from hespas.files.documents import Figure, document_bytes
-from hespas.files.streams import limits, read_document
+from hespas.files.streams import limits, located, read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 
@@ -194,7 +194,7 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> None:
 
 
 def _read(path: Path | bytes) -> _Report:
-    if isinstance(path, Path) and not path.exists():
+    if isinstance(path, Path) and not located(path).exists():
         raise FormatError("no such file", path=_named(path), hint=_HINT)
     try:
         data = read_document(path, limits().report_bytes, "a report") if isinstance(path, Path) else path

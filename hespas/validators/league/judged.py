@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isnan, nan
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -14,10 +14,20 @@ from hespas.validators.league.fit import Factor, Facts, applied, central_rows, d
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow
 
-__all__ = ["CALIBRATIONS", "SHARED", "Calibration", "JudgedRow", "Status", "facts_of", "judged"]
+__all__ = [
+    "CALIBRATIONS",
+    "SHARED",
+    "CalibrateBy",
+    "Calibration",
+    "JudgedRow",
+    "Status",
+    "facts_of",
+    "judged",
+]
 
-Calibration = Literal["none", "one-per-accelerator", "leave-group-out", "factors"]
-CALIBRATIONS: tuple[Calibration, ...] = ("none", "one-per-accelerator", "leave-group-out")
+CalibrateBy = Literal["none", "one-per-accelerator", "leave-group-out"]
+Calibration = Literal[CalibrateBy, "factors"]
+CALIBRATIONS: tuple[CalibrateBy, ...] = get_args(CalibrateBy)
 """Those that learn from the rows themselves; ``factors`` were fitted before."""
 Status = Literal["predicted", "assumed", "calibrating", "refused"]
 

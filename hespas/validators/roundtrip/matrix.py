@@ -19,6 +19,7 @@ from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
 from hespas.files.documents import Count, document_bytes
 from hespas.files.sandbox import die_with_parent, safe_spawning
+from hespas.files.streams import located
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.pairs import (
     ColumnResult,
@@ -204,7 +205,7 @@ def roundtrip(
 
 def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
     """The inputs that a path names, and whether they were met in a folder: itself, or what that holds."""
-    if not path.exists():
+    if not located(path).exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
         yield path, False

@@ -27,6 +27,7 @@ from hespas.converters import (
     note_unread_files,
     usable_formats,
 )
+from hespas.files.streams import located
 from hespas.graph import ABSENT, Diagnostics, ExplicitGroups, OpGraph, Permutation, Workload
 from hespas.graph.columns import BoolArray, Csr, IntArray
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
@@ -572,7 +573,7 @@ def _stem(workload: Workload) -> str:
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        yield file.name, file.read_bytes()
+        yield file.name, located(file).read_bytes()
 
 
 def _refuse_many(workload: Workload) -> None:

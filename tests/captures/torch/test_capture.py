@@ -14,7 +14,7 @@ import hespas
 from hespas.captures.mesh import Mesh
 from hespas.captures.torch import TensorKind, capture_torch, record_rank
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Severity, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import UnsupportedError, UsageError
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra 'torch'")
 
@@ -142,8 +142,11 @@ def test_values_read_from_tensors_without_data_are_told() -> None:
         x = torch.ones(4)
         return lambda: x * float(x.sum().item())
 
-    capture_torch(build, Mesh.of("data=2"), diagnostics=diagnostics)
+    workload = capture_torch(build, Mesh.of("data=2"), diagnostics=diagnostics)
     assert diagnostics.counts()["torch.value-guessed"] == 1
+    assert workload.metadata["guessed_values"] == "1"
+    with pytest.raises(UnsupportedError, match="end by a guess"):
+        hespas.capture(build, mesh="data=2", missing="error")
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
