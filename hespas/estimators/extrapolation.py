@@ -59,11 +59,11 @@ def _shares(
     workload: Workload, estimates: Sequence[Estimate]
 ) -> tuple[Mapping[str, float], float, Mapping[str, float]]:
     """Return the shares of the time by estimator, of matmuls, and from the data sheet by operation class."""
-    ranks = np.bincount(workload.rank_class, minlength=len(workload.classes))
+    ranks = workload.class_sizes
     by_estimator: defaultdict[str, float] = defaultdict(float)
     on_data_sheet: defaultdict[str, float] = defaultdict(float)
     of_products = whole = 0.0
-    for graph, said, count in zip(workload.classes, estimates, ranks.tolist(), strict=True):
+    for graph, said, count in zip(workload.classes, estimates, ranks, strict=True):
         time_ns = np.nan_to_num(said.duration_ns * graph.multiplicity, posinf=0.0) * count
         whole += float(time_ns.sum())
         products = (graph.op_class == OpClass.CONTRACTION) & (time_ns > 0)
