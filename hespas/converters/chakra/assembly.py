@@ -33,7 +33,7 @@ from hespas.converters.chakra.wire import (
     not_text,
     offsets_of,
 )
-from hespas.graph import WHOLE_JOB, Csr, OpGraph
+from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Csr, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -363,7 +363,7 @@ _OTHER_TAGS = (
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
 _RESERVED_OF_FILE = frozenset(
-    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, DEVICE_ATTRIBUTE, WHOLE_JOB}
+    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, DEVICE_ATTRIBUTE, WHOLE_JOB, PROGRAM_BYTES}
 )
 """Names of attributes that readers of traces understand."""
 

@@ -23,6 +23,7 @@ from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.converters.measured_ops.waits import with_delays_alone
 from hespas.graph import (
+    PROGRAM_BYTES,
     WHOLE_JOB,
     CollectiveKind,
     Csr,
@@ -257,7 +258,7 @@ def _unrolled(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset({"format", "version", "form", "device", RANK_ATTRIBUTE, WHOLE_JOB})
+_OF_FILE = frozenset({"format", "version", "form", "device", RANK_ATTRIBUTE, WHOLE_JOB, PROGRAM_BYTES})
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4
