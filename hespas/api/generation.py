@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +19,7 @@ from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import totals
+from hespas.hardware import load_device
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +36,8 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class GenerationDocument(Document, frozen=True, kw_only=True):
     """What hespas generate --json writes. FLOPs are of all ranks, memory of the fullest one, collective bytes
-    the mean of the payloads of a rank; et_bytes is what the traces of all ranks take.
+    the mean of the payloads of a rank; et_bytes is what the traces of all ranks take. capacity_bytes is the
+    memory of the device, where one is named.
     """
 
     schema: Literal["hespas.generate/1"] = "hespas.generate/1"
@@ -48,6 +50,8 @@ class GenerationDocument(Document, frozen=True, kw_only=True):
     hardware_flops_per_step: Figure
     parameters: Figure
     peak_memory_bytes: Figure
+    capacity_bytes: Figure
+    fits: bool | None
     collective_bytes_per_rank: Figure
     memory: list[MemoryRow]
 
@@ -62,6 +66,15 @@ class GenerationResult(Result):
     et_bytes: float = nan
     written: str = ""
     written_bytes: int = 0
+    hardware: str = ""
+    capacity_bytes: float = nan
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether the fullest rank fits the device; None where either memory is unknown."""
+        if isnan(self.account.peak_memory_bytes) or isnan(self.capacity_bytes):
+            return None
+        return self.account.peak_memory_bytes <= self.capacity_bytes
 
     @property
     def nodes_per_rank_max(self) -> int:
@@ -94,6 +107,8 @@ class GenerationResult(Result):
             hardware_flops_per_step=account.hardware_flops_per_step,
             parameters=account.parameters,
             peak_memory_bytes=account.peak_memory_bytes,
+            capacity_bytes=self.capacity_bytes,
+            fits=self.fits,
             collective_bytes_per_rank=self.collective_bytes_per_rank,
             memory=[MemoryRow(what=each.what, size_bytes=each.size_bytes) for each in account.memory],
         )
@@ -119,16 +134,19 @@ def generate(
     overwrite: bool = False,
     options: WriteOptions | None = None,
     measure: bool = False,
+    hardware: str | None = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GenerationResult:
     """Make a workload and write it where a ``destination`` is given (Chakra traces unless its suffix or
     ``format`` says otherwise). ``measure``: find out how many bytes the traces of all ranks take.
+    ``hardware``: a device, with whose memory that of the fullest rank is compared.
 
     Raises ``UsageError`` for settings that contradict each other, ``OutputError`` where nothing can be
     written. Equal settings write equal bytes.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
+    capacity = load_device(hardware).main_memory.capacity_bytes if hardware else -1
     workload = generator.workload()
     size = 0
     if destination is not None:
@@ -136,14 +154,20 @@ def generate(
         size = write(
             workload, destination, format=format, overwrite=overwrite, options=chosen, diagnostics=found
         )
-    return GenerationResult(
+    result = GenerationResult(
         workload=workload,
         account=generator.account(),
         diagnostics=found,
         et_bytes=_trace_bytes(workload, found) if measure else nan,
         written="" if destination is None else str(destination),
         written_bytes=size,
+        hardware=hardware or "",
+        capacity_bytes=float(capacity) if capacity >= 0 else nan,
     )
+    if result.fits is False:
+        message = f"the fullest rank needs more memory than {hardware} has ({capacity / 1e9:,.1f} GB)"
+        found.warning("generate.beyond-memory", workload.name, message)
+    return result
 
 
 def _trace_bytes(workload: Workload, diagnostics: Diagnostics) -> float:

@@ -7,7 +7,7 @@ from math import nan
 import msgspec
 
 from hespas.files.documents import Count, Figure
-from hespas.graph import OpGraph
+from hespas.graph import Diagnostics, OpGraph
 from hespas.hardware import load_device
 from hespas.simulator import Simulation
 from hespas.simulator.memory import RankMemory, memory_by_class
@@ -15,11 +15,15 @@ from hespas.simulator.memory import RankMemory, memory_by_class
 __all__ = ["MemoryDocument", "memory_document", "memory_on"]
 
 
-def memory_on(ran: Simulation, hardware: str | None) -> tuple[RankMemory, ...]:
-    """What each rank class of a run keeps in memory, beside what its device has."""
+def memory_on(ran: Simulation, hardware: str | None, diagnostics: Diagnostics) -> tuple[RankMemory, ...]:
+    """Return what each rank class of a run keeps in memory. Warns where its device has less."""
     capacity = load_device(hardware).main_memory.capacity_bytes if hardware else -1
     shown = {found.rank_class: found.rank for found in ran.classes}
-    return memory_by_class(ran.workload, ran.timeline, shown, float(capacity) if capacity >= 0 else nan)
+    found = memory_by_class(ran.workload, ran.timeline, shown, float(capacity) if capacity >= 0 else nan)
+    beyond = sum(ran.workload.class_sizes[each.rank_class] for each in found if each.fits is False)
+    message = f"ranks need more memory than {hardware} has ({capacity / 1e9:,.1f} GB)"
+    diagnostics.warning("simulate.beyond-memory", ran.workload.name, message, count=beyond)
+    return found
 
 
 class _LiveValue(msgspec.Struct, frozen=True):
@@ -49,6 +53,7 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     temporaries_bytes: Figure
     collectives_bytes: Figure
     donated_bytes: Figure
+    unlisted_bytes: Figure
     capacity_bytes: Figure
     fits: bool | None
     is_lower_bound: bool
@@ -72,6 +77,7 @@ def memory_document(found: RankMemory, graph: OpGraph) -> MemoryDocument:
         temporaries_bytes=use.temporaries_bytes,
         collectives_bytes=use.collectives_bytes,
         donated_bytes=use.donated_bytes,
+        unlisted_bytes=use.unlisted_bytes,
         capacity_bytes=found.capacity_bytes,
         fits=found.fits,
         is_lower_bound=use.is_lower_bound,

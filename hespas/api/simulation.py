@@ -220,7 +220,9 @@ class _Asked:
             statistics=statistics,
             external=ran.external if isinstance(ran, AstraSimulation) else None,
             measured_ns=measured_ns,
-            memory=() if isinstance(ran, AstraSimulation) else memory_on(ran, self.hardware),
+            memory=()
+            if isinstance(ran, AstraSimulation)
+            else memory_on(ran, self.hardware, self.diagnostics),
             links=links,
             **columns,
         )

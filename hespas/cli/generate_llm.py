@@ -242,7 +242,19 @@ _OF_BOTH = frozenset(
 )
 """Serving has neither ``vp`` nor ``cp``, and says so where one is more than 1."""
 _OF_EVERY_MODE = frozenset(
-    {"out", "to", "dry_run", "jobs", "only_classes", "shard", "resume", "cluster", "json_file", "overwrite"}
+    {
+        "out",
+        "to",
+        "dry_run",
+        "hardware",
+        "jobs",
+        "only_classes",
+        "shard",
+        "resume",
+        "cluster",
+        "json_file",
+        "overwrite",
+    }
 )
 _OF_SCREENS = frozenset({"progress", "loudness", "debug"})
 

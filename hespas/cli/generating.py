@@ -26,6 +26,9 @@ __all__ = ["Asked", "making"]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
 ]
+_Hardware = Annotated[
+    str, typer.Option("--hardware", metavar="NAME", help="Compare the peak memory with this device's.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class _Output:
     out: Path | None
     to: str
     dry_run: bool
+    hardware: str
     json_file: Path | None
     parts: tuple[str, str, bool, bool]
     jobs: int
@@ -62,6 +66,7 @@ class _Output:
                 overwrite=self.overwrite,
                 options=self._parts().options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
+                hardware=self.hardware or None,
                 diagnostics=diagnostics,
             )
         if self.json_file:
@@ -78,6 +83,7 @@ def _output(
     out: options.Destination = None,
     to: options.DestinationFormat = "",
     dry_run: _DryRun = False,
+    hardware: _Hardware = "",
     jobs: options.Jobs = 2,
     only_classes: options.OnlyClasses = False,
     shard: options.Shard = "",
@@ -90,7 +96,7 @@ def _output(
 ) -> _Output:
     """The options of every command, and their defaults."""
     parts = (shard, cluster, only_classes, resume)
-    return _Output(out, to, dry_run, json_file, parts, jobs, overwrite, progress, debug)
+    return _Output(out, to, dry_run, hardware, json_file, parts, jobs, overwrite, progress, debug)
 
 
 def _beside(call: typer.Context, loudness: options.Loudness = None) -> None:
@@ -185,6 +191,12 @@ def _check_read(given: dict[str, str], output: _Output) -> None:
         )
 
 
+def _capacity_text(done: GenerationResult) -> str:
+    """Return the memory of the device, and whether that of the fullest rank fits it."""
+    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
+    return f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}"
+
+
 def _tell(done: GenerationResult) -> None:
     account = done.account
     where = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
@@ -197,6 +209,7 @@ def _tell(done: GenerationResult) -> None:
         ("hardware FLOPs of a step", flops_text(account.hardware_flops_per_step)),
         ("collective payload of a rank", bytes_text(done.collective_bytes_per_rank)),
         ("peak memory of a rank", bytes_text(account.peak_memory_bytes)),
+        (f"memory of {done.hardware}", _capacity_text(done) if done.hardware else ""),
     ]
     emit(table_text(("figure", "value"), [row for row in rows if row[1]], left=(0,)))
     if account.memory:

@@ -114,6 +114,9 @@ def _show(done: League) -> None:
     untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
     if untimed:
         say(f"warning: kernels without a time count as none: {counted(untimed, 'row')}")
+    beyond = sum(row.row.predicted.fits is False for row in done.rows)
+    if beyond:
+        say(f"warning: predicted peak memory beyond the memory of the device: {counted(beyond, 'row')}")
     if is_quiet():
         return
     rows = [

@@ -539,12 +539,13 @@ def _show_memory(found: RankMemory, graph: OpGraph) -> None:
         ("constants", use.constants_bytes),
         ("results", use.outputs_bytes),
         *((f"temporaries: {name}", size) for name, size in use.class_bytes.items()),
+        ("buffers that are not nodes", use.unlisted_bytes),
     ]
     rows = [(name, bytes_text(size), f"{size / use.peak_bytes:.1%}") for name, size in parts if size]
     if rows:
         emit(table_text(("memory", "size", "share"), rows))
     if use.unknown:
-        emit(f"of {counted(use.unknown, 'tensor')} the size is not known: they count nothing")
+        emit(f"{counted(use.unknown, 'tensor')} of unknown size: not included")
 
 
 def _fit_text(found: RankMemory) -> str:
@@ -554,7 +555,7 @@ def _fit_text(found: RankMemory) -> str:
         return ""
     room = bytes_text(found.capacity_bytes)
     if found.fits is None:
-        return f" of {room}: whether it fits is not known"
+        return f" of {room}: cannot tell whether it fits"
     return f", fits the {room} of the device" if found.fits else f", does not fit the {room} of the device"
 
 

@@ -59,8 +59,9 @@ branches that depend on them ended by a guess.
 
 PROGRAM_BYTES = "program_bytes"
 """Key of the metadata of a program whose parameters and results are not nodes: their bytes and those of
-parameters over which results are written, three numbers with spaces; those of classes stand behind each
-other with semicolons.
+parameters over which results are written, three numbers with spaces. A fourth number is the peak memory of a
+rank, where the program's generator accounts for what no node makes (gathered weights, working space, buffers
+of libraries). Rank classes are separated by semicolons.
 """
 
 

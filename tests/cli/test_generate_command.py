@@ -162,7 +162,7 @@ def test_every_option_of_a_step_has_a_value_here() -> None:
     params = command.commands["generate"].commands["llm"].params
     own = {name for each in params if each.rich_help_panel != "Output" for name in each.opts}
     spelt = {name.replace("--no-", "--") for name in _VALUES}
-    assert own - spelt == {"model", "--row", "--list", "--out", "--to", "--dry-run"}
+    assert own - spelt == {"model", "--row", "--list", "--out", "--to", "--dry-run", "--hardware"}
 
 
 @pytest.mark.parametrize("option", list(_VALUES))

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import hespas
-from hespas.graph import Diagnostics, Workload
-from hespas.graph.columns import find_dtype
+from hespas.graph import SOURCE_DTYPE, Diagnostics, GraphBuilder, OpClass, Workload, dtype
 from hespas.graph.passes import InPrecision
 
 PROGRAM = Path(__file__).parents[2] / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -27,12 +26,29 @@ def test_bytes_are_those_of_the_program_in_that_precision(tmp_path: Path) -> Non
     read = [hespas.read(path) for path in (wide, narrow)]
     assert all(isinstance(each, Workload) for each in read)
     one, other = (each.classes[0] for each in read if isinstance(each, Workload))
-    dtype = find_dtype("bf16")
-    assert dtype is not None
-    made = InPrecision(dtype)(one, Diagnostics())
+    made = InPrecision(dtype("bf16"))(one, Diagnostics())
     np.testing.assert_array_equal(made.bytes_read, other.bytes_read)
     np.testing.assert_array_equal(made.bytes_written, other.bytes_written)
     np.testing.assert_array_equal(made.rate_dtype, other.rate_dtype)
     np.testing.assert_array_equal(made.types.dtype, other.types.dtype)
     np.testing.assert_array_equal(made.flops, one.flops)
     assert not made.attachments
+
+
+def test_a_precision_replaces_the_types_before_compilation() -> None:
+    builder = GraphBuilder("compiled")
+    row, f32 = builder.strings.add("dot"), dtype("f32")
+    kind = builder.types.add(f32, (8, 8))
+    node = builder.add_node(
+        name_row=row, op_row=row, op_class=OpClass.CONTRACTION, operands=[kind, kind], results=[kind]
+    )
+    builder.add_contraction(
+        node, batch=1, m=8, n=8, k=8, flops=1024.0, useful_flops=1024.0,
+        lhs=f32.code, rhs=f32.code, accumulator=f32.code,
+    )  # fmt: skip
+    builder.add_extra(node, "other", 0, b"kept")
+    builder.add_extra(node, SOURCE_DTYPE, 0, b"bf16")
+    made = InPrecision(dtype("f16"))(builder.build(), Diagnostics())
+    assert [made.strings[key] for key in made.extra.key.tolist()] == ["other"]
+    assert made.extra.value(0) == b"kept"
+    assert made.contractions.lhs.tolist() == [dtype("f16").code]

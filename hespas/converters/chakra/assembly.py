@@ -33,7 +33,7 @@ from hespas.converters.chakra.wire import (
     not_text,
     offsets_of,
 )
-from hespas.graph import Csr, OpGraph
+from hespas.graph import PROGRAM_BYTES, Csr, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -363,7 +363,9 @@ _OTHER_TAGS = (
 """What a trace has beside attributes."""
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, *TEXTS_OF_JOB})
+_RESERVED_OF_FILE = frozenset(
+    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, PROGRAM_BYTES, *TEXTS_OF_JOB}
+)
 """Names of attributes that readers of traces understand."""
 
 

@@ -18,6 +18,7 @@ from hespas.converters.chakra.lowering import (
     measured_work,
     report_refused,
 )
+from hespas.converters.chakra.own_metadata import texts_of_class, with_metadata
 from hespas.converters.chakra.rank_values import RankValues, Ways, used_slots
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Permutation, Workload
@@ -195,7 +196,7 @@ class JobTraces:
         gone[expanded.halves + 1] = False
         self._runs[key] = Runs(
             *key,
-            ClassWriter(self.change(graph)),
+            ClassWriter(self.change(with_metadata(graph, {}, texts_of_class(self.workload, number)))),
             int(gone.sum()),
             float(np.nansum(expanded.graph.duration_ns[gone])),
             is_empty=bool(idle.all()),

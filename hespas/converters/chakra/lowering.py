@@ -23,6 +23,7 @@ from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.converters.measured_ops.waits import serial_excess, with_delays_alone
 from hespas.graph import (
+    PROGRAM_BYTES,
     CollectiveKind,
     Csr,
     Diagnostics,
@@ -295,7 +296,9 @@ def _unrolled(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE, *TEXTS_OF_JOB.values()})
+_OF_FILE = frozenset(
+    {"format", "version", "form", RANK_ATTRIBUTE, PROGRAM_BYTES, *TEXTS_OF_JOB.values()}
+)
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hespas.converters.chakra.contract import TEXTS_OF_JOB, Tag
-from hespas.graph import ExtraTable, OpGraph, StringTableBuilder, Workload
+from hespas.graph import PROGRAM_BYTES, ExtraTable, OpGraph, StringTableBuilder, Workload
 from hespas.graph.errors import UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["texts_of_job", "with_label", "with_metadata"]
+__all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata"]
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
@@ -19,6 +19,13 @@ def texts_of_job(workload: Workload) -> dict[str, bytes]:
     """
     stated = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
     return {name: text.encode("utf-8", "replace") for name, text in stated.items() if text}
+
+
+def texts_of_class(workload: Workload, number: int) -> dict[str, bytes]:
+    """Return what a trace states of its own rank class: the bytes that its program holds beside its nodes."""
+    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
+    text = classes[number] if len(classes) == len(workload.classes) else ""
+    return {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
 
 
 def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:

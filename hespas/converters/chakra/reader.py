@@ -57,7 +57,7 @@ from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.files.shares import missing_ranks
-from hespas.graph import ABSENT, Diagnostics, OpGraph, Workload
+from hespas.graph import ABSENT, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import find_cycle
 from hespas.schemas.chakra.tables import NodeType
@@ -319,11 +319,13 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     count, for_all = _size(source, job, options, faults)
     graphs: list[OpGraph] = []
     rank_class = np.full(count, ABSENT, np.int32)
+    held: list[str] = []
     for found in job.classes.values():
         for ranks in expressible(found.ranks, job.groups, count):
             peers = peers_of_class(found.columns, ranks, found.rows, job.groups, count)
             _check_members(ranks, peers, faults)
             rank_class[[rank.rank for rank in ranks]] = len(graphs)
+            held.append(_program_bytes(found.columns))
             graphs.append(to_graph(found.columns, found.facts, peers, source.name, found.faults))
         if not options.lenient:  # a checker looks for cycles itself, over all formats
             _check_acyclic(found.columns, graphs[-1], found.faults)
@@ -334,7 +336,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
     metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
-    metadata |= _texts(first.columns)
+    metadata |= _texts(first.columns) | _joined(held)
     if not source.is_directory:
         metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
     made = Workload(
@@ -351,6 +353,7 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
     not fit each other.
     """
     graphs: list[OpGraph] = []
+    held: list[str] = []
     metadata: dict[str, str] = {}
     for number, (rank, path) in enumerate(source.files):
         own = Faults(str(path), rank, faults.diagnostics, options.lenient, options.recover)
@@ -360,6 +363,7 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
         _check_file(columns, facts, own)
         peers = rank_map.peers(number, columns, stated, rows, job.groups)
         graphs.append(to_graph(columns, facts, peers, source.name, own))
+        held.append(_program_bytes(columns))
         if not options.lenient:
             _check_acyclic(columns, graphs[-1], own)
         if not number:
@@ -372,9 +376,20 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
         name=source.name,
         classes=tuple(graphs),
         rank_class=rank_map.rank_class.astype(np.int32),
-        metadata=metadata,
+        metadata=metadata | _joined(held),
     )
     return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
+
+
+def _program_bytes(columns: EtColumns) -> str:
+    """Return the bytes that a trace states for its program beside its nodes, empty where it states none."""
+    facts = AttributeFacts.of(columns.metadata)
+    return b"".join(facts.values(facts.texts(PROGRAM_BYTES))).decode("utf-8", "replace")
+
+
+def _joined(held: list[str]) -> dict[str, str]:
+    """Return the metadata of a job whose rank classes hold these bytes, where all state them."""
+    return {PROGRAM_BYTES: ";".join(held)} if all(held) else {}
 
 
 def _texts(columns: EtColumns) -> dict[str, str]:

@@ -10,6 +10,7 @@ the cache of a prompt goes from one to the other layer by layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -40,7 +41,15 @@ from hespas.generators.llm.serving_experts import fused_experts
 from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
 from hespas.generators.llm.settings import PRECISIONS, Precision, Style, Training
 from hespas.generators.spec import Account
-from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload, find_dtype
+from hespas.graph import (
+    PROGRAM_BYTES,
+    CollectiveKind,
+    OpClass,
+    OpGraph,
+    Permutation,
+    Workload,
+    find_dtype,
+)
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import UsageError
 
@@ -137,7 +146,16 @@ class ServingStep:
         )
 
     def _memory(self, phase: Phase) -> ServingMemory:
-        """Memory of a rank of a pool: every sequence has its context and its new tokens in the cache."""
+        """Memory of a rank of a pool: that of the fullest stage."""
+        return max(self._memory_of_stages(phase), key=lambda each: each.peak_bytes)
+
+    def _program_bytes(self, memory: Iterable[ServingMemory]) -> dict[str, str]:
+        """Return the metadata of classes with this memory: weights and cache are not values of a step."""
+        held = [(sum(each.parts.get(name, 0) for name in _HELD), each.peak_bytes) for each in memory]
+        return {PROGRAM_BYTES: ";".join(f"{size} {size} {size} {peak}" for size, peak in held)}
+
+    def _memory_of_stages(self, phase: Phase) -> tuple[ServingMemory, ...]:
+        """Memory of a rank of each stage: every sequence has its context and its new tokens in the cache."""
         sequences = self.sequences(phase)
         held = max(each.context + each.queries for each in sequences)
         serving = Serving(
@@ -148,8 +166,7 @@ class ServingStep:
             page_tokens=self.page,
             precision=self.precision,
         )
-        found = serving_memory(self.model, replace(self.layout, zero=0), serving)
-        return max(found, key=lambda each: each.peak_bytes)
+        return serving_memory(self.model, replace(self.layout, zero=0), serving)
 
     def _flops(self, phase: Phase) -> float:
         """Model FLOPs of a replica's step: two for each active parameter and token, four for each head,
@@ -175,10 +192,11 @@ class ServingStep:
         graphs = tuple(
             ServingStage(self, stage, self.phase, f"{self.name}.stage{stage}").graph() for stage in stages
         )
+        metadata = self._program_bytes(self._memory_of_stages(self.phase))
         if self.layout.pp == 1:
-            return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks)
+            return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks, metadata)
         ranks = np.repeat(np.arange(self.layout.pp, dtype=np.int32), self.layout.ranks // self.layout.pp)
-        return Workload(name=self.name, classes=graphs, rank_class=ranks)
+        return Workload(name=self.name, classes=graphs, rank_class=ranks, metadata=metadata)
 
     def _check(self) -> None:
         for name in ("batch", "prompt", "page"):
@@ -216,10 +234,15 @@ class ServingStep:
             ServingStage(self, 0, phase, f"{self.name}.{phase}").graph() for phase in ("prefill", "decode")
         )
         return Workload(
-            name=self.name, classes=graphs, rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks)
+            name=self.name,
+            classes=graphs,
+            rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks),
+            metadata=self._program_bytes(map(self._memory, _pools("disaggregated"))),
         )
 
 
+_HELD = ("weights", "keys and values")
+"""Parts of the memory account that stay from step to step."""
 _MOST_TOKENS = 1 << 40
 
 

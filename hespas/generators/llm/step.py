@@ -55,14 +55,15 @@ class LlmStep:
         return self.model.name
 
     def workload(self) -> Workload:
-        """The step of all ranks. Raises ``UsageError`` that names the rule which a layout breaks. States,
-        which are no values of the step, are stated as what it writes over.
+        """Return the step of all ranks. States, which are not values of the step, are stated as what it
+        writes over, with the peak memory of each stage. Raises ``UsageError`` that names the rule which a
+        layout breaks.
         """
         check_layout(self.model, self.layout, self.training)
         held: list[str] = []
         for stage in memory_of(self.model, self.layout, self.training):
             size = sum(stage.parts.get(each, 0) for each in _STATES)
-            held.append(f"{size} {size} {size}")
+            held.append(f"{size} {size} {size} {stage.peak_bytes}")
         return training_workload(self.model, self.layout, self.training, {PROGRAM_BYTES: ";".join(held)})
 
     def account(self) -> Account:

@@ -112,7 +112,14 @@ def _stored_bits(element: DType) -> float:
 def _without_source_types(graph: OpGraph) -> ExtraTable:
     """Return the attributes without those that name the types a program had before it was compiled."""
     keys = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
-    return graph.extra.take(~np.isin(graph.extra.key, list(keys))) if keys else graph.extra
+    if not keys:
+        return graph.extra
+    table = graph.extra
+    kept = np.flatnonzero(~np.isin(table.key, list(keys))).tolist()
+    rows = [
+        (int(table.node[row]), int(table.key[row]), int(table.tag[row]), table.value(row)) for row in kept
+    ]
+    return ExtraTable.from_rows(rows)
 
 
 def _ratio(rows: Csr, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:

@@ -84,9 +84,9 @@ def _moments(graph: OpGraph, timeline: Timeline, rank: int) -> Moments:
 
 
 def _program_bytes(workload: Workload, rank_class: int) -> ProgramBytes | None:
-    """What the metadata says of parameters and results, where that is said of each class that there is."""
+    """Return what the metadata states of parameters and results, where it states that of every rank class."""
     classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
     parts = classes[rank_class].split() if len(classes) == len(workload.classes) else []
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+    if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
         return None
     return ProgramBytes(*map(float, parts))

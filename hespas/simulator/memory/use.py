@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import nan
+from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +30,14 @@ _LISTED = 10
 
 class ProgramBytes(NamedTuple):
     """Bytes of a program's parameters, of its results, and of parameters over which results are written:
-    where its parameters are not nodes.
+    where its parameters are not nodes. ``peak`` is the memory of a rank at its fullest moment (NaN: the
+    program does not state it).
     """
 
     parameters: float
     results: float
     donated: float
+    peak: float = nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,9 @@ class MemoryUse:
     ``peak_bytes`` is reached as ``at_node`` starts (-1: before any node), at ``at_ns`` (NaN: times are not
     known), and is the sum of ``parameters_bytes``, ``constants_bytes``, ``outputs_bytes`` (results that are
     not written over parameters) and ``temporaries_bytes``, those that do not stand in memory of results or of
-    donated parameters; of them ``collectives_bytes`` are results of communication. ``class_bytes`` says which
+    donated parameters; of them ``collectives_bytes`` are results of communication. ``unlisted_bytes`` are in
+    the peak that a program states and not values of its nodes: gathered weights, working space, buffers of
+    libraries (below 0 where nodes keep more than the program accounts for). ``class_bytes`` says which
     classes of operations made them, ``largest`` are the greatest buffers of all kinds. ``donated_bytes`` are
     parameters whose memory results take. ``unknown`` counts tensors of unknown size and nodes that do not say
     what they make: with any, the peak is a lower bound.
@@ -83,6 +87,7 @@ class MemoryUse:
     unknown: int
     held_bytes: FloatArray
     held_ns: FloatArray
+    unlisted_bytes: float = 0.0
 
     @property
     def is_lower_bound(self) -> bool:
@@ -113,15 +118,19 @@ def memory_use(
 
 
 def _with_stated(use: MemoryUse, stated: ProgramBytes) -> MemoryUse:
-    """With parameters and results that are there throughout."""
+    """Return the use with parameters and results that are there throughout, and the peak that is stated."""
     outputs = max(stated.results - stated.donated, 0.0)
+    listed = use.peak_bytes + stated.parameters + outputs
+    unlisted = 0.0 if isnan(stated.peak) else stated.peak - listed
     return replace(
         use,
-        peak_bytes=use.peak_bytes + stated.parameters + outputs,
+        peak_bytes=listed + unlisted,
         parameters_bytes=stated.parameters,
         outputs_bytes=outputs,
         donated_bytes=stated.donated,
-        held_bytes=use.held_bytes + stated.parameters + outputs,
+        unlisted_bytes=unlisted,
+        unknown=use.unknown if isnan(stated.peak) else 0,
+        held_bytes=use.held_bytes + (stated.parameters + outputs + unlisted),
     )
 
 

@@ -144,6 +144,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: Figure
     peak_memory_gib: Figure
     published_memory_gib: Figure
+    capacity_gib: Figure
+    fits: bool | None
     parts: dict[str, float]
     error_parts: dict[str, float]
     dominant: str
@@ -414,6 +416,8 @@ def row_json(row: JudgedRow) -> _Row:
         relative_error=row.relative_error,
         peak_memory_gib=predicted.peak_memory_bytes / 2**30,
         published_memory_gib=row.row.number_of("peak_memory_gib"),
+        capacity_gib=predicted.capacity_bytes / 2**30,
+        fits=predicted.fits,
         parts=row.parts,
         error_parts=row.error_parts,
         dominant=row.dominant,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from math import inf, isclose, nan
+from math import inf, isclose, isnan, nan
 from multiprocessing import get_context
 from os import cpu_count, getpid
 from pathlib import Path
@@ -72,13 +72,15 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     none. ``parts`` are of the stage that is the last to finish, with its bubble; ``path`` is the critical
     path, by which errors of components change the time. Both sum to it.
     ``layout`` is a text that is the same where rows say the same layout, in whatever words. ``assumed`` is
-    what the row does not say, and what its estimator had to assume.
+    what the row does not say, and what its estimator had to assume. ``capacity_bytes`` is the memory of a
+    device (NaN unknown).
     """
 
     time_ns: float = nan
     parts: dict[str, float] = {}
     path: dict[str, float] = {}
     peak_memory_bytes: float = nan
+    capacity_bytes: float = nan
     assumed: list[Assumed] = []
     refusal: Refusal | None = None
     family: str = ""
@@ -89,6 +91,13 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     def refused(self) -> str:
         """Why it is not predicted; empty where it is."""
         return self.refusal.message if self.refusal else ""
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether the peak fits the memory of the device; None where either is unknown."""
+        if isnan(self.peak_memory_bytes) or isnan(self.capacity_bytes):
+            return None
+        return self.peak_memory_bytes <= self.capacity_bytes
 
     @property
     def assumptions(self) -> list[str]:
@@ -303,12 +312,17 @@ def _predicted(task: Task) -> Predicted:
     if timed.unknown:
         message = f"{timed.unknown:,} nodes of the passes have no time, and count as none"
         found.warning("row.untimed", place, message)
+    capacity = float(device.main_memory.capacity_bytes)
+    if 0 <= capacity < peak:
+        message = "the predicted peak memory is beyond the memory of the device"
+        found.warning("memory.beyond-device", place, message)
     scaled = span.parts * np.array(start_scale(run, device))
     return Predicted(
         time_ns=span.time_ns,
         parts=dict(zip(COMPONENTS, span.spent_ns.tolist(), strict=True)),
         path=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),
         peak_memory_bytes=float(peak),
+        capacity_bytes=capacity if capacity >= 0 else nan,
         assumed=_assumed(found),
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=_kind(run),

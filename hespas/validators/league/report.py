@@ -70,7 +70,8 @@ def league_csv(done: League) -> str:
         "relative_error",
     )  # fmt: skip
     writer.writerow(
-        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib", *COMPONENTS,
+        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib",
+         "capacity_gib", "fits", *COMPONENTS,
          "assumptions", "reason"]
     )  # fmt: skip
     for row in done.rows:
@@ -79,6 +80,8 @@ def league_csv(done: League) -> str:
         cells += [inert_cell(row.row.cells.get(name, "")) for name in _COLUMNS]
         cells += [_plain(getattr(row, name)) for name in figures]
         cells += map(_plain, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
+        fits = {True: "true", False: "false", None: ""}[predicted.fits]
+        cells += [_plain(predicted.capacity_bytes / 2**30), fits]
         cells += [_plain(row.parts.get(name, 0.0)) for name in COMPONENTS]
         cells += [" ".join(predicted.assumptions), inert_cell(predicted.refused)]
         writer.writerow(cells)
