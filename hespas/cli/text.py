@@ -127,8 +127,10 @@ def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
     nothing = done.is_lower_bound and not done.step_ns
     least = "at least " if done.is_lower_bound and not nothing else ""
     time = time_text(nan if nothing else done.step_ns)
+    estimated = bool(hardware) or mode == "astra"
+    span = f"{time} per step" if nothing else _span_words(done.workload, time, estimated=estimated)
     return (
-        f"{least}{_span_words(done.workload, time, estimated=bool(hardware) or mode == 'astra')}"
+        f"{least}{span}"
         f"{_interval_text(done, hardware, mode)}, {ranks_text(here, len(done.timeline.finish_ns))} "
         f"in {counted(len(done.classes), 'class')}"
     )

@@ -200,7 +200,8 @@ def test_a_profile_alone_takes_as_long_as_it_was_measured(tmp_path: Path) -> Non
     profile = FIXTURES / "profiles" / "nsys_two_processes.sqlite.gz"
     done = run(profile, "--json", tmp_path / "s.json")
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("3.296 us per step as recorded on NVIDIA H100 80GB HBM3, 2 ranks")
+    first = "711 ns per step (3 recorded steps, span 3.296 us) as recorded on NVIDIA H100 80GB HBM3, 2 ranks"
+    assert done.stdout.startswith(first)
     assert "host overhead" in done.stdout
     document = validated(tmp_path / "s.json")
     assert document["step_ns"] == pytest.approx(3296)  # two ranks, begun 1 ns apart
