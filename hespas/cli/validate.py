@@ -26,6 +26,7 @@ from hespas.cli.session import (
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
+from hespas.simulator.astra.options import Backend
 
 if TYPE_CHECKING:
     from hespas.validators.checker import CheckResult
@@ -88,6 +89,13 @@ def check(
     memory_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's remote memory: adds rules that need it.")
     ] = None,
+    backend: Annotated[
+        Backend | None,
+        typer.Option(help="ASTRA-sim's network without or with congestion. [default: unaware]"),
+    ] = None,
+    queues_per_dim: Annotated[
+        int, typer.Option("--queues-per-dim", min=1, help="Queues of each network dimension of ASTRA-sim.")
+    ] = 1,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
@@ -116,6 +124,8 @@ def check(
             system_config=system_config,
             network_config=network_config,
             memory_config=memory_config,
+            backend=backend,
+            queues_per_dim=queues_per_dim,
             format=source_format or None,
             num_devices=num_devices,
             num_replicas=num_replicas,

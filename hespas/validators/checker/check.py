@@ -9,13 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 
 import numpy as np
 
 from hespas.converters import ReadOptions, find_format, note_unread_files
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
-from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
+from hespas.simulator.astra import AstraOptions
 from hespas.simulator.astra.configuration import (
     MemoryConfig,
     NetworkConfig,
@@ -24,8 +26,9 @@ from hespas.simulator.astra.configuration import (
     read_network_config,
     read_system_config,
 )
+from hespas.simulator.astra.options import Backend
+from hespas.validators.checker.execution import run_traces
 from hespas.validators.checker.job import (
-    Backend,
     CheckedInput,
     CheckResult,
     Findings,
@@ -45,6 +48,9 @@ __all__ = ["CheckOptions", "check", "check_workload"]
 class CheckOptions:
     """How to check. The configuration files are ASTRA-sim's; rules that need one not given are skipped.
 
+    With a system and a network, profile ``astra-sim`` runs a complete set of Chakra traces as
+    :func:`hespas.api.simulate` does in mode ``astra``, and its verdict is the verdict of the check.
+
     ``format`` overrides sniffing; ``num_devices`` is the number of ranks where the input does not say,
     ``num_replicas`` how many of them are replicas, ``comm_groups`` the file of process groups where it is not
     beside the input.
@@ -55,6 +61,7 @@ class CheckOptions:
     network_config: Path | None = None
     memory_config: Path | None = None
     backend: Backend | None = None
+    queues_per_dim: int = 1
     format: str | None = None
     num_devices: int | None = None
     num_replicas: int | None = None
@@ -75,8 +82,15 @@ class _Checker:
 
     @classmethod
     def of(cls, profile: Profile | None, options: CheckOptions) -> _Checker:
-        """Raises ``FormatError`` for a broken configuration file."""
+        """Read the configuration files.
+
+        Raises ``FormatError`` for a broken one, and ``UsageError`` for options of another profile.
+        """
         system, network, memory = options.system_config, options.network_config, options.memory_config
+        if profile != "astra-sim" and (options.backend is not None or options.queues_per_dim != 1):
+            raise UsageError(
+                "`backend` and `queues_per_dim` belong to profile astra-sim", hint="add `profile=astra-sim`"
+            )
         return cls(
             profile,
             options,
@@ -86,9 +100,9 @@ class _Checker:
         )
 
     def check_workload(
-        self, path: str, workload: Workload, format_name: str, findings: Findings
+        self, path: str, workload: Workload, format_name: str, findings: Findings, *, is_set: bool = True
     ) -> CheckedInput:
-        """Run every rule that applies."""
+        """Run every rule that applies. ``is_set`` is False for one file of a set of per-rank files."""
         job = Job(
             path=path,
             workload=workload,
@@ -99,8 +113,13 @@ class _Checker:
             network=self.network,
             memory=self.memory,
             backend=self.options.backend,
+            queues_per_dim=self.options.queues_per_dim,
+            is_set=is_set,
         )
+        is_read = not findings.has_errors
         _run(job, findings)
+        if is_read and _is_executable(job):
+            _execute(job, findings)
         return CheckedInput(
             path=path,
             format=format_name,
@@ -131,7 +150,7 @@ class _Checker:
                 f"--measured {path}",
             )
         _take_over(found, str(path), findings, self.profile)
-        return self.check_workload(str(path), value, entry.name, findings)
+        return self.check_workload(str(path), value, entry.name, findings, is_set=not _has_siblings(path))
 
 
 def check(
@@ -279,6 +298,50 @@ def _run(job: Job, findings: Findings) -> None:
     if unconfigured:
         text = f"no simulator configuration given: {', '.join(unconfigured)} not checked"
         note("check.no-configuration", job.path, text, path=job.path)
+
+
+_RANK_FILE = re.compile(r"(?P<set>.*)\.\d+\.et(?:\.gz)?")
+
+
+def _has_siblings(path: Path) -> bool:
+    """Return True for the file of one rank that has those of other ranks in its folder."""
+    match = _RANK_FILE.fullmatch(path.name)
+    if match is None or path.is_dir():
+        return False
+    others = path.parent.glob(f"{escape(match['set'])}.*.et*")
+    return any(other.name != path.name and _RANK_FILE.fullmatch(other.name) for other in others)
+
+
+def _is_executable(job: Job) -> bool:
+    """Return True for whole sets of Chakra traces with all that ASTRA-sim's run needs."""
+    is_configured = job.profile == "astra-sim" and job.system is not None and job.network is not None
+    return is_configured and job.is_set and job.workload.metadata.get("format") == "chakra"
+
+
+def _execute(job: Job, findings: Findings) -> None:
+    """Run the traces as ``simulate`` does in mode ``astra``, and make the outcome the verdict of the check.
+
+    A finished run leaves rules that predict its failure as warnings. What stops a run is an error.
+    """
+    assert job.system is not None, "executable jobs have a system"
+    assert job.network is not None, "executable jobs have a network"
+    notes = Diagnostics()
+    try:
+        options = AstraOptions(
+            system=job.system, network=job.network, memory=job.memory, backend=job.backend or "unaware",
+            queues_per_dim=job.queues_per_dim,
+        )  # fmt: skip
+        done = run_traces(job.workload, options, notes)
+    except (CheckFailedError, FormatError, UnsupportedError, UsageError) as error:
+        first = next((each for each in notes if each.severity is Severity.ERROR), None)
+        rank, node = (first.rank, first.node) if first is not None else (None, None)
+        text = f"ASTRA-sim does not finish it: {error.message}"
+        findings.add(Violation(error.code or "astra-sim", Severity.ERROR, job.path, rank, node, text))
+        return
+    findings.lower_errors("ASTRA-sim finishes with this configuration all the same")
+    last_ns = int(done.statistics.finish_ns.max())
+    text = f"ASTRA-sim finishes all {job.workload.num_ranks:,} ranks with this configuration: {last_ns:,} ns"
+    findings.notes.info("check.finishes", job.path, text, path=job.path)
 
 
 _WITHOUT_OTHERS = ("ET018", "ET019", "ET028")

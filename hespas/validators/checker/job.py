@@ -5,7 +5,7 @@ violations of coded rules, as values and as JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, Final, Literal
@@ -20,12 +20,12 @@ from hespas.graph import Diagnostic, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import HespasError, exit_code
 from hespas.simulator.astra.configuration import MemoryConfig, NetworkConfig, SystemConfig
+from hespas.simulator.astra.options import Backend
 from hespas.validators.checker.rank_equivalence import RankEquivalence, rank_equivalence_of
 from hespas.validators.checker.replay import NodeProgram, Task, replay
 
 __all__ = [
     "SCHEMA_ID",
-    "Backend",
     "Check",
     "CheckDocument",
     "CheckResult",
@@ -121,12 +121,14 @@ class Findings:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     notes: Diagnostics = field(default_factory=Diagnostics)
     _kept: dict[tuple[str, Severity], int] = field(default_factory=dict[tuple[str, Severity], int])
-    _places: set[tuple[str, int | None, int]] = field(default_factory=set[tuple[str, int | None, int]])
+    _places: set[tuple[str, bool, int | None, int]] = field(
+        default_factory=set[tuple[str, bool, int | None, int]]
+    )
 
     def add(self, violation: Violation, count: int = 1) -> None:
         """Record ``count`` findings, of which ``violation`` describes one."""
         if violation.node is not None and count == 1:
-            place = (violation.code, violation.rank, violation.node)
+            place = (violation.code, violation.severity is Severity.ERROR, violation.rank, violation.node)
             if place in self._places:
                 return
             self._places.add(place)
@@ -136,6 +138,20 @@ class Findings:
         if kept < self.keep:
             self._kept[key] = kept + 1
             self.violations.append(violation)
+
+    @property
+    def has_errors(self) -> bool:
+        """True where a violation is an error."""
+        return any(each.severity is Severity.ERROR for each in self.violations)
+
+    def lower_errors(self, reason: str) -> None:
+        """Turn the errors so far into warnings that state the reason."""
+        self.violations = [
+            replace(each, severity=Severity.WARNING, message=f"{each.message} ({reason})")
+            if each.severity is Severity.ERROR
+            else each
+            for each in self.violations
+        ]
 
     def has(self, code: str) -> bool:
         """Whether a code was found, at any severity."""
@@ -175,10 +191,6 @@ def check_json(result: CheckResult) -> bytes:
     return document_bytes(document)
 
 
-Backend = Literal["unaware", "aware"]
-"""ASTRA-sim's analytical network without or with congestion."""
-
-
 Need = Literal["system", "network", "memory", "backend"]
 """What of ASTRA-sim's configuration a rule may ask for."""
 
@@ -197,7 +209,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job:
-    """One input. Of a job that is not ``complete`` only some of the ranks are there."""
+    """One input. Of a job that is not ``complete`` only some of the ranks are there. ``is_set`` is False for
+    one file of a set of per-rank files.
+    """
 
     path: str
     workload: Workload
@@ -208,6 +222,8 @@ class Job:
     network: NetworkConfig | None = None
     memory: MemoryConfig | None = None
     backend: Backend | None = None
+    queues_per_dim: int = 1
+    is_set: bool = True
 
     @property
     def classes(self) -> tuple[OpGraph, ...]:

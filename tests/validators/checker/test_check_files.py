@@ -75,7 +75,9 @@ def test_a_file_without_a_rank_in_its_name_says_its_rank_itself(tmp_path: Path) 
     entry.write(job, tmp_path / "lone.et", WriteOptions(ranks=range(2, 3)), Diagnostics())
     result = check([tmp_path / "lone.et"], "astra-sim")
     assert not result.inputs[0].complete
-    assert result.violations == ()  # as rank 0 it would send another rank's messages: ET014
+    # As rank 0 it would send another rank's messages: ET014.
+    assert [each.code for each in result.violations] == ["ET022"]
+    assert check([tmp_path / "lone.et"], "chakra").violations == ()
 
 
 def test_each_path_is_checked_by_itself(traces: Path) -> None:

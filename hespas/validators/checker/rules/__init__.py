@@ -27,7 +27,7 @@ def rule(code: str, title: str, scope: Scope, levels: str, check: Check | None =
     return Rule(code, title, scope, plain, chakra, astra_sim, check, needs)
 
 
-def _conf(code: str, title: str, levels: str, check: Check, *needs: Need) -> Rule:
+def _conf(code: str, title: str, levels: str, check: Check | None, *needs: Need) -> Rule:
     return rule(code, title, Scope.CONFIGURATION, levels, check, *needs)
 
 
@@ -61,13 +61,13 @@ RULES: tuple[Rule, ...] = (
     rule("ET019", "groups are legal, issuers are members", _SET, "EEE", collectives.groups_legal),
     rule("ET023", "compute takes time", _RANK, "-WW", nodes.positive_duration),
     rule("ET030", "the graph is of a plausible shape", _RANK, "-WW", nodes.plausible_shape),
-    rule("ET030", "tags stay below the modulus", _RANK, "-WW", messages.tags_distinct),
+    rule("ET036", "tags stay below the modulus", _RANK, "-WW", messages.tags_distinct),
     rule("ET015", "sends and receives match", _SET, "EEE", messages.messages_matched),
     rule("ET020", "a group issues one sequence", _SET, "EEE", order.same_sequence),
     rule("ET021", "orders do not deadlock", _SET, "EEE", order.no_deadlock),
     rule("ET029", "equal streams before world collectives", _SET, "--E", order.same_streams),
     rule("ET028", "group ids can be told apart", _SET, "--W", collectives.group_ids_distinct),
-    _conf("ET022", "one trace per rank of the network", "--E", conf.as_many_ranks_as_network, "network"),
+    _conf("ET022", "one trace per rank of the job and network", "--E", conf.as_many_ranks_as_network),
     _conf("ET013", "collectives are not smaller than their splits", "--E", conf.chunks_not_empty, "system"),
     _conf("ET024", "roofline mode has FLOPs and bytes", "--E", conf.roofline_costs, "system"),
     _conf("ET033", "memory tracking has lists of tensors", "--E", conf.memory_lists, "system"),
@@ -76,9 +76,11 @@ RULES: tuple[Rule, ...] = (
     _conf("ET027", "memory nodes have a memory", "--E", conf.remote_memory_there),
     _conf("ET031", "one group per collective on a 1-D network", "--W", conf.few_groups_on_1d, "network"),
     _conf("ET032", "the backend takes the network", "--W", conf.backend_fits_network, "network"),
+    _conf("ET034", "no message ends a rank with other times", "--E", None, "system", "network"),
+    _conf("ET035", "no event of 0 ns at the start", "--E", None, "system", "network"),
 )
 
 
 def find_rule(code: str) -> Rule | None:
-    """The first row of a code, or None."""
+    """Return the row of a code, or None."""
     return next((rule for rule in RULES if rule.code == code), None)

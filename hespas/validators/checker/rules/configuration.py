@@ -72,8 +72,14 @@ def chunks_not_empty(job: Job, report: Report) -> None:
 
 
 def as_many_ranks_as_network(job: Job, report: Report) -> None:
-    """ET022: there is one trace per rank of the network."""
-    expected, found = _network(job).num_ranks, job.workload.num_ranks
+    """ET022: all ranks of the job are there, and as many as the network has."""
+    if not job.complete and job.is_set:
+        here, total = job.workload.num_present, job.workload.num_ranks
+        what = f"{here:,} of {total:,} ranks are here" if here < total else "the other ranks are not here"
+        report.add(f"{what}: ASTRA-sim runs whole jobs only")
+    if job.network is None:
+        return
+    expected, found = job.network.num_ranks, job.workload.num_ranks
     if job.complete and found != expected:
         effect = "ASTRA-sim exits" if found < expected else "ASTRA-sim ignores the rest silently"
         report.add(f"{found:,} traces for a network of {expected:,} ranks: {effect}")
@@ -129,7 +135,7 @@ def _algorithm(report: Report, kind: CollectiveKind, name: str, size: int) -> No
     if size & (size - 1):
         report.add(f"{what} needs a power of two, its dimension has {size:,} ranks")
     if lowered == "doublebinarytree" and kind is not CollectiveKind.ALL_REDUCE:
-        report.add(f"{what}: double binary trees only all-reduce")
+        report.add(f"{what}: a double binary tree runs an all-reduce instead", severity=Severity.WARNING)
     if "halvingdoubling" in lowered and kind is CollectiveKind.ALL_TO_ALL:
         report.add(f"{what} is not implemented")
 
@@ -197,8 +203,14 @@ def backend_fits_network(job: Job, report: Report) -> None:
     dimensions = len(_network(job).npus)
     if job.backend == "aware" and dimensions > 1:
         report.add(f"the congestion-aware backend takes 1-D networks, this one has {dimensions} dimensions")
+    if job.backend == "aware" and dimensions == 1 and _is_ring_of_two(_network(job)):
+        report.add("the congestion-aware backend aborts on a ring of 2")
     if dimensions > _DEFAULT_DIMENSIONS and not _has_involved_dim(job):
         report.add(f"{dimensions} dimensions need involved_dim on every collective; the default covers 4")
+
+
+def _is_ring_of_two(network: NetworkConfig) -> bool:
+    return network.topology[0] == "Ring" and network.npus[0] == 2
 
 
 def _has_involved_dim(job: Job) -> bool:

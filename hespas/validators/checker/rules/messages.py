@@ -192,7 +192,7 @@ def _own(permutation: Permutation, ranks: set[int]) -> list[tuple[int, int]]:
 
 
 def tags_distinct(job: Job, report: Report) -> None:
-    """ET030: tags stay below ASTRA-sim's modulus, where no two of them meet."""
+    """ET036: tags stay below ASTRA-sim's modulus, where no two of them meet."""
     for index, graph in enumerate(job.classes):
         large = graph.p2p.node[graph.p2p.tag >= TAG_MODULUS]
         report.nodes(index, large, f"its tag is taken modulo {TAG_MODULUS:,}")
