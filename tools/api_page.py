@@ -62,12 +62,14 @@ def _signature(name: str, function: Any) -> str:
     signature = inspect.signature(function)
     parts: list[str] = []
     for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parts:
+        star = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else ""
+        has_star = any(part.startswith("*") for part in parts)
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
             parts.append("*")
         stated = "" if parameter.annotation is inspect.Parameter.empty else f": {parameter.annotation}"
         shown = repr(parameter.default)
         parts.append(
-            f"{parameter.name}{stated}"
+            f"{star}{parameter.name}{stated}"
             + ("" if parameter.default is inspect.Parameter.empty else f" = {shown}")
         )
     after = (

@@ -234,7 +234,7 @@ def show_accuracy(done: Accuracy) -> None:
         emit(
             f"{run.source} on {run.hardware}: {least}{time_text(run.predicted_ns)} predicted, "
             f"{time_text(run.measured_ns)} measured, {signed(run.relative_error)} "
-            f"({run.estimator}, {run.basis})"
+            f"({run.estimator}, {run.basis}){_of_operations(done, run)}"
         )
     if is_quiet():
         return
@@ -268,6 +268,18 @@ def show_accuracy(done: Accuracy) -> None:
     for finding in done.lint:
         share = f", {finding.share:.1%} of the time" if not isnan(finding.share) else ""
         emit(f"data: {finding.source}: {finding.message}: {finding.count:,}{share} [{finding.code}]")
+
+
+def _of_operations(done: Accuracy, run: EndToEnd) -> str:
+    """Return the error of single operations: those of a step may cancel out."""
+    for row in done.summary:
+        is_its = (row.hardware, row.estimator) == (run.hardware, run.estimator)
+        if is_its and (row.level, row.op_class, row.size) == ("shape", "all", "all"):
+            found = row.errors
+            if isnan(found.median_ape):
+                return ""
+            return f"; single operations: median {percent(found.median_ape)}, MAPE {percent(found.mape)}"
+    return ""
 
 
 def _headlines(done: Accuracy) -> list[EndToEnd]:
