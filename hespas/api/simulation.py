@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,11 +20,19 @@ from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.memory import MemoryDocument, memory_document, memory_on
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Mode, merged, refuse_global
+from hespas.api.preparation import (
+    STEP_ESTIMATOR,
+    Granularity,
+    Mode,
+    merged,
+    refuse_global,
+    step_estimator,
+)
 from hespas.api.systems import sized_for
 from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
 from hespas.estimators import MissingPolicy
+from hespas.estimators.configuration import default_configuration
 from hespas.files.documents import Count, Figure, encoded
 from hespas.graph import WAITS, Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
@@ -73,12 +81,22 @@ class SimulationResult(Result, Simulation):
     memory: tuple[RankMemory, ...] = ()
     links: LinkUse | None = None
 
+    @property
+    def where(self) -> str:
+        """Return the system and the device, as far as they were named."""
+        return f"{self.system}, {self.hardware}" if self.system and self.hardware else self.hardware
+
     def headline(self) -> str:
         """How long a step takes."""
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
         ranks = sum(found.num_ranks for found in self.classes)
-        return f"{self.source}{where}, {least}{self.step_ns / 1e6:,.3f} ms per step of {ranks:,} ranks"
+        rates = f"; {self.throughput}" if self.throughput.is_known else ""
+        interval = ""
+        if not isnan(self.low_ns):
+            interval = f" (90 % interval: {self.low_ns / 1e6:,.3f} to {self.high_ns / 1e6:,.3f} ms)"
+        step = f"{least}{self.step_ns / 1e6:,.3f} ms per step{interval} of {ranks:,} ranks"
+        return f"{self.source}{where}, {step}{rates}"
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.simulate/1``."""
@@ -117,7 +135,7 @@ def simulate(
     source: str | Path | Workload | Profile,
     hardware: str | None = None,
     *,
-    estimator: str = DEFAULT_ESTIMATOR,
+    estimator: str = STEP_ESTIMATOR,
     granularity: Granularity | None = None,
     simulator: Simulator | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
@@ -202,7 +220,7 @@ class _Asked:
         return SimulationResult(
             source=source,
             hardware=self.hardware or "",
-            estimator=self.estimator if self.hardware else "",
+            estimator=step_estimator(ran.workload, self.hardware, self.estimator) if self.hardware else "",
             system="" if self.system is None else self.system.name,
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
@@ -252,6 +270,7 @@ class _Asked:
             )
             workload, estimates = done.workload, done.estimates
         device = None if self.hardware is None else load_device(self.hardware)
+        configuration = None if device is None else default_configuration(workload, device, self.estimator)
         if self.system is not None:
             network = Network(self.system, device)
             workload, estimates = on_system(workload, estimates, network, self.diagnostics)
@@ -260,6 +279,7 @@ class _Asked:
             estimates,
             simulator=simulator,
             device=device,
+            configuration=configuration,
             missing=self.missing,
             diagnostics=self.diagnostics,
         )
@@ -377,6 +397,11 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    model_flops_per_step: Figure
+    tokens_per_step: Figure
+    mfu: Figure
+    mfu_peak_dtype: str
+    tokens_per_s: Figure
     is_lower_bound: bool
     is_mixed: bool
     measured_ns: Figure
@@ -405,6 +430,11 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_ns=done.step_ns,
         step_low_ns=done.low_ns,
         step_high_ns=done.high_ns,
+        model_flops_per_step=done.throughput.model_flops,
+        tokens_per_step=done.throughput.tokens,
+        mfu=done.throughput.mfu,
+        mfu_peak_dtype=done.throughput.peak_dtype,
+        tokens_per_s=done.throughput.tokens_per_s,
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
         measured_ns=done.measured_ns,

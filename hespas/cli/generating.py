@@ -13,7 +13,7 @@ import typer
 from hespas.api.parts import Parts
 from hespas.cli import options
 from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
-from hespas.cli.text import bytes_text, count_text, flops_text, table_text
+from hespas.cli.text import bytes_text, count_text, flops_text, step_lines, table_text
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "making"]
 
+_System = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Simulate the step on this system too.",
+        autocompletion=options.system_names,
+        rich_help_panel=options.DEVICE,
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
 ]
@@ -41,6 +50,8 @@ class _Output:
     overwrite: bool
     progress: bool | None
     debug: bool
+    hardware: str
+    system: str
 
     def make(self, generator: Generator, diagnostics: Diagnostics) -> None:
         """Generate, write and tell."""
@@ -62,6 +73,8 @@ class _Output:
                 overwrite=self.overwrite,
                 options=self._parts().options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
+                hardware=self.hardware or None,
+                system=self.system or None,
                 diagnostics=diagnostics,
             )
         if self.json_file:
@@ -87,10 +100,12 @@ def _output(
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     debug: options.Debug = False,
+    hardware: Annotated[str, options.hardware_option("Simulate the step on this device too.")] = "",
+    system: _System = "",
 ) -> _Output:
     """The options of every command, and their defaults."""
     parts = (shard, cluster, only_classes, resume)
-    return _Output(out, to, dry_run, json_file, parts, jobs, overwrite, progress, debug)
+    return _Output(out, to, dry_run, json_file, parts, jobs, overwrite, progress, debug, hardware, system)
 
 
 def _beside(call: typer.Context, loudness: options.Loudness = None) -> None:
@@ -189,6 +204,8 @@ def _tell(done: GenerationResult) -> None:
     account = done.account
     where = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
     emit(f"{done.headline()}{where}")
+    if done.step is not None:
+        emit(step_lines(done.step, done.step.where))
     rows = [
         ("nodes of a rank, at most", count_text(done.nodes_per_rank_max)),
         ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),

@@ -25,6 +25,7 @@ __all__ = [
     "flops_text",
     "plain_text",
     "ranks_text",
+    "step_lines",
     "step_text",
     "table_text",
     "time_text",
@@ -129,6 +130,12 @@ def step_text(done: Simulation, hardware: str) -> str:
         f"{_interval_text(done, hardware)}, {ranks_text(here, len(done.timeline.finish_ns))} "
         f"in {counted(len(done.classes), 'class')}"
     )
+
+
+def step_lines(done: Simulation, hardware: str) -> list[str]:
+    """Return the summary of a step: its line, and one of its rates where they are known."""
+    rates = [str(done.throughput)] if done.throughput.is_known else []
+    return [step_text(done, hardware), *rates]
 
 
 def _interval_text(done: Simulation, hardware: str) -> str:

@@ -23,6 +23,7 @@ from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.converters.measured_ops.waits import with_delays_alone
 from hespas.graph import (
+    STEP_FACTS,
     WHOLE_JOB,
     CollectiveKind,
     Csr,
@@ -264,7 +265,7 @@ def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset({"format", "version", "form", "device", RANK_ATTRIBUTE, WHOLE_JOB})
+_OF_FILE = frozenset({"format", "version", "form", "device", RANK_ATTRIBUTE, STEP_FACTS, WHOLE_JOB})
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hespas.converters.chakra.contract import DEVICE_ATTRIBUTE, Tag
-from hespas.graph import WHOLE_JOB, ExtraTable, OpGraph, StringTableBuilder, Workload
+from hespas.graph import STEP_FACTS, WHOLE_JOB, ExtraTable, OpGraph, StringTableBuilder, Workload
 from hespas.graph.errors import UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
 from hespas.schemas.chakra.tables import AttributeField
@@ -14,10 +14,10 @@ __all__ = ["texts_of_job", "with_label", "with_metadata"]
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
-    """What nobody can tell from a trace: that the program is one of a whole job, and on which device times
-    were recorded.
+    """Return what a trace does not show, by attribute: that the program is one of a whole job, the device on
+    which times were recorded, and the facts of a generated step.
     """
-    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device"}
+    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device", STEP_FACTS: STEP_FACTS}
     stated = {name: workload.metadata.get(key, "") for name, key in keys.items()}
     return {name: text.encode("utf-8", "replace") for name, text in stated.items() if text}
 

@@ -57,7 +57,7 @@ from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.files.shares import missing_ranks
-from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
+from hespas.graph import ABSENT, STEP_FACTS, WHOLE_JOB, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import find_cycle
 from hespas.schemas.chakra.tables import NodeType
@@ -380,7 +380,7 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
 def _texts(columns: EtColumns) -> dict[str, str]:
     """What a file says of the program that it was made of, and of where its times were recorded."""
     facts = AttributeFacts.of(columns.metadata)
-    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device"}
+    keys = {WHOLE_JOB: WHOLE_JOB, DEVICE_ATTRIBUTE: "device", STEP_FACTS: STEP_FACTS}
     texts = {key: b"".join(facts.values(facts.texts(name))) for name, key in keys.items()}
     return {key: text.decode("utf-8", "replace") for key, text in texts.items() if text}
 

@@ -34,9 +34,11 @@ from hespas.generators.llm.settings import (
     Training,
     precision_of,
 )
+from hespas.generators.llm.step import Board, LlmStep, training_facts
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
-from hespas.hardware import canonical
+from hespas.graph.step_facts import Launch, StepFacts
+from hespas.hardware import Device, canonical, load_device
 
 __all__ = [
     "PUBLISHERS",
@@ -61,6 +63,27 @@ class PublishedRun:
     training: Training
     row: Mapping[str, str]
     place: str
+
+    def board(self, device: Device) -> Board | None:
+        """Return the board of the run where its row says that it differs from the file of its device."""
+        text = self.row.get("accelerator_variant", "")
+        power, memory = re.search(r"(\d+) W power limit", text), re.search(r"(\d+(?:\.\d+)?) TB/s", text)
+        if not (power or memory):
+            return None
+        ratio = float(memory[1]) * 1e12 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
+        return Board(device=device.name, power_w=float(power[1]) if power else 0.0, bandwidth=ratio)
+
+    def facts(self, device: Device) -> StepFacts:
+        """Return what simulators need of the step on its device beside its graph."""
+        return training_facts(self.model, self.training, self.board(device))
+
+    def step(self) -> LlmStep:
+        """Return the step as a generator. Raises ``UsageError`` where a row that describes its board names a
+        device that is not known.
+        """
+        varies = bool(self.row.get("accelerator_variant"))
+        board = self.board(load_device(self.row.get("accelerator", ""))) if varies else None
+        return LlmStep(model=self.model, layout=self.layout, training=self.training, board=board)
 
 
 _NEEDED = ("global_batch", "model", "num_accelerators", "seq_len")
@@ -281,7 +304,24 @@ def _training(cells: _Cells, layout: Layout) -> Training:
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
         compiled="no torch.compile" not in notes and source != "llm-foundry",
         transposed_weights=not lora and _needs_transposed(cells),
+        launch=_launch(notes),
+        library=_library(framework),
     )
+
+
+def _launch(notes: str) -> Launch:
+    """Return how the host launches kernels: modules of PyTorch one by one, some or all as a CUDA graph."""
+    if not re.search(r"cuda graphs(?! none)", notes):
+        return "kernels"
+    partly = "transformer_engine" in notes and "full_iteration" not in notes
+    return "partial-graphs" if partly else "whole"
+
+
+def _library(framework: str) -> str:
+    """Return the library of fused attention that a framework is known to run; empty: that of its style."""
+    if re.search(r"megatron-lm \(20(20|21|22)", framework):
+        return "measured"
+    return "flash1" if "llm-foundry" in framework else ""
 
 
 def _micro_batch(cells: _Cells, batch: int, dp: int) -> int:

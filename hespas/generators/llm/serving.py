@@ -40,7 +40,7 @@ from hespas.generators.llm.serving_experts import fused_experts
 from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
 from hespas.generators.llm.settings import PRECISIONS, Precision, Style, Training
 from hespas.generators.spec import Account
-from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, Workload, find_dtype
+from hespas.graph import CollectiveKind, OpClass, OpGraph, Permutation, StepFacts, Workload, find_dtype
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import UsageError
 
@@ -160,9 +160,22 @@ class ServingStep:
             ServingStage(self, stage, self.phase, f"{self.name}.stage{stage}").graph() for stage in stages
         )
         if self.layout.pp == 1:
-            return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks)
+            return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks, self._facts())
         ranks = np.repeat(np.arange(self.layout.pp, dtype=np.int32), self.layout.ranks // self.layout.pp)
-        return Workload(name=self.name, classes=graphs, rank_class=ranks)
+        return Workload(name=self.name, classes=graphs, rank_class=ranks, metadata=self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """Return the metadata that states what the step is."""
+        pools = _pools(self.phase)
+        tokens = sum(each.batch * each.queries for pool in pools for each in self.sequences(pool))
+        flops = sum(self._flops(pool) for pool in pools)
+        facts = StepFacts(
+            kind="serving",
+            model_flops=float(self.layout.dp * flops),
+            tokens=float(self.layout.dp * tokens),
+            dtype=self.precision.matmul,
+        )
+        return facts.metadata()
 
     def _check(self) -> None:
         for name in ("batch", "prompt", "page"):
@@ -200,7 +213,10 @@ class ServingStep:
             ServingStage(self, 0, phase, f"{self.name}.{phase}").graph() for phase in ("prefill", "decode")
         )
         return Workload(
-            name=self.name, classes=graphs, rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks)
+            name=self.name,
+            classes=graphs,
+            rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks),
+            metadata=self._facts(),
         )
 
 
