@@ -23,6 +23,7 @@ import msgspec
 from hespas import api
 from hespas._version import __version__
 from hespas.estimators import estimator_names
+from hespas.estimators.step_intervals import step_intervals
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
 from hespas.hardware import Device, find, load_device, write_device
@@ -32,6 +33,7 @@ from hespas.validators.calibration.intervals import with_fits
 from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
 from tools.goals import goals_section, growth_section, left_out_section, shipped_cards
 from tools.kernels import Trace, fits_without, kernel_tables, model_of, recorded_traces
+from tools.step_intervals import step_interval_table
 
 __all__ = ["DOCS", "accuracy_pages", "main"]
 
@@ -234,6 +236,7 @@ def accuracy_pages(figures: Figures) -> Mapping[str, str]:
     if goals := goals_section(figures.tables, figures.profiles, cards):
         summary.append(goals)
     if figures.tables:
+        summary.append(step_interval_table(step_intervals().values()))
         summary += ["## Mean over devices\n", _means(figures.tables)]
     behind = {_page_of(section): _section_page(section) for section in figures.tables}
     profiles = [part for each in figures.profiles for part in (f"## {each.name}\n", *_section_parts(each))]

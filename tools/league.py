@@ -46,30 +46,32 @@ sources, by family of devices (`hespas/hardware/training`): products of 8 bits o
 attention, products on TPUs, and the share of the peak that a device at its power limit sustains. These shares
 are few and round, and were set with the rows below in sight: the row *none* is free of a fit, not of that.
 
-One answer: `hespas generate llm`, then `hespas simulate --estimator training --system NAME` say the same of
-the same run (tests/validators/league/test_pipeline.py holds them together: tensor, context, data and expert
-parallelism to 0.01 %, pipelines with a sharded optimizer to 0.4 %, where the simulator puts gathers of
-updated weights elsewhere beside the first passes), but for two things. The league adds the host's time to
-issue kernels, which the simulator of a generated job does not know; and it slows kernels beside communication
-by one share, where the simulator has its own model (`--no-interference` leaves it out). What a row's text
-says stands in options: `attention=flash1` for llm-foundry, `power_w=500` for a board with that limit. Both
-take communicators as running side by side even where they share links, which do not get slower for that.
+The configuration is the default of every command for a training step (`hespas/estimators/configuration.py`):
+`hespas generate llm --row TABLE.csv:N`, then `hespas simulate --system NAME` take the same estimator with the
+options that the row's text states (`attention=flash1` for llm-foundry, `power_w=500` for a board with that
+limit), the same launches of the host and the same share by which kernels are slower beside communication.
+tests/validators/league/test_pipeline.py compares both: without pipelines they agree to 0.05 %, pipelines with
+a sharded optimizer to 0.4 %, because the simulator puts gathers of updated weights elsewhere beside the first
+passes. Both take communicators as running side by side even where they share links, which do not get slower
+for that.
 
 ## Calibration
 
-* `none`: nothing is fitted.
+* `none`: nothing is fitted. Intervals are those of every predicted training step (docs/accuracy.md), which
+  come from all rows of the published table: of these rows they hold more than of others.
 * `one-per-accelerator`: one row of each accelerator and source, chosen by settings alone, corrects others.
 * `leave-group-out`: each group (source, model, accelerator) is predicted with all other rows.
 
 The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
 of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
 release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
-alone. Intervals of 90 % are quantiles of what is left of rows of other groups, in which those of the own
-source count more the more there are: 20 as much as all others together. `hespas-validate calibrate --hardware
-NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their standard errors,
-and the errors before and on groups left out; factors hold for the estimator that they were fitted with.
+alone. Intervals of 90 % with a calibration are quantiles of what is left of rows of other groups, in which
+those of the own source count more the more there are: 20 as much as all others together. `hespas-validate
+calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with
+their standard errors, and the errors before and on groups left out; factors hold for the estimator that they
+were fitted with.
 
-Spreads of the effects, weights of sources, the first interval, host times of kernels and what kernels lose
+Spreads of the effects, weights of sources, host times of kernels and what kernels lose
 beside communication are round figures in the code, set with the rows below in sight or by a source that is
 named there. `noise_floor` of the document is the median difference between submitters to MLPerf with the same
 layout in the same round; tables without such submissions have none (null).

@@ -33,13 +33,14 @@ from hespas.api.io import (
 )
 from hespas.api.parts import Parts, check_parts
 from hespas.api.preparation import (
-    DEFAULT_ESTIMATOR,
+    STEP_ESTIMATOR,
     Conservation,
     Dropped,
     Granularity,
     Missing,
     Preparation,
     rank_totals,
+    step_estimator,
 )
 from hespas.api.rescaling import Rescaling, rescaled
 from hespas.converters import (
@@ -127,7 +128,7 @@ def convert(
     target_version: str = "",
     recover: bool = False,
     hardware: str | None = None,
-    estimator: str = DEFAULT_ESTIMATOR,
+    estimator: str = STEP_ESTIMATOR,
     ranks: range | None = None,
     num_devices: int | None = None,
     num_replicas: int | None = None,
@@ -168,6 +169,8 @@ def convert(
         needs_workload = bool(rescale or mesh) or not into(profile=True).profiles
         origin, value = _opened(source, source_format, said, found, stack, workload=needs_workload, mesh=mesh)
         value, accounted = rescaled(value, rescale, said, found)
+        if hardware and isinstance(value, Workload):
+            estimator = step_estimator(value, hardware, estimator)
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         target = into(profile=isinstance(value, Profile))
         account = _Account(value, accounted(conservation), target, writing, found)
@@ -271,7 +274,8 @@ def _preparation(
         from hespas.hardware import load_device
 
         load_device(hardware)
-        load_estimator(estimator)
+        if estimator != STEP_ESTIMATOR:
+            load_estimator(estimator)
     return Preparation(
         granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
     )

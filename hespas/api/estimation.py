@@ -15,9 +15,10 @@ import numpy as np
 
 from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
+from hespas.api.preparation import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
+from hespas.estimators.configuration import default_configuration
 from hespas.estimators.extrapolation import weighed
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import estimate_with, for_job, with_option
@@ -111,7 +112,7 @@ def estimate(
     source: str | Path | Workload | Profile,
     hardware: str,
     *,
-    estimator: str = DEFAULT_ESTIMATOR,
+    estimator: str = STEP_ESTIMATOR,
     granularity: Granularity | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
     options: ReadOptions | None = None,
@@ -121,13 +122,15 @@ def estimate(
     """What ``estimator`` says of each node of each rank class on ``hardware`` (a name or a TOML file).
 
     ``source`` is a workload, or the path of one, read as ``format`` (else the one sniffed) with ``options``.
+    The default ``estimator`` depends on the kind of workload (:mod:`hespas.estimators.configuration`).
     ``granularity`` says which operations are one (by default an unoptimised program is fused first). Of a
     profile it is the device work that was measured. Raises ``UsageError`` for an unknown name,
     ``UnsupportedError`` for a profile without device work; for a path also what ``read`` raises.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     name, workload = opened_program(source, format, options, found)
-    device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
+    device, estimator = load_device(hardware), step_estimator(workload, hardware, estimator)
+    model = for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     chosen = granularity_of(workload, granularity)
     workload = merged(workload, chosen, found)
@@ -165,17 +168,16 @@ def _tell_waits(graph: OpGraph, hardware: str, found: Diagnostics) -> None:
 
 
 def step_of(done: NodeEstimates) -> Simulation | None:
-    """What the estimates alone add up to where operations overlap as the device lets them: times that the
-    workload brings along do not count. None where they cannot be scheduled (a time without end, a cycle),
-    which :func:`hespas.api.simulate` would say.
+    """Return the step that the estimates make, as :func:`hespas.api.simulate` does on the same device: times
+    that the workload states count where the estimator has none. None where they cannot be scheduled (a time
+    without end, a cycle), which :func:`hespas.api.simulate` reports.
     """
     from hespas.simulator import simulate
 
-    graphs = done.workload.classes
-    bare = tuple(with_durations(graph, np.full(len(graph), np.nan)) for graph in graphs)
+    device = load_device(done.hardware)
+    configuration = default_configuration(done.workload, device, done.estimator)
     try:
-        device = load_device(done.hardware) if done.hardware else None
-        return simulate(replace(done.workload, classes=bare), done.estimates, device=device)
+        return simulate(done.workload, done.estimates, device=device, configuration=configuration)
     except (UnsupportedError, FormatError):
         return None
 
@@ -361,11 +363,18 @@ class EstimateDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    model_flops_per_step: Figure
+    tokens_per_step: Figure
+    mfu: Figure
+    mfu_peak_dtype: str
+    tokens_per_s: Figure
     rank_classes: list[_EstimatedClass]
 
 
 def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.Struct:
     """Times per operation class of each rank class, and the ``step`` they make: ``hespas.estimate/1``."""
+    from hespas.simulator.throughput import Throughput
+
     classes: list[_EstimatedClass] = []
     of_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)
     for index, (graph, estimated, energy) in enumerate(of_class):
@@ -380,6 +389,7 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
                 op_classes=rows,
             )
         )
+    rates = step.throughput if step else Throughput()
     return EstimateDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),
@@ -389,5 +399,10 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
         step_ns=step.step_ns if step else nan,
         step_low_ns=step.low_ns if step else nan,
         step_high_ns=step.high_ns if step else nan,
+        model_flops_per_step=rates.model_flops,
+        tokens_per_step=rates.tokens,
+        mfu=rates.mfu,
+        mfu_peak_dtype=rates.peak_dtype,
+        tokens_per_s=rates.tokens_per_s,
         rank_classes=classes,
     )

@@ -24,7 +24,10 @@ from hespas.hardware import load_device
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["GenerationDocument", "GenerationResult", "MemoryRow", "generate"]
+    from hespas.api.simulation import SimulationResult
+    from hespas.hardware import System
+
+__all__ = ["GenerationDocument", "GenerationResult", "MemoryRow", "StepDocument", "generate"]
 
 
 class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,20 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     size_bytes: Figure
+
+
+class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The predicted step of a generated workload: the figures of hespas simulate."""
+
+    hardware: str
+    system: str
+    estimator: str
+    step_ns: Figure
+    step_low_ns: Figure
+    step_high_ns: Figure
+    mfu: Figure
+    mfu_peak_dtype: str
+    tokens_per_s: Figure
 
 
 class GenerationDocument(Document, frozen=True, kw_only=True):
@@ -54,11 +71,14 @@ class GenerationDocument(Document, frozen=True, kw_only=True):
     fits: bool | None
     collective_bytes_per_rank: Figure
     memory: list[MemoryRow]
+    step: StepDocument | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GenerationResult(Result):
-    """A generated workload and its account; ``et_bytes`` is NaN where it was not asked for."""
+    """A generated workload and its account; ``et_bytes`` is NaN unless it was measured. ``step`` is the
+    simulation of the workload on the device or system that was named.
+    """
 
     workload: Workload
     account: Account
@@ -68,6 +88,7 @@ class GenerationResult(Result):
     written_bytes: int = 0
     hardware: str = ""
     capacity_bytes: float = nan
+    step: SimulationResult | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -111,6 +132,7 @@ class GenerationResult(Result):
             fits=self.fits,
             collective_bytes_per_rank=self.collective_bytes_per_rank,
             memory=[MemoryRow(what=each.what, size_bytes=each.size_bytes) for each in account.memory],
+            step=None if self.step is None else _step_document(self.step),
         )
 
     def to_json(self) -> bytes:
@@ -135,12 +157,14 @@ def generate(
     options: WriteOptions | None = None,
     measure: bool = False,
     hardware: str | None = None,
+    system: str | Path | System | None = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GenerationResult:
     """Make a workload and write it where a ``destination`` is given (Chakra traces unless its suffix or
-    ``format`` says otherwise). ``measure``: find out how many bytes the traces of all ranks take.
-    ``hardware``: a device, with whose memory that of the fullest rank is compared.
+    ``format`` says otherwise). ``measure``: find out how many bytes the traces of all ranks take. With
+    ``hardware`` or ``system`` the step is also simulated, as :func:`hespas.api.simulate` does by default, and
+    the memory of the fullest rank is compared with that of ``hardware``.
 
     Raises ``UsageError`` for settings that contradict each other, ``OutputError`` where nothing can be
     written. Equal settings write equal bytes.
@@ -154,6 +178,11 @@ def generate(
         size = write(
             workload, destination, format=format, overwrite=overwrite, options=chosen, diagnostics=found
         )
+    step = None
+    if hardware or system is not None:
+        from hespas.api.simulation import simulate
+
+        step = simulate(workload, hardware, system=system, diagnostics=found)
     result = GenerationResult(
         workload=workload,
         account=generator.account(),
@@ -163,11 +192,26 @@ def generate(
         written_bytes=size,
         hardware=hardware or "",
         capacity_bytes=float(capacity) if capacity >= 0 else nan,
+        step=step,
     )
     if result.fits is False:
         message = f"the fullest rank needs more memory than {hardware} has ({capacity / 1e9:,.1f} GB)"
         found.warning("generate.beyond-memory", workload.name, message)
     return result
+
+
+def _step_document(step: SimulationResult) -> StepDocument:
+    return StepDocument(
+        hardware=step.hardware,
+        system=step.system,
+        estimator=step.estimator,
+        step_ns=step.step_ns,
+        step_low_ns=step.low_ns,
+        step_high_ns=step.high_ns,
+        mfu=step.throughput.mfu,
+        mfu_peak_dtype=step.throughput.peak_dtype,
+        tokens_per_s=step.throughput.tokens_per_s,
+    )
 
 
 def _trace_bytes(workload: Workload, diagnostics: Diagnostics) -> float:

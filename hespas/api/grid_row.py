@@ -15,7 +15,7 @@ from msgspec import structs
 
 from hespas.api.grid_file import Value
 from hespas.api.io import opened_program
-from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.api.preparation import STEP_ESTIMATOR
 from hespas.api.simulation import SimulationResult, simulate
 from hespas.converters import ReadOptions
 from hespas.files.documents import Count, Figure
@@ -91,7 +91,7 @@ def _simulated(settings: Mapping[str, Value], folder: Path) -> SimulationResult:
     if "precision" in settings:
         workload = _in_precision(workload, str(settings["precision"]), settings, diagnostics)
     given: dict[str, Any] = {name: settings[name] for name in _PASSED if name in settings}
-    given.setdefault("estimator", DEFAULT_ESTIMATOR)
+    given.setdefault("estimator", STEP_ESTIMATOR)
     if settings.get("link_bandwidth", 1) != 1:
         given |= _with_links(given, float(settings["link_bandwidth"]), folder)
     return simulate(workload, diagnostics=diagnostics, **given)

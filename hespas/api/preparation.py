@@ -18,7 +18,6 @@ from hespas.graph import (
     WHOLE_JOB,
     CollectiveKind,
     Diagnostics,
-    OpClass,
     OpGraph,
     Workload,
 )
@@ -37,6 +36,7 @@ from hespas.graph.passes import (
 
 __all__ = [
     "DEFAULT_ESTIMATOR",
+    "STEP_ESTIMATOR",
     "Conservation",
     "Dropped",
     "Granularity",
@@ -48,10 +48,15 @@ __all__ = [
     "merged",
     "rank_totals",
     "refuse_global",
+    "step_estimator",
 ]
 
 DEFAULT_ESTIMATOR = "composite"
-"""Who is asked where nobody says: fits of the device where it has some, else its roofline."""
+"""The default estimator of single operations: fits of the device where it has some, else its roofline."""
+STEP_ESTIMATOR = "auto"
+"""The default estimator of a workload: the one with the best evidence for its kind
+(:mod:`hespas.estimators.configuration`, whose ``AUTO`` this is, loaded only when a time is needed).
+"""
 
 Granularity = Literal["op", "fused", "region"]
 Missing = Literal["error", "warn", "zero"]
@@ -115,14 +120,9 @@ def granularity_of(workload: Workload, stated: Granularity | None) -> Granularit
     """What is merged before operations get times: what the caller states, else elementwise work where no
     compiler has been at the program yet, which would fuse it. None: operations are taken as they stand.
     """
-    return stated or ("fused" if _is_unoptimised(workload) else None)
+    from hespas.estimators.configuration import is_unoptimised
 
-
-def _is_unoptimised(workload: Workload) -> bool:
-    """Whether it is a program as a framework writes it, in whatever format it was kept since."""
-    form, scheduled = (workload.metadata.get(key, "") for key in ("format", "is_scheduled"))
-    program = form == "stablehlo" or (form == "hlo" and scheduled != "true")
-    return program and not any((graph.op_class == OpClass.FUSION).any() for graph in workload.classes)
+    return stated or ("fused" if is_unoptimised(workload) else None)
 
 
 def merged(
@@ -188,7 +188,7 @@ class Preparation:
     ) -> tuple[Workload, Conservation]:
         counts = workload.sizes_within(ranks)
         account = _Account()
-        estimate = self._estimator(workload.num_ranks)
+        estimate = self._estimator(workload)
         classes = tuple(
             self._prepare(
                 graph,
@@ -255,11 +255,12 @@ class Preparation:
         for graph in workload.classes:
             refuse_converted(graph, load_device(self.hardware))
 
-    def _estimator(self, num_ranks: int) -> Callable[[OpGraph, Diagnostics], OpGraph]:
-        """What gives a graph durations, or sees to those that lack one."""
+    def _estimator(self, workload: Workload) -> Callable[[OpGraph, Diagnostics], OpGraph]:
+        """Return the function that gives a graph durations, or handles those that it lacks."""
         if self.hardware is None:
             return self._settle
-        return graph_estimator(self.hardware, self.estimator, num_ranks, self.missing)
+        spelling = step_estimator(workload, self.hardware, self.estimator)
+        return graph_estimator(self.hardware, spelling, workload.num_ranks, self.missing)
 
     def _settle(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Without a device nobody is asked for durations; a strict caller still hears of missing ones."""
@@ -280,6 +281,17 @@ def _as_own(
     """Return the graph of rank class ``number`` with the times that its own groups and peers give."""
     timed = estimate(of_own_ranks(workload, number, graph), diagnostics)
     return replace(timed, group_sets=graph.group_sets, permutations=graph.permutations, p2p=graph.p2p)
+
+
+def step_estimator(workload: Workload, hardware: str, estimator: str) -> str:
+    """Return the spelling of the estimator for a workload on a device: the default of its kind unless named.
+
+    Raises ``UsageError`` for an unknown device.
+    """
+    from hespas.estimators.configuration import default_configuration
+    from hespas.hardware import load_device
+
+    return default_configuration(workload, load_device(hardware), estimator).estimator
 
 
 def graph_estimator(

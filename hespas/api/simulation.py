@@ -21,12 +21,20 @@ from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
 from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.memory import MemoryDocument, memory_document, memory_on
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Mode, merged, refuse_global
+from hespas.api.preparation import (
+    STEP_ESTIMATOR,
+    Granularity,
+    Mode,
+    merged,
+    refuse_global,
+    step_estimator,
+)
 from hespas.api.recorded_steps import recorded_step_of
 from hespas.api.systems import sized_for
 from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
 from hespas.estimators import MissingPolicy, refuse_converted
+from hespas.estimators.configuration import default_configuration
 from hespas.files.documents import Count, Figure, encoded
 from hespas.graph import ESTIMATED_ON, WAITS, Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
@@ -76,19 +84,28 @@ class SimulationResult(Result, Simulation):
     memory: tuple[RankMemory, ...] = ()
     links: LinkUse | None = None
 
+    @property
+    def where(self) -> str:
+        """Return the system and the device, as far as they were named."""
+        return f"{self.system}, {self.hardware}" if self.system and self.hardware else self.hardware
+
     def headline(self) -> str:
         """How long a step takes."""
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
         ranks = sum(found.num_ranks for found in self.classes)
         recorded = recorded_step_of(self.workload, estimated=bool(self.hardware) or self.mode == "astra")
+        interval = ""
+        if not isnan(self.low_ns):
+            interval = f" (90 % interval: {self.low_ns / 1e6:,.3f} to {self.high_ns / 1e6:,.3f} ms)"
         time = f"{least}{self.step_ns / 1e6:,.3f} ms"
-        told = f"{time} per step"
+        told = f"{time} per step{interval}"
         if recorded is not None and not isnan(recorded.step_ns):
             told = f"{recorded.step_ns / 1e6:,.3f} ms per step, span {time}"
         elif recorded is not None:
             told = f"span {time}"
-        return f"{self.source}{where}, {told} of {ranks:,} ranks"
+        rates = f"; {self.throughput}" if self.throughput.is_known else ""
+        return f"{self.source}{where}, {told} of {ranks:,} ranks{rates}"
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.simulate/1``."""
@@ -128,7 +145,7 @@ def simulate(
     source: str | Path | Workload | Profile,
     hardware: str | None = None,
     *,
-    estimator: str = DEFAULT_ESTIMATOR,
+    estimator: str = STEP_ESTIMATOR,
     granularity: Granularity | None = None,
     simulator: Simulator | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
@@ -213,7 +230,7 @@ class _Asked:
         return SimulationResult(
             source=source,
             hardware=self.hardware or "",
-            estimator=self.estimator if self.hardware else "",
+            estimator=step_estimator(ran.workload, self.hardware, self.estimator) if self.hardware else "",
             system="" if self.system is None else self.system.name,
             diagnostics=self.diagnostics,
             mode="hespas" if statistics is None else "astra",
@@ -268,6 +285,7 @@ class _Asked:
             )
             workload, estimates = done.workload, done.estimates
         device = self._device_of_times(workload)
+        configuration = None if device is None else default_configuration(workload, device, self.estimator)
         if self.system is not None:
             network = Network(self.system, device)
             workload, estimates = on_system(workload, estimates, network, self.diagnostics)
@@ -276,6 +294,7 @@ class _Asked:
             estimates,
             simulator=simulator,
             device=device,
+            configuration=configuration,
             missing=self.missing,
             diagnostics=self.diagnostics,
         )
@@ -420,6 +439,11 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
+    model_flops_per_step: Figure
+    tokens_per_step: Figure
+    mfu: Figure
+    mfu_peak_dtype: str
+    tokens_per_s: Figure
     is_lower_bound: bool
     is_mixed: bool
     measured_ns: Figure
@@ -451,6 +475,11 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         step_ns=done.step_ns,
         step_low_ns=done.low_ns,
         step_high_ns=done.high_ns,
+        model_flops_per_step=done.throughput.model_flops,
+        tokens_per_step=done.throughput.tokens,
+        mfu=done.throughput.mfu,
+        mfu_peak_dtype=done.throughput.peak_dtype,
+        tokens_per_s=done.throughput.tokens_per_s,
         is_lower_bound=done.is_lower_bound,
         is_mixed=done.is_mixed,
         measured_ns=done.measured_ns,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped
+from hespas.api.preparation import STEP_ESTIMATOR, Dropped
 from hespas.cli import options
 from hespas.cli.session import (
     check_reports,
@@ -138,7 +138,7 @@ def convert(
     to_version: _ToVersion = "",
     recover: options.Recover = False,
     hardware: _Hardware = "",
-    estimator: options.Estimator = DEFAULT_ESTIMATOR,
+    estimator: options.Estimator = STEP_ESTIMATOR,
     ranks: _Ranks = "",
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,

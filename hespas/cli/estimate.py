@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity
+from hespas.api.preparation import STEP_ESTIMATOR, Granularity
 from hespas.cli import options
 from hespas.cli.session import (
     check_reports,
@@ -26,7 +26,7 @@ from hespas.cli.text import (
     counted,
     energy_text,
     flops_text,
-    step_text,
+    step_lines,
     table_text,
     time_text,
 )
@@ -99,7 +99,7 @@ def estimate(
     from hespas.graph import Diagnostics
 
     diagnostics = Diagnostics()
-    several = {"hardware": hardware, "estimator": estimator or [DEFAULT_ESTIMATOR]}
+    several = {"hardware": hardware, "estimator": estimator or [STEP_ESTIMATOR]}
     if source is not None and table is None:
         source = WhatIf(None, None, 1, None, json_file, overwrite, progress, debug).run(
             source, context, several
@@ -203,7 +203,7 @@ def _estimate_program(
         api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, source)
     if step is not None:
-        emit(step_text(step, asked.hardware))
+        emit(step_lines(step, asked.hardware))
     _show_estimates(done)
 
 

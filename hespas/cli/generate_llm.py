@@ -16,6 +16,7 @@ from hespas.generators.llm.settings import ScheduleName, Style
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.graph.step_facts import Launch
 
 if TYPE_CHECKING:
     from hespas.generators.llm import Layout, Model, Overlap, Training
@@ -98,6 +99,13 @@ _Offload = Annotated[
 _Schedule = Annotated[ScheduleName, typer.Option(help="Order of a stage's passes.", rich_help_panel=_STEP)]
 _Lora = Annotated[int, _degree("Train adapters of this rank only (0: all weights).", _STEP, least=0)]
 _Style = Annotated[Style, typer.Option(help="Whose kernels.", rich_help_panel=_HABITS)]
+_Launch = Annotated[
+    Launch,
+    typer.Option(
+        help="Launches: each kernel by the host, part of them in CUDA graphs, or the step as a whole.",
+        rich_help_panel=_HABITS,
+    ),
+]
 _Overlap = Annotated[
     str,
     typer.Option(
@@ -163,6 +171,7 @@ def llm(
     schedule: _Schedule = "1f1b",
     lora_rank: _Lora = 0,
     style: _Style = "megatron",
+    launch: _Launch = "kernels",
     overlap: _Overlap = "gradients,parameters,pipeline,context",
     capacity: _Capacity = 0.0,
     imbalance: _Imbalance = 1.0,
@@ -221,7 +230,7 @@ def llm(
         seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,
         precision=numbers, recompute=again, optimizer_offload=optimizer_offload, schedule=schedule,
         style=style, overlap=_overlap(overlap, chosen, layout, lora_rank), lora_rank=lora_rank,
-        capacity=capacity, imbalance=imbalance,
+        capacity=capacity, imbalance=imbalance, launch=launch,
     )  # fmt: skip
     _tell_without_effect(asked, layout, training, named=overlap != "all")
     return LlmStep(model=chosen, layout=layout, training=training)
@@ -243,10 +252,11 @@ _OF_BOTH = frozenset(
 """Serving has neither ``vp`` nor ``cp``, and says so where one is more than 1."""
 _OF_EVERY_MODE = frozenset(
     {
+        "hardware",
+        "system",
         "out",
         "to",
         "dry_run",
-        "hardware",
         "jobs",
         "only_classes",
         "shard",
@@ -335,13 +345,12 @@ def _overlap(text: str, model: Model, layout: Layout, lora_rank: int) -> Overlap
 
 def _of_row(text: str, diagnostics: Diagnostics) -> Generator:
     """The step that a row of a table describes; its assumptions are told."""
-    from hespas.generators.llm import LlmStep, row_of
+    from hespas.generators.llm import row_of
 
     table, _, number = text.rpartition(":")
     if not table or not (number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS):
         raise UsageError(f"--row {text} names no row", hint="--row runs.csv:0 is the first below the header")
-    run = row_of(Path(table), int(number), diagnostics)
-    return LlmStep(model=run.model, layout=run.layout, training=run.training)
+    return row_of(Path(table), int(number), diagnostics).step()
 
 
 def _list_models() -> None:

@@ -13,7 +13,7 @@ import typer
 from hespas.api.parts import Parts
 from hespas.cli import options
 from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
-from hespas.cli.text import bytes_text, count_text, flops_text, table_text
+from hespas.cli.text import bytes_text, count_text, flops_text, step_lines, table_text
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
@@ -23,11 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "making"]
 
+_System = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Simulate the step on this system too.",
+        autocompletion=options.system_names,
+        rich_help_panel=options.DEVICE,
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
 ]
 _Hardware = Annotated[
-    str, typer.Option("--hardware", metavar="NAME", help="Compare the peak memory with this device's.")
+    str, options.hardware_option("Simulate the step on this device too, and compare its memory.")
 ]
 
 
@@ -39,6 +48,7 @@ class _Output:
     to: str
     dry_run: bool
     hardware: str
+    system: str
     json_file: Path | None
     parts: tuple[str, str, bool, bool]
     jobs: int
@@ -67,6 +77,7 @@ class _Output:
                 options=self._parts().options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
                 hardware=self.hardware or None,
+                system=self.system or None,
                 diagnostics=diagnostics,
             )
         if self.json_file:
@@ -84,6 +95,7 @@ def _output(
     to: options.DestinationFormat = "",
     dry_run: _DryRun = False,
     hardware: _Hardware = "",
+    system: _System = "",
     jobs: options.Jobs = 2,
     only_classes: options.OnlyClasses = False,
     shard: options.Shard = "",
@@ -96,7 +108,7 @@ def _output(
 ) -> _Output:
     """The options of every command, and their defaults."""
     parts = (shard, cluster, only_classes, resume)
-    return _Output(out, to, dry_run, hardware, json_file, parts, jobs, overwrite, progress, debug)
+    return _Output(out, to, dry_run, hardware, system, json_file, parts, jobs, overwrite, progress, debug)
 
 
 def _beside(call: typer.Context, loudness: options.Loudness = None) -> None:
@@ -201,6 +213,8 @@ def _tell(done: GenerationResult) -> None:
     account = done.account
     where = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
     emit(f"{done.headline()}{where}")
+    if done.step is not None:
+        emit(step_lines(done.step, done.step.where))
     rows = [
         ("nodes of a rank, at most", count_text(done.nodes_per_rank_max)),
         ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),

@@ -299,7 +299,7 @@ Estimators = Annotated[
         metavar="NAME",
         help="Which estimator says how long: see 'hespas estimators'; repeated: a column each.",
         autocompletion=estimator_names,
-        show_default=preparation.DEFAULT_ESTIMATOR,
+        show_default=f"{preparation.STEP_ESTIMATOR}: by kind of workload",
         rich_help_panel=DEVICE,
     ),
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Mode
+from hespas.api.preparation import STEP_ESTIMATOR, Mode
 from hespas.cli import options
 from hespas.cli.others import check_binary, show_others
 from hespas.cli.session import (
@@ -24,7 +24,7 @@ from hespas.cli.session import (
     report_folder,
     say_diagnostics,
 )
-from hespas.cli.text import bytes_text, counted, step_text, table_text, time_text
+from hespas.cli.text import bytes_text, counted, step_lines, table_text, time_text
 from hespas.cli.what_if import WhatIf
 from hespas.graph.diagnostics import Diagnostics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
@@ -174,6 +174,15 @@ _AstraTimeout = Annotated[
         rich_help_panel=_ASTRA,
     ),
 ]
+_Launches = Annotated[
+    bool,
+    typer.Option(
+        "--launches/--no-launches",
+        help="Kernels of a training step wait for a host that launches them one by one, unless it is a whole "
+        "CUDA graph or a program of XLA.",
+        rich_help_panel=_RANKS,
+    ),
+]
 _Grid = Annotated[
     Path | None,
     typer.Option(
@@ -224,6 +233,7 @@ def simulate(
     alone: _Alone = False,
     overlap_trips: _OverlapTrips = False,
     interference: _Interference = True,
+    launches: _Launches = True,
     grid: _Grid = None,
     jobs: _Jobs = 1,
     compare: _Compare = None,
@@ -263,7 +273,7 @@ def simulate(
 
     hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
-    several = {"hardware": hardware or [""], "estimator": estimator or [DEFAULT_ESTIMATOR]}
+    several = {"hardware": hardware or [""], "estimator": estimator or [STEP_ESTIMATOR]}
     what_if = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug)
     source = what_if.run(source, context, several)
     if source is None:
@@ -282,7 +292,7 @@ def simulate(
         drawn = _Drawn(timeline, beside, json_file, report, overwrite)
         drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
         mode = "astra" if simulator == "astra-sim" else mode
-        asked = (jitter, seed, straggler or [], messages, alone, overlap_trips, interference)
+        asked = (jitter, seed, straggler or [], messages, alone, overlap_trips, interference, launches)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             done = api.simulate(
@@ -324,6 +334,7 @@ def _simulator(
     alone: bool,
     overlap_trips: bool,
     interference: bool,
+    launches: bool,
 ) -> Simulator | None:
     """What the options ask for; None where they ask for nothing."""
     from hespas.graph.errors import UsageError
@@ -332,6 +343,7 @@ def _simulator(
     given = {
         "--jitter": jitter, "--seed": seed, "--straggler": straggler, "--messages": messages != "eager",
         "--alone": alone, "--overlap-trips": overlap_trips, "--no-interference": not interference,
+        "--no-launches": not launches,
     }  # fmt: skip
     asked = [option for option, value in given.items() if value]
     if mode == "astra" and asked:
@@ -342,7 +354,7 @@ def _simulator(
     if alone:
         if jitter or seed or slow or messages != "eager":
             raise UsageError("--alone has no --jitter, --seed, --straggler or --messages")
-        return ListScheduler(overlap_trips=overlap_trips, interference=interference)
+        return ListScheduler(overlap_trips=overlap_trips, interference=interference, launches=launches)
     if seed and not jitter:
         raise UsageError("--seed without --jitter draws nothing")
     if not asked:
@@ -354,6 +366,7 @@ def _simulator(
         protocol=messages,
         overlap_trips=overlap_trips,
         interference=interference,
+        launches=launches,
     )
 
 
@@ -423,8 +436,7 @@ class _Drawn:
 
 
 def _show(done: SimulationResult) -> None:
-    where = f"{done.system}, {done.hardware}" if done.system and done.hardware else done.hardware
-    emit(step_text(done, where, mode=done.mode))
+    emit(step_lines(done, done.where, mode=done.mode))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         device = done.workload.metadata.get("device", "") or "whatever device"

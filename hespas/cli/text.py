@@ -25,6 +25,7 @@ __all__ = [
     "flops_text",
     "plain_text",
     "ranks_text",
+    "step_lines",
     "step_text",
     "table_text",
     "time_text",
@@ -149,6 +150,12 @@ def _span_words(workload: Workload, time: str, *, estimated: bool) -> str:
     if isnan(recorded.step_ns):
         return f"span {time} of {steps}"
     return f"{time_text(recorded.step_ns)} per step ({steps}, span {time})"
+
+
+def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list[str]:
+    """Return the summary of a step: its line, and one of its rates where they are known."""
+    rates = [str(done.throughput)] if done.throughput.is_known else []
+    return [step_text(done, hardware, mode=mode), *rates]
 
 
 def _interval_text(done: Simulation, hardware: str, mode: str) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 from hespas.generators.llm.assemble import Part
 from hespas.generators.llm.kernels import Kernels, Tensor
 from hespas.generators.spec import Account
-from hespas.graph import CollectiveKind, GraphBuilder, OpClass, StridedGroups, Workload
+from hespas.graph import CollectiveKind, GraphBuilder, OpClass, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
 
 __all__ = ["DlrmStep", "Sharding"]
@@ -86,7 +86,9 @@ class DlrmStep:
         self._check()
         builder = GraphBuilder(self.name)
         _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
-        return Workload.spmd(builder.build(), self.ranks)
+        flops = self.account().model_flops_per_step
+        facts = StepFacts(kind="recommendation", model_flops=flops, dtype=self.dtype)
+        return Workload.spmd(builder.build(), self.ranks, facts.metadata())
 
     def _check(self) -> None:
         if min(self.ranks, self.batch, self.tables, self.rows, self.width, self.lookups) < 1:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hespas.generators.llm.assemble import Part
 from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor
 from hespas.generators.spec import Account
-from hespas.graph import CollectiveKind, GraphBuilder, StridedGroups, Workload
+from hespas.graph import CollectiveKind, GraphBuilder, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
 
 __all__ = ["VisionModel", "VisionStep", "dit_xl_2", "vit_b_16"]
@@ -148,7 +148,9 @@ class VisionStep:
             raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16, f32 or tf32")
         builder = GraphBuilder(self.name)
         _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
-        return Workload.spmd(builder.build(), self.dp)
+        flops = self.account().model_flops_per_step
+        facts = StepFacts(kind="vision", model_flops=flops, dtype=self.dtype)
+        return Workload.spmd(builder.build(), self.dp, facts.metadata())
 
     def account(self) -> Account:
         """FLOPs of products, attention on all pairs, nothing computed again; memory is not accounted for."""

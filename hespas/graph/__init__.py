@@ -52,6 +52,7 @@ from hespas.graph.profile import (
     Profile,
     Timeline,
 )
+from hespas.graph.step_facts import STEP_FACTS, StepFacts, step_facts
 from hespas.graph.workload import (
     ABSENT,
     ESTIMATED_ON,
@@ -76,6 +77,7 @@ __all__ = [
     "PROGRAM_BYTES",
     "RETURNED",
     "SOURCE_DTYPE",
+    "STEP_FACTS",
     "UNKNOWN_DTYPE",
     "WAITS",
     "WHOLE_JOB",
@@ -109,6 +111,7 @@ __all__ = [
     "Renamed",
     "Resource",
     "Severity",
+    "StepFacts",
     "StridedGroups",
     "StringTable",
     "StringTableBuilder",
@@ -119,5 +122,6 @@ __all__ = [
     "compress_groups",
     "dtype",
     "find_dtype",
+    "step_facts",
     "timed_class_name",
 ]

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from math import nan
+from dataclasses import dataclass, replace
+from math import isnan, nan
+from typing import NamedTuple
 
 import numpy as np
 
 from hespas.estimators import MissingPolicy, apply_estimate, kept_durations
-from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph, Resource, Workload
+from hespas.estimators.configuration import Configuration, default_configuration
+from hespas.estimators.step_intervals import step_factors
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import is_recorded_wait
 from hespas.graph.passes import is_delay, is_free, with_durations
 from hespas.hardware import Device
-from hespas.simulator.interference import pressures_of
+from hespas.simulator.interference import pressures_of, uniform_pressures
 from hespas.simulator.job import JobScheduler
+from hespas.simulator.launches import Launches, launches_of
 from hespas.simulator.list_scheduler import ListScheduler
+from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Simulation, Simulator
+from hespas.simulator.throughput import throughput_of
 
 __all__ = ["simulate"]
 
@@ -34,6 +40,7 @@ def simulate(
     *,
     simulator: Simulator | None = None,
     device: Device | None = None,
+    configuration: Configuration | None = None,
     missing: MissingPolicy = "warn",
     diagnostics: Diagnostics | None = None,
 ) -> Simulation:
@@ -42,7 +49,8 @@ def simulate(
     A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
     costs nothing takes none. Beside estimates of a device, results count the nodes that keep a time of the
     graph, which is that of another device. With the ``device`` of the estimates, communication and kernels
-    beside each other slow each other down (:mod:`hespas.simulator.interference`); without ``estimates`` the
+    beside each other slow each other down (:mod:`hespas.simulator.interference`), as the ``configuration``
+    states, which also states whether kernels wait for a host that launches them; without ``estimates`` the
     times of the graphs are taken as estimates for that device, except those of recorded waits. ``missing``
     says what happens where a time or trip count is not known: ``error`` raises ``UnsupportedError``, ``warn``
     counts the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts
@@ -56,33 +64,91 @@ def simulate(
     found = diagnostics if diagnostics is not None else Diagnostics()
     if device is not None and estimates is None:
         estimates = tuple(_stated_estimate(graph, device) for graph in workload.classes)
-    runs = workload.class_sizes
-    classes: list[OpGraph] = []
-    unknown: dict[int, int] = {}
-    kept: dict[int, int] = {}
-    for index, graph in enumerate(workload.classes):
-        if not runs[index]:
-            classes.append(graph)
-            continue
-        estimate = estimates[index] if estimates is not None else _blank_estimate(graph)
-        kept[index] = int(kept_durations(graph, estimate).sum()) if estimate.hardware else 0
-        settled, unknown_trips = _settle_trips(graph, missing, found)
-        timed, unknown_times = _timed(settled, estimate, missing, found)
-        unknown[index] = unknown_trips + unknown_times
-        classes.append(_on_one_queue(timed, found) if estimate.hardware else timed)
+    ready = _ready_classes(workload, estimates, missing, found)
+    classes = tuple(each.graph for each in ready)
     chosen = _settled(simulator, workload, estimates)
-    job = replace(workload, classes=tuple(classes))
-    if device is not None and estimates is not None and isinstance(chosen, JobScheduler | ListScheduler):
-        pressures = pressures_of(job, estimates, device, found) if chosen.interference else None
+    job = replace(workload, classes=classes)
+    paced, factors = None, (nan, nan)
+    if device is not None and estimates is not None:
+        stated = configuration or default_configuration(workload, device)
+        factors = step_factors(stated.kind, device, stated.estimator)
+        paced = _Paced(job, estimates, device, stated, found)
+    if paced is not None and isinstance(chosen, JobScheduler | ListScheduler):
+        workload, job, pressures = paced.settled(workload, chosen)
         done = chosen.run(job, found, pressures)
     else:
         done = chosen.run(job, found)
     results = tuple(
-        replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
+        replace(result, unknown=ready[result.rank_class].unknown, kept=ready[result.rank_class].kept)
         for result in done.classes
     )
-    low_ns, high_ns = _interval(done, estimates)
-    return replace(done, workload=workload, classes=results, low_ns=low_ns, high_ns=high_ns)
+    low_ns, high_ns = _interval(done, classes, estimates, factors)
+    return replace(
+        done,
+        workload=workload,
+        classes=results,
+        low_ns=low_ns,
+        high_ns=high_ns,
+        throughput=throughput_of(workload.metadata, done.step_ns, workload.num_present, device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Paced:
+    """A job with times of a device, and what slows its kernels down: contention and a host."""
+
+    job: Workload
+    estimates: Sequence[Estimate]
+    device: Device
+    configuration: Configuration
+    diagnostics: Diagnostics
+
+    def settled(
+        self, workload: Workload, simulator: JobScheduler | ListScheduler
+    ) -> tuple[Workload, Workload, Sequence[Pressure] | None]:
+        """Return the workload and the job with launches of the host, and the pressures of their nodes."""
+        pressures = self._pressures() if simulator.interference else None
+        issue_ns = self.configuration.host_issue_ns
+        if not (issue_ns and simulator.launches):
+            return workload, self.job, pressures
+        sizes = self.job.class_sizes
+        launches = [
+            launches_of(graph, issue_ns, reads_counts=self.configuration.reads_counts) if size else None
+            for graph, size in zip(self.job.classes, sizes, strict=True)
+        ]
+        self.diagnostics.info(
+            "simulate.launches",
+            workload.name,
+            f"the host launches kernels one by one, {issue_ns / 1e3:g} us each",
+            count=sum(each is not None for each in launches),
+        )
+        if pressures is not None:
+            pressures = [
+                pressure if found is None else _with_launches(pressure, found)
+                for pressure, found in zip(pressures, launches, strict=True)
+            ]
+        return _launched(workload, launches), _launched(self.job, launches), pressures
+
+    def _pressures(self) -> Sequence[Pressure] | None:
+        """Return by how much nodes of the job slow each other down."""
+        share = self.configuration.beside
+        if isnan(share):
+            return pressures_of(self.job, self.estimates, self.device, self.diagnostics)
+        return uniform_pressures(self.job, self.estimates, share)
+
+
+def _launched(workload: Workload, launches: Sequence[Launches | None]) -> Workload:
+    """Return the workload with the launches of each rank class."""
+    pairs = zip(workload.classes, launches, strict=True)
+    return replace(
+        workload, classes=tuple(graph if found is None else found.added_to(graph) for graph, found in pairs)
+    )
+
+
+def _with_launches(pressure: Pressure, launches: Launches) -> Pressure:
+    """Return the pressure of nodes among which launches stand, which press on nothing."""
+    rows = launches.rows()
+    return pressure.take(rows, rows < len(pressure))
 
 
 def _settled(
@@ -128,40 +194,27 @@ def _on_one_queue(graph: OpGraph, found: Diagnostics) -> OpGraph:
     return replace(graph, stream=np.where(keeps, graph.stream, named[0]).astype(np.int32))
 
 
-def _interval(done: Simulation, estimates: Sequence[Estimate] | None) -> tuple[float, float]:
-    """The bounds of the step: those of all work of the rank class that ends last, in proportion."""
-    if estimates is None or not done.classes:
+def _interval(
+    done: Simulation,
+    timed: Sequence[OpGraph],
+    estimates: Sequence[Estimate] | None,
+    factors: tuple[float, float],
+) -> tuple[float, float]:
+    """Return the bounds of the step by the factors of its kind. Recorded times of the rank class that ends
+    last have no error, so the factors hold for the share of its work that is estimated.
+    """
+    if estimates is None or not done.classes or isnan(factors[0]):
         return nan, nan
     last = max(done.classes, key=lambda found: found.finish_ns).rank_class
-    below, above = _relative_bounds(done.workload.classes[last], estimates[last])
-    return done.step_ns * below, done.step_ns * above
-
-
-def _relative_bounds(timed: OpGraph, estimate: Estimate) -> tuple[float, float]:
-    """The 90 % interval of the sum of a graph's times, over that sum.
-
-    What one model says of one class of operations errs alike, so these half-widths add up; those of
-    different models or classes add up as squares. Times without an interval err as the others do, but
-    recorded ones not at all; NaN where most of the time has none.
-    """
-    positive = (estimate.duration_ns > 0) & (estimate.estimator >= 0)  # nobody's are recorded
-    bounded = positive & ~np.isnan(estimate.low_ns) & ~np.isnan(estimate.high_ns)
-    source = estimate.estimator[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
+    graph, estimate = timed[last], estimates[last]
     with np.errstate(over="ignore", invalid="ignore"):  # sums may be more than a number holds
-        total = np.nan_to_num(timed.duration_ns * timed.multiplicity, posinf=np.inf)
-        whole, known, silent = (
-            float(total[rows].sum()) for rows in (slice(None), bounded, positive & ~bounded)
-        )
-        if not (known > silent and np.isfinite(whole)):
-            return nan, nan
-        relative = total[bounded] / estimate.duration_ns[bounded]
-        widths = (
-            (bound[bounded] - estimate.duration_ns[bounded]) * relative
-            for bound in (estimate.low_ns, estimate.high_ns)
-        )
-        sums = [float(np.sqrt((np.bincount(source, weights=width) ** 2).sum())) for width in widths]
-    below, above = (each * (known + silent) / known / whole for each in sums)
-    return max(1.0 - below, 0.0), 1.0 + above
+        total = np.nan_to_num(graph.duration_ns * graph.multiplicity, posinf=np.inf)
+        estimated = float(total[(estimate.duration_ns > 0) & (estimate.estimator >= 0)].sum())
+        whole = float(total.sum())
+    if not (estimated > 0 and np.isfinite(whole)):
+        return nan, nan
+    low, high = (1.0 + (factor - 1.0) * estimated / whole for factor in factors)
+    return done.step_ns * low, done.step_ns * high
 
 
 def _blank_estimate(graph: OpGraph) -> Estimate:
@@ -192,6 +245,34 @@ def _stated_estimate(graph: OpGraph, device: Device) -> Estimate:
         duration_ns=np.where(np.isnan(stated), blank.duration_ns, stated),
         estimator=np.where(stated > 0, 0, -1).astype(np.int8),
     )
+
+
+class _Ready(NamedTuple):
+    """A rank class with times and trip counts: how many of them are not known, and how many times are those
+    of the graph beside estimates.
+    """
+
+    graph: OpGraph
+    unknown: int = 0
+    kept: int = 0
+
+
+def _ready_classes(
+    workload: Workload, estimates: Sequence[Estimate] | None, missing: MissingPolicy, found: Diagnostics
+) -> list[_Ready]:
+    """Return the rank classes with times; those that no rank runs stay as they are."""
+    classes: list[_Ready] = []
+    for index, (graph, size) in enumerate(zip(workload.classes, workload.class_sizes, strict=True)):
+        if not size:
+            classes.append(_Ready(graph))
+            continue
+        estimate = estimates[index] if estimates is not None else _blank_estimate(graph)
+        kept = int(kept_durations(graph, estimate).sum()) if estimate.hardware else 0
+        settled, unknown_trips = _settle_trips(graph, missing, found)
+        timed, unknown_times = _timed(settled, estimate, missing, found)
+        queued = _on_one_queue(timed, found) if estimate.hardware else timed
+        classes.append(_Ready(queued, unknown_trips + unknown_times, kept))
+    return classes
 
 
 def _timed(

@@ -9,22 +9,24 @@ become slow-downs by the factors of :mod:`hespas.hardware.interference`. Recorde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from hespas.estimators import kept_durations
 from hespas.estimators.roofline import Roofline
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.hardware.interference import factor_of, held_of
 from hespas.simulator.progress import Pressure
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, kinds_of, stream_codes
 
-__all__ = ["pressures_of"]
+__all__ = ["pressures_of", "uniform_pressures"]
 
 _MOST_TAKEN = 0.5
 """Of the units and of the bandwidth of the memory of a device: beyond, the form has no data."""
+_TALKING = (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
 _TIMES = {
     CollectiveKind.ALL_REDUCE: 2.0,
     CollectiveKind.ALL_GATHER: 1.0,
@@ -59,18 +61,37 @@ def pressures_of(
     return found
 
 
+def uniform_pressures(
+    workload: Workload, estimates: Sequence[Estimate], share: float
+) -> tuple[Pressure, ...]:
+    """Return pressures by which all estimated kernels are slower by one ``share`` beside communication."""
+    return tuple(
+        _uniform(graph, estimate, share) for graph, estimate in zip(workload.classes, estimates, strict=True)
+    )
+
+
+def _uniform(graph: OpGraph, estimate: Estimate, share: float) -> Pressure:
+    computes, talks = _sides(graph, estimate)
+    none = Pressure.none(len(graph))
+    return replace(none, moves=np.where(talks, share, 0.0), by_memory=computes.astype(np.float64))
+
+
+def _sides(graph: OpGraph, estimate: Estimate) -> tuple[BoolArray, BoolArray]:
+    """Return which nodes are estimated kernels, and which communicate."""
+    estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
+    kinds = kinds_of(stream_codes(graph))
+    computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & estimated
+    return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, _TALKING)
+
+
 def _from(source: str, distance: str) -> str:
     """Where a figure is from, and how far that stands from the device."""
     return f"{source}: {distance}" if distance else source
 
 
 def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) -> Pressure:
+    computes, talks = _sides(graph, estimate)
     estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
-    kinds = kinds_of(stream_codes(graph))
-    computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & estimated
-    talks = (kinds == COMMUNICATION) & np.isin(
-        graph.kind, (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
-    )
     arithmetic = _arithmetic_share(graph, device)
     share = min(units / device.units, _MOST_TAKEN)
     taken = np.clip(_bandwidth_share(graph, estimate.duration_ns, device), 0.0, _MOST_TAKEN)

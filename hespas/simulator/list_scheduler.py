@@ -408,13 +408,15 @@ class ListScheduler:
     extrapolated (:mod:`hespas.simulator.list_scheduler`). ``overlap_trips``: a trip of a loop begins as soon
     as its values are there, as where a compiler pipelines loops, and not when the one before has ended.
     ``interference``: communication and kernels beside each other slow each other down, where their times are
-    estimated (:mod:`hespas.simulator.interference`).
+    estimated (:mod:`hespas.simulator.interference`). ``launches``: kernels wait for a host that launches them
+    one by one, where the configuration says so (:mod:`hespas.simulator.launches`).
     """
 
     priority: Priority = "program"
     max_executions: int = 1_000_000
     overlap_trips: bool = False
     interference: bool = True
+    launches: bool = True
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""

@@ -37,6 +37,7 @@ from hespas.simulator.streams import (
     kinds_of,
     side_by_side,
 )
+from hespas.simulator.throughput import Throughput
 
 __all__ = [
     "PRIORITIES",
@@ -483,7 +484,8 @@ class Simulation:
 
     ``workload`` is what ran. ``path`` has the spans of the critical path of the whole job, first to last, of
     whatever rank. ``low_ns`` and ``high_ns`` bound the step with 90 % confidence, as far as the
-    estimates of its operations can tell (NaN: they cannot).
+    estimates of its operations can tell (NaN: they cannot). ``throughput`` is known where the workload states
+    its FLOPs or tokens.
     """
 
     simulator: str
@@ -493,6 +495,7 @@ class Simulation:
     path: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     low_ns: float = nan
     high_ns: float = nan
+    throughput: Throughput = field(default_factory=Throughput)
 
     @property
     def step_ns(self) -> float:

@@ -23,6 +23,7 @@ from hespas.converters.chakra.wire import (
 from hespas.graph import (
     ESTIMATED_ON,
     GUESSED_VALUES,
+    STEP_FACTS,
     WHOLE_JOB,
     CollectiveKind,
     NodeKind,
@@ -197,6 +198,7 @@ TEXTS_OF_JOB = MappingProxyType(
         GUESSED_VALUES: GUESSED_VALUES,
         DEVICE_ATTRIBUTE: "device",
         ESTIMATED_ON: ESTIMATED_ON,
+        STEP_FACTS: STEP_FACTS,
     }
 )
 """Metadata attributes of a file -> keys of the workload's metadata that they state."""

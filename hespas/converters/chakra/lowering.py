@@ -296,9 +296,7 @@ def _unrolled(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset(
-    {"format", "version", "form", RANK_ATTRIBUTE, PROGRAM_BYTES, *TEXTS_OF_JOB.values()}
-)
+_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE, PROGRAM_BYTES, *TEXTS_OF_JOB.values()})
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4

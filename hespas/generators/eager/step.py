@@ -8,7 +8,7 @@ from hespas.generators.eager.kernels import Operators
 from hespas.generators.eager.layers import Layers
 from hespas.generators.eager.model import EagerModel
 from hespas.generators.spec import Account
-from hespas.graph import GraphBuilder, Workload
+from hespas.graph import GraphBuilder, StepFacts, Workload
 from hespas.graph.errors import UsageError
 
 __all__ = ["EagerStep"]
@@ -57,7 +57,13 @@ class EagerStep:
         ops = Operators(builder, self.training, self.compiled)
         Layers(model, ops, self.batch, self.length).run()
         ops.backward()
-        return Workload.spmd(builder.build(), 1)
+        facts = StepFacts(
+            kind="eager",
+            model_flops=self.account().model_flops_per_step,
+            tokens=float(self.batch * self.length),
+            dtype="f32",
+        )
+        return Workload.spmd(builder.build(), 1, facts.metadata())
 
     def account(self) -> Account:
         """FLOPs of products; backward has two for each of forward. Memory is not accounted for."""

@@ -35,9 +35,11 @@ from hespas.generators.llm.settings import (
     Training,
     precision_of,
 )
+from hespas.generators.llm.step import Board, LlmStep, training_facts
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
-from hespas.hardware import canonical
+from hespas.graph.step_facts import Launch, StepFacts
+from hespas.hardware import Device, canonical, load_device
 
 __all__ = [
     "PUBLISHERS",
@@ -62,6 +64,26 @@ class PublishedRun:
     training: Training
     row: Mapping[str, str]
     place: str
+
+    def board(self, device: Device) -> Board | None:
+        """Return the board of the run where its row says that it differs from the file of its device."""
+        power, memory = self.row.get("power_limit_w", ""), self.row.get("memory_bandwidth_gb_per_s", "")
+        if not (power or memory):
+            return None
+        ratio = float(memory) * 1e9 / device.main_memory.bandwidth_bytes_per_s if memory else 1.0
+        return Board(device=device.name, power_w=float(power) if power else 0.0, bandwidth=ratio)
+
+    def facts(self, device: Device) -> StepFacts:
+        """Return what simulators need of the step on its device beside its graph."""
+        return training_facts(self.model, self.training, self.board(device))
+
+    def step(self) -> LlmStep:
+        """Return the step as a generator. Raises ``UsageError`` where a row that describes its board names a
+        device that is not known.
+        """
+        varies = bool(self.row.get("power_limit_w") or self.row.get("memory_bandwidth_gb_per_s"))
+        board = self.board(load_device(self.row.get("accelerator", ""))) if varies else None
+        return LlmStep(model=self.model, layout=self.layout, training=self.training, board=board)
 
 
 _NEEDED = ("global_batch", "model", "num_accelerators", "seq_len")
@@ -312,7 +334,20 @@ def _training(cells: _Cells, layout: Layout) -> Training:
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
         compiled=cells.text("compiled") != "no" and source != "llm-foundry",
         transposed_weights=not lora and _needs_transposed(cells),
+        launch=_LAUNCHES.get(cells.text("cuda_graphs"), "kernels"),
+        library=_library(framework),
     )
+
+
+_LAUNCHES: Mapping[str, Launch] = {"all": "whole", "parts": "partial-graphs"}
+"""Values of the column ``cuda_graphs``; modules of PyTorch launch kernels one by one otherwise."""
+
+
+def _library(framework: str) -> str:
+    """Return the library of fused attention that a framework is known to run; empty: that of its style."""
+    if re.search(r"megatron-lm \(20(20|21|22)", framework):
+        return "measured"
+    return "flash1" if "llm-foundry" in framework else ""
 
 
 def _micro_batch(cells: _Cells, batch: int, dp: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hespas.graph.errors import UsageError
+from hespas.graph.step_facts import Launch
 
 __all__ = [
     "LAYER_INPUT",
@@ -247,6 +248,10 @@ class Training:
     """
     lora_attention_only: bool = False
     """Adapters stand beside the linear layers of attention only."""
+    launch: Launch = "kernels"
+    """How the host launches kernels; a program of XLA (MaxText) is launched as a whole."""
+    library: str = ""
+    """Library of fused attention (:data:`hespas.hardware.training_file.LIBRARIES`); empty: by ``style``."""
 
     @property
     def expert_room(self) -> float:

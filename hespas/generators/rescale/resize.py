@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from hespas.graph import (
     OpGraph,
     Permutation,
     Workload,
+    step_facts,
 )
 from hespas.graph.columns import BoolArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError, UsageError
@@ -429,8 +431,13 @@ _RANK_COUNTS = ("num_partitions", "num_replicas", "world_size", "num_devices")
 
 
 def _metadata(workload: Workload, num_ranks: int) -> dict[str, str]:
-    """What is said of the job; counts of its ranks are the new ones, bytes of the small program go."""
+    """Return the metadata of the rescaled job: with its counts of ranks, without bytes, FLOPs and tokens of
+    the small program.
+    """
     told = {key: value for key, value in workload.metadata.items() if key != PROGRAM_BYTES}
+    facts = step_facts(workload.metadata)
+    if facts is not None:
+        told |= replace(facts, model_flops=nan, tokens=nan).metadata()
     old = str(workload.num_ranks)
     return {
         key: str(num_ranks) if key in _RANK_COUNTS and value == old else value for key, value in told.items()

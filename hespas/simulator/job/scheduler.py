@@ -50,16 +50,15 @@ _MOST_TASKS = 20_000_000
 class JobScheduler:
     """The schedule of a whole job; fields are its options.
 
-    ``priority``, ``max_executions``, ``overlap_trips`` and ``interference`` are those of
-    :class:`hespas.simulator.ListScheduler`, the second of
-    all ranks that are simulated together. ``protocol`` says whether who sends waits for the receiver;
-    ``differing`` how long a collective takes whose members state different times. ``starts`` says whether
-    ranks begin together, or, where all times were recorded, as far apart as their recordings. ``jitter`` is
-    the standard deviation, over the mean, of the time of each computation and copy on each rank (log-normal,
-    mean 1), drawn with ``seed``; ``stragglers`` are ranks and the factors by which all they do alone takes
-    longer. Without ``symmetry`` every rank is simulated. ``differing`` and ``starts`` that are left open are
-    settled by where times come from (:func:`hespas.simulator.simulate`): "longest" and "together" but for
-    recorded ones.
+    ``priority``, ``max_executions``, ``overlap_trips``, ``interference`` and ``launches`` are those of
+    :class:`hespas.simulator.ListScheduler`, the second of all ranks that are simulated together. ``protocol``
+    says whether who sends waits for the receiver; ``differing`` how long a collective takes whose members
+    state different times. ``starts`` says whether ranks begin together, or, where all times were recorded, as
+    far apart as their recordings. ``jitter`` is the standard deviation, over the mean, of the time of each
+    computation and copy on each rank (log-normal, mean 1), drawn with ``seed``; ``stragglers`` are ranks and
+    the factors by which all they do alone takes longer. Without ``symmetry`` every rank is simulated.
+    ``differing`` and ``starts`` that are left open are settled by where times come from
+    (:func:`hespas.simulator.simulate`): "longest" and "together" but for recorded ones.
     """
 
     priority: Priority = "program"
@@ -73,6 +72,7 @@ class JobScheduler:
     stragglers: tuple[tuple[int, float], ...] = field(default=())
     symmetry: bool = True
     interference: bool = True
+    launches: bool = True
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from hespas.estimators.step_intervals import Level, step_intervals
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.validators.league.fit import Factor, Facts, applied, central_rows, dominating, fitted
 from hespas.validators.league.parts import COMPONENTS
@@ -39,11 +40,7 @@ _LOW, _HIGH = 0.05, 0.95
 _NORMAL = 1.645
 """Deviations of a normal error between its middle and these."""
 _FEWEST = 20
-"""Rows of other groups from which an interval is taken; below, :data:`_START` holds."""
-_START = (0.75, 1.6)
-"""The interval of a prediction that nothing is known about, as factors: round figures, set with the
-development rows in sight.
-"""
+"""Rows of other groups from which an interval is taken; below, that of every training step holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,10 @@ def judged(
     """All rows, in order, in one mode of calibration; ``factors`` are those of the mode of that name."""
     some = [row for row in rows if not row.predicted.refused]
     facts = facts_of(some)
-    said = _said(facts, calibrate, factors)
+    if calibrate == "none":
+        said = _uncalibrated([row.predicted.level for row in some])
+    else:
+        said = _said(facts, calibrate, factors)
     found: dict[int, JudgedRow] = {}
     error_parts = -dominating(facts, facts.log_error - said.mean)
     for place, row in enumerate(some):
@@ -200,13 +200,11 @@ def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _S
         return _Said(stated.mean, -wide, wide, calibrating)
     if calibrate == "leave-group-out":
         return _left_out(facts, groups, measured)
-    mean, deviation = np.zeros(len(facts)), np.ones(len(facts))
-    if calibrate == "one-per-accelerator":
-        covariance = facts.covariance()
-        calibrating[central_rows(covariance, facts, measured)] = True
-        calibrating &= measured
-        said = fitted(covariance, facts, calibrating).of(np.ones(len(facts), np.bool_))
-        mean, deviation = said.mean, said.deviation
+    covariance = facts.covariance()
+    calibrating[central_rows(covariance, facts, measured)] = True
+    calibrating &= measured
+    said = fitted(covariance, facts, calibrating).of(np.ones(len(facts), np.bool_))
+    mean, deviation = said.mean, said.deviation
     low, high = np.zeros((2, len(facts)))
     left, sources = facts.log_error - mean, np.array(facts.keys["source"])
     for group in np.unique(groups):
@@ -215,6 +213,14 @@ def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _S
         own = sources[others] == sources[mine][0]
         low[mine], high[mine] = _interval(left[others], deviation[others], own, deviation[mine])
     return _Said(mean, low, high, calibrating)
+
+
+def _uncalibrated(levels: Sequence[Level]) -> _Said:
+    """Return what is known of each row without calibration: the interval of every prediction of a training
+    step.
+    """
+    ends = np.log([_factors(level) for level in levels]).reshape(len(levels), 2)
+    return _Said(np.zeros(len(levels)), ends[:, 0], ends[:, 1], np.zeros(len(levels), np.bool_))
 
 
 def _left_out(facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], measured: BoolArray) -> _Said:
@@ -244,6 +250,12 @@ rows in sight.
 """
 
 
+def _factors(level: Level) -> tuple[float, float]:
+    """Return the ends of the interval of every predicted training step at an extrapolation level."""
+    found = step_intervals()["training", level]
+    return found.low, found.high
+
+
 def _scale(deviation: FloatArray) -> FloatArray:
     """The unit of errors: how sure a prediction is of itself, and what no fit explains."""
     return np.sqrt(deviation**2 + _LEAST**2)
@@ -252,12 +264,14 @@ def _scale(deviation: FloatArray) -> FloatArray:
 def _interval(
     left: FloatArray, deviation: FloatArray, own: BoolArray, asked: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Ends of 90 % intervals of the logarithm of predictions with the deviations ``asked``: quantiles of what
-    is ``left`` of rows of other groups, in their units. Rows of one software stack err alike, so those of the
-    ``own`` source count more, the more there are. :data:`_START` where there are few.
+    """Return the ends of 90 % intervals of the logarithm of predictions with the deviations ``asked``.
+
+    They are quantiles of what is ``left`` of rows of other groups, in their units. Rows of one software stack
+    err alike, so those of the ``own`` source count more, the more there are. Where there are few rows, the
+    ends are those of every prediction of a training step.
     """
     if len(left) < _FEWEST:
-        low, high = np.log(_START)
+        low, high = np.log(_factors("measured"))
         return np.full(len(asked), low), np.full(len(asked), high)
     low, high = _quantiles(left / _scale(deviation), _weights(own), (_LOW, _HIGH))
     return low * _scale(asked), high * _scale(asked)

@@ -18,7 +18,15 @@ from hespas.generators.llm.schedule import Action, order_of
 from hespas.generators.llm.settings import ScheduleName
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError
-from hespas.validators.league.parts import BUBBLE, COMPONENTS, COMPUTE, DATA, PIPELINE, StageNodes
+from hespas.validators.league.parts import (
+    BUBBLE,
+    COMPONENTS,
+    COMPUTE,
+    DATA,
+    HOST,
+    PIPELINE,
+    StageNodes,
+)
 from hespas.validators.league.walk import Span, Walked, walked
 
 __all__ = ["Schedule", "Step", "step_span"]
@@ -110,7 +118,7 @@ class _Pipeline:
 
     def __init__(self, stages: Sequence[StageNodes], schedule: Schedule, scale: Sequence[float]) -> None:
         self.stages, self.schedule, self.scale = stages, schedule, scale
-        self.passes: dict[_Key, Walked] = {}
+        self.passes: dict[tuple[_Key, bool], Walked] = {}
         self.messages: dict[_Key, Span] = {}
         self.events: list[_Event] = []
         self.done: dict[tuple[str, int, int], int] = {}
@@ -149,7 +157,7 @@ class _Pipeline:
         special = micro_batch == (0 if kind == "forward" else schedule.micro_batches - 1)
         key = _Key(schedule.like[stage], kind, chunk, special)
         gathers = special and kind == "forward" and self._gathers(key)
-        found = self._pass(key._replace(special=False) if gathers else key)
+        found = self._pass(key._replace(special=False) if gathers else key, first=self.latest[stage] < 0)
         event = _Event(
             start + found.computed.time_ns, before, waited + found.computed.parts, self._message(key)
         )
@@ -228,12 +236,19 @@ class _Pipeline:
             return kind, micro_batch, place + 1
         return None
 
-    def _pass(self, key: _Key) -> Walked:
-        found = self.passes.get(key)
+    def _pass(self, key: _Key, *, first: bool) -> Walked:
+        """Return a pass alone. Behind the first of a stage the host is ahead, unless its launches take longer
+        than the pass.
+        """
+        found = self.passes.get((key, first))
         if found is None:
             stage = self.stages[key.like]
             part = stage.part(key.kind, key.chunk, special=key.special)
-            found = self.passes[key] = walked(stage, [part], self.scale)
+            found = walked(stage, [part], self.scale)
+            nodes = stage.parts[part].end - stage.parts[part].start
+            if not first and nodes * self.scale[HOST] < found.computed.time_ns and not any(stage.waited):
+                found = walked(stage, [part], [*self.scale[:HOST], 0.0, *self.scale[HOST + 1 :]])
+            self.passes[key, first] = found
         return found
 
     def _message(self, key: _Key) -> Span:

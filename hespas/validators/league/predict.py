@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from hespas.estimators import load_estimator
+from hespas.estimators.configuration import beside_share, host_issue_ns
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.estimators.step_intervals import Level, device_level
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
@@ -26,7 +28,7 @@ from hespas.graph.errors import FormatError, HespasError, OutputError, Unsupport
 from hespas.hardware import Device, device_files, is_path, load_device, load_system
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.pipeline import step_span
-from hespas.validators.league.runs import issue_ns, timed_run
+from hespas.validators.league.runs import timed_run
 from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
 from hespas.validators.league.table import NEEDED, read_runs
 
@@ -42,10 +44,6 @@ __all__ = [
     "start_scale",
 ]
 
-_BESIDE = {"gpu": 0.06}
-"""By how much kernels are slower beside communication: :mod:`hespas.hardware.interference` says it by kernel,
-here it is one round figure for all, set with the development rows in sight.
-"""
 _MARKS = "row."
 
 
@@ -71,9 +69,9 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     """Saved prediction of a row: the time of a step [ns] and its parts by component [ns], or why there is
     none. ``parts`` are of the stage that is the last to finish, with its bubble; ``path`` is the critical
     path, by which errors of components change the time. Both sum to it.
-    ``layout`` is a text that is the same where rows say the same layout, in whatever words. ``assumed`` is
-    what the row does not say, and what its estimator had to assume. ``capacity_bytes`` is the memory of a
-    device (NaN unknown).
+    ``layout`` is a text that is the same where rows say the same layout, in whatever words. ``level`` is the
+    extrapolation level of the device. ``assumed`` is what the row does not say, and what its estimator had to
+    assume. ``capacity_bytes`` is the memory of a device (NaN unknown).
     """
 
     time_ns: float = nan
@@ -86,6 +84,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""
     kind: str = ""
     layout: str = ""
+    level: Level = "measured"
 
     @property
     def refused(self) -> str:
@@ -133,8 +132,8 @@ class LeagueRow:
 
 
 def start_scale(run: PublishedRun, device: Device) -> list[float]:
-    """The factor of each component before any calibration."""
-    own = {"host": issue_ns(run, device), "overlap": _BESIDE.get(device.kind, 0.0)}
+    """Return the factor of each component before any calibration, as in every other prediction of a step."""
+    own = {"host": host_issue_ns(run.facts(device), device), "overlap": beside_share(device)}
     return [own.get(name, 1.0) for name in COMPONENTS]
 
 
@@ -327,6 +326,7 @@ def _predicted(task: Task) -> Predicted:
         family="TPU" if device.kind == "tpu" else f"{device.vendor} {device.family}",
         kind=_kind(run),
         layout=layout_text(run),
+        level=device_level("training", device),
     )
 
 

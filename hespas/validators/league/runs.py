@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.estimators import as_run_on
+from hespas.estimators.configuration import host_issue_ns, training_estimator
 from hespas.estimators.registry import Estimator
 from hespas.generators.llm.layout import check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.published import PublishedRun
@@ -17,12 +18,11 @@ from hespas.graph import Diagnostics, Estimate, NodeKind, Workload
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, System
 from hespas.simulator.network import Network, on_system
-from hespas.validators.league.kernels import estimator_of
 from hespas.validators.league.parts import StageNodes, stage_nodes
 from hespas.validators.league.pipeline import Schedule
 from hespas.validators.league.places import system_of
 
-__all__ = ["TimedRun", "issue_ns", "timed_run"]
+__all__ = ["TimedRun", "timed_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ def timed_run(
     network = Network(system_of(run, system, device), device)
     like, first = _distinct(run)
     passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
-    model = estimator_of(run, device, estimator)
+    facts = run.facts(device)
+    model = training_estimator(facts, device, estimator, run.layout.ranks)
     times = _times(_Clock(run, device, model, network, diagnostics), passes, like)
     stages: list[StageNodes] = []
     unknown = 0
@@ -61,7 +62,7 @@ def timed_run(
                 each.variants,
                 each.end,
                 settled.tolist(),
-                synchronizes=issue_ns(run, device) > 0 and run.training.capacity == 0,
+                synchronizes=facts.reads_counts and host_issue_ns(facts, device) > 0,
             )
         )
     schedule = Schedule(
@@ -72,21 +73,6 @@ def timed_run(
         run.training.overlap.pipeline,
     )
     return TimedRun(tuple(stages), schedule, unknown)
-
-
-_EAGER_NS, _PARTLY_NS = 20_000.0, 10_000.0
-"""Host time of a kernel of eager PyTorch, and where parts of a pass are CUDA graphs: round figures, set with
-the development rows in sight.
-"""
-
-
-def issue_ns(run: PublishedRun, device: Device) -> float:
-    """Return the host's time to issue a kernel of a pass: modules of PyTorch one by one, some of them or all
-    as CUDA graphs (column ``cuda_graphs``); a program of XLA is issued as a whole.
-    """
-    if device.kind != "gpu" or run.training.style == "maxtext":
-        return 0.0
-    return {"all": 0.0, "parts": _PARTLY_NS}.get(run.row.get("cuda_graphs", ""), _EAGER_NS)
 
 
 def _distinct(run: PublishedRun) -> tuple[list[int], list[int]]:

@@ -76,7 +76,9 @@ class _Walk:
 
     def __init__(self, stage: StageNodes, scale: Sequence[float]) -> None:
         self.stage, self.scale = stage, scale
+        self.begin: list[float] = []
         self.end: list[float] = []
+        self.kernels: list[int] = []
         self.node: list[int] = []
         self.before: list[int] = []
         self.beside: list[float] = []
@@ -140,32 +142,58 @@ class _Walk:
         time_ns = stage.time_ns[node] * self.scale[component]
         beside = 0.0
         if stream == COMPUTE:
-            beside = self._beside(start, start + time_ns)
+            beside = self._beside(start, time_ns)
             time_ns += self.scale[OVERLAP] * beside
         elif time_ns > 0:
             self.busy.append((start, start + time_ns))
+            self._slow_down(start, start + time_ns)
         self.newest[stream] = len(end)
+        if stream == COMPUTE:
+            self.kernels.append(len(end))
         self.node.append(node)
         self.before.append(before)
         self.beside.append(beside)
         self.launches.append(launches)
+        self.begin.append(start)
         end.append(start + time_ns)
         if stage.waited[node]:
             self.synchronized, self.count = len(end) - 1, 0
             self.issued = max(self.issued, end[-1])
 
-    def _beside(self, start: float, stop: float) -> float:
-        """How long of a span the network is busy: with what is known to run, which is issued before."""
-        busy = self.busy
+    def _beside(self, start: float, work_ns: float) -> float:
+        """Return how long a kernel runs beside communication that was issued before it, each by itself, in
+        units by which the scale of overlap stretches its work.
+        """
+        busy, share = self.busy, self.scale[OVERLAP]
         while busy and busy[0][1] <= start:
             busy.pop(0)
-        covered, reached = 0.0, start
-        for begin, close in sorted(busy):
-            low, high = max(begin, reached), min(close, stop)
-            if high > low:
-                covered += high - low
-                reached = high
-        return covered
+        at, left, beside = start, work_ns, 0.0
+        edges = sorted({max(edge, start) for span in busy for edge in span})
+        for edge in (*edges, float("inf")):
+            count = sum(begin <= at < close for begin, close in busy) if edge > at else 0
+            slow = 1.0 + share * count
+            done = min(left, (edge - at) / slow) if edge > at else 0.0
+            beside += count * done
+            left -= done
+            if left <= 0:
+                break
+            at = max(at, edge)
+        return beside
+
+    def _slow_down(self, start: float, stop: float) -> None:
+        """Delay the newest kernel by communication that is issued after it and runs beside it or beside
+        kernels before it.
+        """
+        beside, begin, end = 0.0, self.begin, self.end
+        for place in reversed(self.kernels):
+            if end[place] <= start:
+                break
+            over = max(min(stop, end[place]) - max(start, begin[place]), 0.0)
+            beside += over / (1.0 + self.scale[OVERLAP]) if stop < end[place] else over
+        if beside:
+            newest = self.kernels[-1]
+            self.beside[newest] += beside
+            end[newest] += self.scale[OVERLAP] * beside
 
     def _span(self, position: int) -> Span:
         if position < 0:

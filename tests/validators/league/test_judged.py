@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hespas.estimators.step_intervals import step_intervals
 from hespas.validators.league.judged import CALIBRATIONS, Calibration, judged
 from hespas.validators.league.predict import Assumed, LeagueRow, Predicted, Refusal
 from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling, speedups
@@ -111,9 +112,16 @@ def test_an_assumption_is_marked() -> None:
 
 def test_intervals_hold_nine_rows_of_ten_and_follow_the_spread() -> None:
     spread = [made(n, 100.0 * 1.004 ** ((n * 37) % 61 - 30), model=f"model {n % 10}") for n in range(120)]
-    found = judged(spread, "none")
+    found = judged(spread, "leave-group-out")
     assert 0.85 <= sum(row.inside for row in found) / len(found) <= 0.95
     assert all(row.low_ms < row.predicted_ms < row.high_ms for row in found)
+
+
+def test_without_calibration_a_row_has_the_interval_of_every_training_step() -> None:
+    shipped = step_intervals()["training", "measured"]
+    for row in judged(league(), "none"):
+        assert row.low_ms == pytest.approx(row.predicted_ms * shipped.low)
+        assert row.high_ms == pytest.approx(row.predicted_ms * shipped.high)
 
 
 def test_an_interval_of_rounding_counts_as_measured() -> None:
@@ -223,9 +231,9 @@ def test_intervals_are_those_of_the_own_source_where_it_has_many_rows() -> None:
         made(100 + number, 100.0 if number % 5 else 180.0, model=f"m{number % 11}", source="there")
         for number in range(100)
     ]
-    found = judged([*calm, *wild], "none")
+    found = judged([*calm, *wild], "leave-group-out")
     width = {row.row.cells["source"]: row.high_ms / row.low_ms for row in found}
     assert width["there"] > 1.7
     assert width["here"] < 1.4 < width["there"]
-    few = judged([*calm[:4], *wild], "none")
+    few = judged([*calm[:4], *wild], "leave-group-out")
     assert few[0].high_ms / few[0].low_ms > 1.5, "four rows say little"

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hespas.estimators.configuration import host_issue_ns, training_estimator
+from hespas.estimators.registry import Estimator
 from hespas.estimators.training import Training as TrainingKernels
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.model_file import load_model
-from hespas.generators.llm.published import PublishedRun
-from hespas.generators.llm.settings import Training
+from hespas.generators.llm.published import PublishedRun, run_of
+from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
-from hespas.hardware import load_device
-from hespas.validators.league.kernels import attention_library, estimator_of
+from hespas.hardware import Device, load_device
 from hespas.validators.league.places import system_of
-from hespas.validators.league.runs import issue_ns
 
 
 def run(layout: Layout | None = None, **cells: str) -> PublishedRun:
-    """A run with these cells."""
-    training = Training(seq=4096, global_batch=8)
-    row = {"accelerator": "H100-SXM", **cells}
-    return PublishedRun(
-        model=load_model("Llama-3-8B"),
-        layout=layout or Layout(dp=8),
-        training=training,
-        row=row,
-        place="here",
-    )
+    """Return a run with these cells."""
+    row = {"accelerator": "H100-SXM", "model": "Llama-3-8B", "seq_len": "4096", "num_accelerators": "8"}
+    found = run_of({**row, "global_batch": "8", **cells}, "here", Diagnostics())
+    return found if layout is None else replace(found, layout=layout)
+
+
+def estimator_of(found: PublishedRun, device: Device, base: str) -> Estimator:
+    return training_estimator(found.facts(device), device, base, found.layout.ranks)
+
+
+def issue_ns(found: PublishedRun, device: Device) -> float:
+    return host_issue_ns(found.facts(device), device)
 
 
 def test_a_power_limit_and_another_memory_are_options() -> None:
@@ -58,7 +61,9 @@ def test_what_an_estimator_states_itself_stays() -> None:
 )
 def test_whose_attention_runs(accelerator: str, framework: str, library: str) -> None:
     found = run(accelerator=accelerator, framework=framework)
-    assert attention_library(found, load_device(accelerator)) == library
+    model = estimator_of(found, load_device(accelerator), "composite")
+    assert isinstance(model, TrainingKernels)
+    assert model.attention == library
 
 
 def test_graphs_and_programs_take_no_time_of_the_host() -> None:
@@ -67,7 +72,7 @@ def test_graphs_and_programs_take_no_time_of_the_host() -> None:
     assert times[0] == times[1] > times[2] == 0.0
     partly = issue_ns(run(cuda_graphs="parts"), device)
     assert 0.0 < partly < times[0]
-    assert issue_ns(run(), load_device("TPU-v5e")) == 0.0
+    assert issue_ns(run(), load_device("TPU-v5e")) == issue_ns(run(framework="MaxText"), device) == 0.0
 
 
 @pytest.mark.parametrize(

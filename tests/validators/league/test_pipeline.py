@@ -17,7 +17,6 @@ from hespas.generators.llm.settings import Overlap, ScheduleName, Training, prec
 from hespas.generators.llm.step import training_workload
 from hespas.graph import Diagnostics
 from hespas.hardware import load_device, load_system
-from hespas.simulator.job import JobScheduler
 from hespas.validators.league import runs
 from hespas.validators.league.parts import StageNodes
 from hespas.validators.league.pipeline import Schedule, step_span
@@ -128,22 +127,24 @@ def test_messages_cost_where_they_are_waited_for() -> None:
 
 _CLOSE = 4e-3
 """Of several stages the simulator puts gathers of updated weights in other places beside the first passes."""
+_NEAR = 5e-4
+"""The league adds micro-batches up, and stretches one kernel where communication runs beside several."""
 
 
 @pytest.mark.parametrize(
     ("name", "layout", "more", "most"),
     swept(
         [
-            ("Llama-3-8B", Layout(dp=8, zero=3), {}, 1e-9),
-            ("Llama-3-8B", Layout(dp=8, zero=1), {"precision": precision_of("fp8-current")}, 1e-9),
-            ("Llama-3-8B", Layout(dp=4, tp=2, zero=1), {}, 1e-6),
-            ("Llama-3-8B", Layout(tp=8, zero=1), {}, 2e-4),
-            ("Llama-3-8B", Layout(dp=2, tp=2, cp=2, zero=1), {}, 1e-6),
-            ("Llama-3-8B", Layout(dp=2, pp=4, zero=0), {}, 1e-6),
+            ("Llama-3-8B", Layout(dp=8, zero=3), {}, _NEAR),
+            ("Llama-3-8B", Layout(dp=8, zero=1), {"precision": precision_of("fp8-current")}, _NEAR),
+            ("Llama-3-8B", Layout(dp=4, tp=2, zero=1), {}, _NEAR),
+            ("Llama-3-8B", Layout(tp=8, zero=1), {}, _NEAR),
+            ("Llama-3-8B", Layout(dp=2, tp=2, cp=2, zero=1), {}, _NEAR),
+            ("Llama-3-8B", Layout(dp=2, pp=4, zero=0), {}, _NEAR),
             ("Llama-3-8B", Layout(dp=2, pp=4, zero=1), {}, _CLOSE),
             ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, zero=1), {}, _CLOSE),
             ("Llama-3-8B", Layout(dp=2, tp=2, pp=2, vp=2, zero=1), {"schedule": "interleaved"}, _CLOSE),
-            ("Qwen3-30B-A3B", Layout(dp=8, ep=8, zero=1), {}, 1e-9),
+            ("Qwen3-30B-A3B", Layout(dp=8, ep=8, zero=1), {}, _NEAR),
             ("Qwen3-30B-A3B", Layout(dp=4, ep=4, pp=2, zero=1), {}, _CLOSE),
         ],
         4,
@@ -152,7 +153,7 @@ _CLOSE = 4e-3
 def test_the_simulator_says_the_same_of_the_job(
     name: str, layout: Layout, more: dict[str, Any], most: float
 ) -> None:
-    """What a user gets with ``hespas simulate --estimator training``, but for the host and interference."""
+    """``hespas simulate`` of the job by default: estimator, launches of the host and contention are one."""
     whole = load_model(name)
     model = replace(whole, layers=whole.layers[:4])
     training = Training(seq=4096, global_batch=16, **more)
@@ -160,12 +161,10 @@ def test_the_simulator_says_the_same_of_the_job(
         model=model, layout=layout, training=training, row={"accelerator": "H100-SXM"}, place="here"
     )
     timed = runs.timed_run(run, load_device("H100-SXM"), "composite", Diagnostics())
-    done = step_span(timed.stages, timed.schedule, scale())
+    done = step_span(timed.stages, timed.schedule, start_scale(run, load_device("H100-SXM")))
     system = load_system("dgx-h100").sized(layout.ranks)
     workload = training_workload(model, layout, training)
-    simulated = api.simulate(
-        workload, estimator="training", system=system, simulator=JobScheduler(interference=False)
-    )
+    simulated = api.simulate(workload, system=system)
     assert done.time_ns == pytest.approx(simulated.step_ns, rel=most)
 
 
@@ -175,8 +174,5 @@ def test_files_of_the_job_say_what_the_job_does(tmp_path: Path) -> None:
     training = Training(seq=4096, global_batch=4, precision=precision_of("fp8-current"))
     workload = training_workload(model, Layout(dp=2, tp=2, pp=2, zero=1), training)
     api.convert(workload, tmp_path / "job", target_format="chakra")
-    steps = [
-        api.simulate(each, estimator="training", system="dgx-h100").step_ns
-        for each in (workload, tmp_path / "job")
-    ]
+    steps = [api.simulate(each, system="dgx-h100").step_ns for each in (workload, tmp_path / "job")]
     assert steps[1] == pytest.approx(steps[0], rel=1e-4)

@@ -1,0 +1,165 @@
+"""The default configuration of a step's time: estimator, fusion, host launches and contention by workload.
+
+Every command that predicts the time of a step takes its configuration from here, so that they agree. Each
+choice is the one with the best evidence for that kind of workload:
+
+* training steps of language models: ``training`` on ``composite``, kernels that a host launches one by one,
+  and one share by which kernels are slower beside communication. Published runs are predicted so
+  (docs/league.md).
+* all others (compiled and captured programs, recorded profiles, steps of serving, operators of PyTorch):
+  ``composite``, and contention by kernel and collective (docs/accuracy.md, docs/serving-accuracy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import nan
+from typing import Any, Literal
+
+from hespas.estimators.registry import Estimator, for_job, load_estimator
+from hespas.estimators.training import Training
+from hespas.graph import OpClass, StepFacts, Workload, step_facts
+from hespas.graph.step_facts import StepKind
+from hespas.hardware import Device
+from hespas.hardware.training_file import LIBRARIES, Library
+
+__all__ = [
+    "AUTO",
+    "BASE",
+    "Configuration",
+    "WorkloadKind",
+    "beside_share",
+    "default_configuration",
+    "host_issue_ns",
+    "is_unoptimised",
+    "training_estimator",
+    "workload_kind",
+]
+
+AUTO = "auto"
+"""The spelling of the default estimator, which depends on the workload."""
+BASE = "composite"
+"""The estimator of single operations."""
+
+WorkloadKind = Literal["training", "serving", "eager", "program", "recorded"]
+"""Kinds of workloads that differ in their default or in how far steps are off: generated training steps of
+language models, steps of serving, steps of PyTorch run operator by operator; programs and traces; profiles.
+"""
+_KINDS: Mapping[StepKind, WorkloadKind] = {"training": "training", "serving": "serving", "eager": "eager"}
+"""Generated steps of other kinds have not been compared with measured ones and count as programs."""
+
+_ISSUE_NS: Mapping[str, float] = {"kernels": 20_000.0, "partial-graphs": 10_000.0, "whole": 0.0}
+"""Host time of a kernel of eager PyTorch, and where parts of a pass are CUDA graphs: round figures, set with
+the development rows of docs/league.md in sight.
+"""
+_BESIDE: Mapping[str, float] = {"gpu": 0.06}
+"""Share by which kernels of a training step are slower beside communication, by kind of device: a round
+figure, set with the development rows of docs/league.md in sight.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """How the time of a step is predicted.
+
+    ``estimator`` is a spelling of the registry, with options. ``host_issue_ns`` is the time in which the
+    host launches one kernel (0: it launches the step as a whole). ``beside`` is the share by which kernels
+    are slower beside communication (NaN: by kernel and collective, :mod:`hespas.simulator.interference`).
+    """
+
+    kind: WorkloadKind
+    estimator: str
+    host_issue_ns: float = 0.0
+    reads_counts: bool = False
+    beside: float = nan
+
+    def model(self, num_ranks: int) -> Estimator:
+        """Return the estimator for a job of so many ranks."""
+        return for_job(load_estimator(self.estimator), num_ranks)
+
+
+def default_configuration(workload: Workload, device: Device, estimator: str = AUTO) -> Configuration:
+    """Return the configuration for a workload on a device; a named ``estimator`` replaces the default one."""
+    kind, facts = workload_kind(workload), step_facts(workload.metadata)
+    if facts is None or kind != "training":
+        named = BASE if estimator == AUTO else estimator
+        return Configuration(kind=kind, estimator=named)
+    return Configuration(
+        kind=kind,
+        estimator=_training_spelling(facts, device, estimator),
+        host_issue_ns=host_issue_ns(facts, device),
+        reads_counts=facts.reads_counts,
+        beside=beside_share(device),
+    )
+
+
+def workload_kind(workload: Workload) -> WorkloadKind:
+    """Return the kind of a workload, by what generators and readers state of it."""
+    facts = step_facts(workload.metadata)
+    if facts is not None:
+        return _KINDS.get(facts.kind, "program")
+    return "recorded" if workload.metadata.get("device") else "program"
+
+
+def host_issue_ns(facts: StepFacts, device: Device) -> float:
+    """Return the host time of a kernel of a step; only steps on GPUs are launched kernel by kernel."""
+    return _ISSUE_NS[facts.launch] if device.kind == "gpu" else 0.0
+
+
+def beside_share(device: Device) -> float:
+    """Return the share by which kernels of a training step are slower beside communication."""
+    return _BESIDE.get(device.kind, 0.0)
+
+
+def training_estimator(facts: StepFacts, device: Device, base: str, num_ranks: int) -> Estimator:
+    """Return the estimator of training steps on ``base``, with the options that the facts of a step state.
+
+    Options that ``base`` itself names stay.
+    """
+    named = load_estimator(base)
+    model = named if isinstance(named, Training) else Training(base=base)
+    defaults = {each.name: each.default for each in fields(Training) if each.init}
+    stated = _training_options(facts, device)
+    left = {name: value for name, value in stated.items() if getattr(model, name) == defaults[name]}
+    return for_job(replace(model, **left), num_ranks)
+
+
+def _training_spelling(facts: StepFacts, device: Device, estimator: str) -> str:
+    """Return the spelling of the estimator of a training step; other named estimators stay as they are."""
+    name, _, text = ("training" if estimator == AUTO else estimator).partition(":")
+    if name != "training":
+        return estimator
+    named = {part.partition("=")[0] for part in text.split(",")}
+    parts = [text] if text else []
+    for option, value in _training_options(facts, device).items():
+        if option not in named:
+            parts.append(f"{option}={str(value).lower() if isinstance(value, bool) else value}")
+    return f"{name}:{','.join(parts)}" if parts else name
+
+
+def _training_options(facts: StepFacts, device: Device) -> dict[str, Any]:
+    """Return the options of :class:`Training` by which a step differs from its defaults."""
+    stated: dict[str, Any] = {"attention": _library(facts, device)}
+    if not facts.compiled:
+        stated["fused"] = False
+    if facts.device == device.name:
+        stated |= {"power_w": facts.power_w} if facts.power_w else {}
+        stated |= {"bandwidth": facts.bandwidth} if facts.bandwidth != 1.0 else {}
+    return stated
+
+
+def _library(facts: StepFacts, device: Device) -> Library:
+    """Return the library whose fused attention a step runs on a device."""
+    if device.kind == "tpu":
+        return "splash"
+    if device.vendor != "NVIDIA":
+        return "measured"
+    return next((each for each in LIBRARIES if each == facts.library), "cudnn")
+
+
+def is_unoptimised(workload: Workload) -> bool:
+    """Return True for a program as a framework writes it, in whatever format it was saved since."""
+    form, scheduled = (workload.metadata.get(key, "") for key in ("format", "is_scheduled"))
+    program = form == "stablehlo" or (form == "hlo" and scheduled != "true")
+    return program and not any((graph.op_class == OpClass.FUSION).any() for graph in workload.classes)

@@ -1,0 +1,181 @@
+"""Host launches of kernels: nodes of the host that device work waits for.
+
+A host that launches kernels one by one runs ahead of the device until it has to read a result. Each kernel
+starts when the host has launched it. The launches are nodes on the host's stream, so that timelines and
+critical paths show them. A launch that cannot delay its kernel, because work before the kernel on the device
+takes longer than all launches before it, has no node of its own: its time is part of the next node's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph import Csr, OpClass, OpGraph, Resource
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, StringTableBuilder
+from hespas.graph.opgraph import NODE_COLUMNS
+from hespas.graph.passes import all_deps, take_nodes
+from hespas.simulator.streams import COMPUTE, kinds_of, stream_codes
+
+__all__ = ["Launches", "launches_of"]
+
+_NAME = "host launch"
+_COUNTED = "moe_permute"
+"""Operation whose result the host reads before it launches more: how many tokens reach each expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Launches:
+    """Launches of a graph, in program order: ``kernel`` is the node that each precedes, ``duration_ns`` the
+    host's time since the launch before, ``reads`` the node whose result the host reads first (-1: none).
+    ``follows`` is False for the first launch of a loop that was entered before. ``last`` is the latest launch
+    before each node of the graph, shape ``(nodes,)``.
+    """
+
+    kernel: IntArray
+    duration_ns: FloatArray
+    reads: IntArray
+    follows: BoolArray
+    last: IntArray
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    def rows(self) -> IntArray:
+        """Return the node of the graph that each node of the graph with launches is; launches come last."""
+        nodes = len(self.last)
+        return np.insert(np.arange(nodes), self.kernel, nodes + np.arange(len(self)))
+
+    def added_to(self, graph: OpGraph) -> OpGraph:
+        """Return the graph with a node for each launch, before its kernel. O(nodes + dependencies)."""
+        nodes, rows = len(graph), self.rows()
+        number = np.empty(len(rows), np.int64)
+        number[rows] = np.arange(len(rows))
+        launch, reads = number[nodes:], self.reads >= 0
+        after = np.flatnonzero(self.follows[1:]) + 1
+        consumers = [number[:nodes], launch[after], launch[reads]]
+        producers = [launch[self.last], launch[after - 1], number[self.reads[reads]]]
+        none = np.empty(0, np.int64)
+        data = _moved(graph.data_deps, number, none, none)
+        control = _moved(graph.control_deps, number, np.concatenate(consumers), np.concatenate(producers))
+        return take_nodes(self._longer(graph), rows, data, control)
+
+    def _longer(self, graph: OpGraph) -> OpGraph:
+        """Return the graph with the nodes of the launches behind all others, without dependencies."""
+        strings = StringTableBuilder(graph.strings)
+        name = strings.add(_NAME)
+        stated: dict[str, object] = {
+            "name_row": name, "op_row": name, "op_class": int(OpClass.FREE), "resource": int(Resource.HOST),
+            "rate_dtype": -1, "duration_ns": self.duration_ns,
+            "region": graph.region[self.kernel], "multiplicity": graph.multiplicity[self.kernel],
+            "id": int(graph.id.max(initial=0)) + 1 + np.arange(len(self)),
+        }  # fmt: skip
+        columns: dict[str, Any] = {}
+        for key in NODE_COLUMNS:
+            column: NDArray[np.generic] = getattr(graph, key)
+            more = np.broadcast_to(np.asarray(stated.get(key, 0)).astype(column.dtype), (len(self),))
+            columns[key] = np.append(column, more)
+        for key in ("data_deps", "control_deps", "operands", "results"):
+            deps: Csr = getattr(graph, key)
+            ends = np.full(len(self), deps.offsets[-1], deps.offsets.dtype)
+            columns[key] = Csr(np.append(deps.offsets, ends), deps.values)
+        return replace(graph, strings=strings.build(), **columns)
+
+
+def _moved(deps: Csr, number: IntArray, consumers: IntArray, producers: IntArray) -> Csr:
+    """Return dependencies with new numbers, and more of them."""
+    rows = np.concatenate([number[deps.row_ids], consumers])
+    return Csr.from_pairs(rows, np.concatenate([number[deps.values], producers]), len(number))
+
+
+@dataclass(slots=True)
+class _Host:
+    """A host that launches nodes in program order, and the earliest times at which the device can run them.
+
+    Times count from the start of the step, or of a trip of a loop whose launches take longer than its work.
+    """
+
+    issue_ns: float
+    issued_ns: float = 0.0
+    noted_ns: float = 0.0
+    read: int = -1
+    follows: bool = True
+    free: dict[int, float] = field(default_factory=dict[int, float])
+    launches: list[tuple[int, float, int, bool]] = field(default_factory=list[tuple[int, float, int, bool]])
+    last: list[int] = field(default_factory=list[int])
+
+    def enter(self, *, anew: bool, follows: bool) -> None:
+        """Begin a region: ``anew`` where the host is no longer ahead of the device."""
+        self.follows = follows
+        if anew:
+            self.issued_ns = self.noted_ns = 0.0
+            self.free = {}
+
+    def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float) -> float:
+        """Launch a node that is ready at a time; return the earliest time at which it ends."""
+        self.issued_ns += self.issue_ns
+        start_ns = max(ready_ns, self.free.get(stream, 0.0)) if stream >= 0 else ready_ns
+        if self.issued_ns > start_ns or self.read >= 0:
+            self.launches.append((node, self.issued_ns - self.noted_ns, self.read, self.follows))
+            self.noted_ns, self.read, self.follows = self.issued_ns, -1, True
+            start_ns = max(start_ns, self.issued_ns)
+        self.last.append(len(self.launches) - 1)
+        end_ns = start_ns + duration_ns
+        if stream >= 0:
+            self.free[stream] = end_ns
+        return end_ns
+
+    def wait(self, node: int, end_ns: float) -> None:
+        """Read the result of a node before the next launch."""
+        self.read = node
+        self.issued_ns = self.noted_ns = max(self.issued_ns, end_ns)
+
+
+def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launches:
+    """Return the launches of a graph with times: one of ``issue_ns`` for each node, in program order.
+
+    ``reads_counts``: the host reads how many tokens reach each expert. O(nodes + dependencies).
+    """
+    deps, host = all_deps(graph), _Host(issue_ns)
+    bounds, producers = deps.offsets.tolist(), deps.values.tolist()
+    times: list[float] = np.where(graph.duration_ns > 0, graph.duration_ns, 0.0).tolist()
+    streams, regions = stream_codes(graph).tolist(), graph.region.tolist()
+    counts = [reads_counts and graph.op_name(node) == _COUNTED for node in range(len(graph))]
+    slow = _launches_take_longer(graph, issue_ns)
+    end_ns: list[float] = []
+    entered = {-1}
+    region, began = -1, 0
+    for node, duration_ns in enumerate(times):
+        if regions[node] != region:
+            anew = slow[region] or slow[regions[node]]
+            region = regions[node]
+            began = node if anew else began
+            host.enter(anew=anew, follows=region < 0 or region not in entered)
+            entered.add(region)
+        before = producers[bounds[node] : bounds[node + 1]]
+        ready_ns = max((end_ns[each] for each in before if began <= each < node), default=0.0)
+        end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns))
+        if counts[node]:
+            host.wait(node, end_ns[node])
+    kernel, duration, reads, follows = zip(*host.launches, strict=True) if host.launches else ((), (), (), ())
+    return Launches(
+        kernel=np.array(kernel, np.int64),
+        duration_ns=np.array(duration, np.float64),
+        reads=np.array(reads, np.int64),
+        follows=np.array(follows, np.bool_),
+        last=np.array(host.last, np.int64),
+    )
+
+
+def _launches_take_longer(graph: OpGraph, issue_ns: float) -> list[bool]:
+    """Return for each region whether its launches take longer than its work on the device: the host then is
+    not ahead at the start of a trip. One more entry, for the top level, is False.
+    """
+    inside = graph.region >= 0
+    works = inside & (kinds_of(stream_codes(graph)) == COMPUTE)
+    size = len(graph.regions)
+    busy_ns = np.bincount(graph.region[works], graph.duration_ns[works], size)
+    return [*(np.bincount(graph.region[inside], minlength=size) * issue_ns > busy_ns).tolist(), False]

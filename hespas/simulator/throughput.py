@@ -1,0 +1,76 @@
+"""Model FLOPs utilization and tokens per second of a step, where its workload states FLOPs or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isnan, nan
+
+from hespas.graph import find_dtype, step_facts
+from hespas.graph.errors import UnsupportedError
+from hespas.hardware import Device
+from hespas.hardware.peaks import peak_for
+
+__all__ = ["Throughput", "throughput_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Rates of a step; NaN where the workload does not state what they need.
+
+    ``mfu`` is model FLOPs over what all devices could do at the dense peak for ``peak_dtype``, the element
+    type of the products of linear layers.
+    """
+
+    model_flops: float = nan
+    tokens: float = nan
+    mfu: float = nan
+    peak_dtype: str = ""
+    tokens_per_s: float = nan
+    tokens_per_s_per_device: float = nan
+
+    @property
+    def is_known(self) -> bool:
+        """Return True where there is a rate to report."""
+        return not (isnan(self.mfu) and isnan(self.tokens_per_s))
+
+    def __str__(self) -> str:
+        """Return the rates as a clause of a summary line; empty where none is known."""
+        parts: list[str] = []
+        if not isnan(self.mfu):
+            parts.append(f"MFU {self.mfu:.1%} of the {self.peak_dtype} peak")
+        if not isnan(self.tokens_per_s):
+            each = f"{self.tokens_per_s_per_device:,.4g} per device"
+            parts.append(f"{self.tokens_per_s:,.6g} tokens/s ({each})")
+        return ", ".join(parts)
+
+
+def throughput_of(
+    metadata: Mapping[str, str], step_ns: float, num_ranks: int, device: Device | None
+) -> Throughput:
+    """Return the rates of a step of so many ranks, by the facts in the metadata of its workload."""
+    facts = step_facts(metadata)
+    if facts is None or not step_ns > 0:
+        return Throughput()
+    step_s = step_ns / 1e9
+    name, peak = _peak(facts.dtype, device)
+    tokens_per_s = facts.tokens / step_s
+    return Throughput(
+        model_flops=facts.model_flops,
+        tokens=facts.tokens,
+        mfu=facts.model_flops / step_s / (peak * num_ranks),
+        peak_dtype=name,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s / num_ranks,
+    )
+
+
+def _peak(name: str, device: Device | None) -> tuple[str, float]:
+    """Return the element type whose peak a device has for a type, and the peak; NaN where it has none."""
+    if device is None or find_dtype(name) is None:
+        return name, nan
+    try:
+        choice = peak_for(device, "matrix", name)
+    except UnsupportedError:
+        return name, nan
+    return choice.peak.dtype, choice.flops_per_s
