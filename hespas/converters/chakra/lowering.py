@@ -229,7 +229,7 @@ def measured_work(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     message = "recorded waits and time of the host are written as delays behind the work that ended last"
     diagnostics.info("chakra.waits", graph.name, message, count=waits)
     graph = with_delays_alone(graph)
-    excess = serial_excess(graph)
+    excess = serial_excess(graph) if waits else 0.0
     message = (
         f"ASTRA-sim runs computation of a rank one at a time, waits included, of which some was recorded "
         f"side by side: there the trace takes at least {excess:.0%} longer than its recording"

@@ -330,7 +330,8 @@ def serial_excess(graph: OpGraph) -> float:
     """
     computes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.resource == int(Resource.DEVICE))
     one_by_one = float(np.nansum(graph.duration_ns[computes]))
-    finish = float(np.max(_earliest(all_deps(graph), graph.duration_ns) + np.nan_to_num(graph.duration_ns)))
+    ends = _earliest(all_deps(graph), graph.duration_ns) + np.nan_to_num(graph.duration_ns)
+    finish = float(ends.max(initial=0.0))
     return max(one_by_one / finish - 1.0, 0.0) if finish > 0 else 0.0
 
 
