@@ -19,13 +19,12 @@ from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import totals
-from hespas.hardware import load_device
+from hespas.hardware import System, load_device
 
 if TYPE_CHECKING:
     import pandas
 
     from hespas.api.simulation import SimulationResult
-    from hespas.hardware import System
 
 __all__ = ["GenerationDocument", "GenerationResult", "MemoryRow", "StepDocument", "generate"]
 
