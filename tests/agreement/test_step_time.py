@@ -84,7 +84,8 @@ def test_of_generated_steps(drawn: DrawnStep, tmp_path: Path) -> None:
     expected = _step_ns(made.workload, DEVICE)
     assert hespas.estimate(made.workload, DEVICE).to_dict()["step_ns"] == expected
     assert _step_ns(tmp_path / "step.json", DEVICE) == pytest.approx(expected, rel=1e-9)
-    assert _step_ns(tmp_path / "traces", DEVICE) == pytest.approx(expected, rel=1e-9)
+    # Traces hold no loops: launches of a host at the ends of their trips are counted slightly otherwise.
+    assert _step_ns(tmp_path / "traces", DEVICE) == pytest.approx(expected, rel=WHOLE_NS)
     timed = _step_ns(_written(made.workload, tmp_path, "chakra", hardware=DEVICE))
     assert timed == pytest.approx(expected, rel=WHOLE_NS)
 
