@@ -74,9 +74,9 @@ def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], Bo
     lhs, rhs = (_wider_codes(device)[each] for each in (table.lhs, table.rhs))
     both = (lhs >= 0) & (rhs >= 0)
     nodes = heads & (_wider_codes(device)[graph.rate_dtype] >= 0)
-    codes = np.concatenate((table.lhs[both], table.rhs[both], graph.rate_dtype[nodes]))
+    codes: list[int] = np.concatenate((table.lhs[both], table.rhs[both], graph.rate_dtype[nodes])).tolist()
     nodes[table.node[both]] = True
-    names = sorted({DTYPES[code].name for code in codes.tolist()})
+    names = sorted({DTYPES[code].name for code in codes})
     return {name: type_multiplied(device, name) for name in names}, nodes
 
 

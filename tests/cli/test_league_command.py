@@ -464,6 +464,7 @@ def test_what_an_estimator_assumes_and_leaves_out_is_told(tmp_path: Path) -> Non
     assert {str(each["code"]): each["count"] for each in found} == {
         "calibrated.not-covered": 2,
         "league.row.recompute": 1,
+        "memory.beyond-device": 2,
     }
     done = run(*asked, "--estimator", "systolic")
     assert "warning: kernels without a time count as none: 2 rows" in done.stderr

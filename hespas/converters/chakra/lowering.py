@@ -277,7 +277,8 @@ def unrolled(workload: Workload, ranks: Sequence[int], diagnostics: Diagnostics)
     rank would be too large.
     """
     classes = list(workload.classes)
-    for number in np.unique(workload.rank_class[np.asarray(ranks, np.int64)]).tolist():
+    numbers: list[int] = np.unique(workload.rank_class[np.asarray(ranks, np.int64)]).tolist()
+    for number in numbers:
         classes[number] = _unrolled(classes[number], diagnostics)
     return replace(workload, classes=tuple(classes))
 

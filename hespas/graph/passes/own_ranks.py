@@ -33,9 +33,8 @@ def of_own_ranks(workload: Workload, number: int, graph: OpGraph) -> OpGraph:
     key = np.where(table.permutation >= 0, table.permutation.astype(np.int64) * 3 + side, -1)
     used, place = np.unique(key, return_inverse=True)
     stated = used >= 0
-    permutations = tuple(
-        _own_pairs(graph.permutations[code // 3], ranks, code % 3) for code in used[stated].tolist()
-    )
+    codes: list[int] = used[stated].tolist()
+    permutations = tuple(_own_pairs(graph.permutations[code // 3], ranks, code % 3) for code in codes)
     row = np.where(stated, np.cumsum(stated) - 1, -1)[place].astype(table.permutation.dtype)
     return replace(
         graph,

@@ -40,7 +40,9 @@ def written(workload: Workload, path: Path) -> Workload:
 
 
 def sums(workload: Workload) -> dict[str, float]:
-    found = dict.fromkeys(("flops", "bytes_moved", "collectives", "collective_bytes"), 0.0)
+    found: dict[str, float] = {
+        "flops": 0.0, "bytes_moved": 0.0, "collectives": 0.0, "collective_bytes": 0.0,
+    }  # fmt: skip
     for graph, count in zip(workload.classes, workload.class_sizes, strict=True):
         of_one = totals(graph)
         for name in found:
