@@ -89,7 +89,7 @@ def read_raw(path: Path) -> RawKineto:
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
     found: Any = json.loads(text.decode("utf-8", "replace"), parse_float=Decimal)
-    listed = cast("list[dict[str, Any]]", found["traceEvents"] if "traceEvents" in found else found)
+    listed = cast("list[dict[str, Any]]", found if isinstance(found, list) else found["traceEvents"])
     events = [event for event in listed if event.get("ph") == "X"]
     base = min((Decimal(event["ts"]) for event in events), default=Decimal(0))
     device = [event for event in events if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
