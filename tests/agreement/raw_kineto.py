@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import nan, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["RawKineto", "length_ns", "read_raw", "union"]
 
@@ -88,8 +88,8 @@ def read_raw(path: Path) -> RawKineto:
     """Read a trace of one rank; of a run without a device the operations of the host are the work."""
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
-    found = json.loads(text.decode("utf-8", "replace"), parse_float=Decimal)
-    listed: list[dict[str, Any]] = found["traceEvents"] if isinstance(found, dict) else found
+    found: Any = json.loads(text.decode("utf-8", "replace"), parse_float=Decimal)
+    listed = cast("list[dict[str, Any]]", found if isinstance(found, list) else found["traceEvents"])
     events = [event for event in listed if event.get("ph") == "X"]
     base = min((Decimal(event["ts"]) for event in events), default=Decimal(0))
     device = [event for event in events if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]

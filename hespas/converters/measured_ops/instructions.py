@@ -107,7 +107,8 @@ def with_instruction_costs(
             columns[name][node[main]] = getattr(program, name)[source]
         products = np.flatnonzero(program.contractions.node == source)
         chosen = np.tile(products, len(main))
-        tables.append(program.contractions.take(chosen, np.repeat(node[main], len(products))))
+        on = np.repeat(node[main], len(products)).astype(np.int32)
+        tables.append(program.contractions.take(chosen, on))
     table = ContractionTable.joined(tables)
     order = np.argsort(table.node, kind="stable")
     return replace(
