@@ -338,13 +338,13 @@ def _kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
 
 
 def simulated_ns(graph: OpGraph) -> FloatArray:
-    """The durations that readers of ``duration_micros`` take, in ns: those of the graph but where its trace
-    stated others.
+    """Return the durations that readers of ``duration_micros`` take [ns]: whole microseconds as the graph's
+    trace stated them, or as they are written, which is 0 for a part of the computations below 1 us.
     """
-    nodes, micros = _kept_micros(graph)
-    duration_ns = graph.duration_ns.copy()
-    duration_ns[nodes] = micros_as_ns(micros)
-    return duration_ns
+    nodes, stated = _kept_micros(graph)
+    micros = Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)).micros.copy()
+    micros[nodes] = stated
+    return micros_as_ns(micros)
 
 
 # What a graph keeps of a trace verbatim, on its way back into one.
