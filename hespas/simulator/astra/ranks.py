@@ -109,8 +109,8 @@ class Rank:
         ]
 
     def _end(self, place: int, *, is_caught: bool = True) -> None:
-        """End a node and issue what waited for it and for its slot. ``is_caught`` is True where a timer of the
-        rank ends it: ASTRA-sim goes on after an error there.
+        """End a node and issue what waited for it and for its slot. ``is_caught`` is True where a timer of
+        the rank ends it: ASTRA-sim goes on after an error there.
         """
         self._trigger = place
         self._close(place)
