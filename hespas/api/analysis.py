@@ -24,8 +24,9 @@ from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow
 from hespas.analysis.verdict import changed_text, verdict_of
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of, read_profiles, with_capture
+from hespas.api.io import Document, Result, findings, read_profiles, with_capture
 from hespas.converters import ReadOptions
+from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import UsageError
 
@@ -55,7 +56,7 @@ class Analysis(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.analyze/1``."""
-        return json_of(analysis_document(self))
+        return document_bytes(analysis_document(self))
 
     def tables(self) -> dict[str, Table[Any]]:
         """All tables under their names: those of a comparison only where there was one."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of, write
+from hespas.api.io import Document, Result, findings, write
 from hespas.api.preparation import refuse_global
 from hespas.captures.axes import CollectiveRow
 from hespas.captures.jax.calls import described, name_of, unwrapped
@@ -26,7 +26,7 @@ from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import Form
 from hespas.converters.stablehlo.write import form_of_name, in_form
-from hespas.files.documents import Count, Figure
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Workload
@@ -132,7 +132,7 @@ class CaptureResult(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.capture/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
         """Collectives of a rank, a row for each kind and axes."""

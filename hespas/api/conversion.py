@@ -24,7 +24,6 @@ from hespas.api.io import (
     check_streams,
     check_version,
     findings,
-    json_of,
     read,
     spooled_input,
     spooled_output,
@@ -54,7 +53,7 @@ from hespas.converters import (
     is_flat,
     load_format,
 )
-from hespas.files.documents import Count, Figure
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
@@ -103,7 +102,7 @@ class Conversion(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--log-json``: ``hespas.convert/1``."""
-        return json_of(conversion_document(self))
+        return document_bytes(conversion_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per figure that a conversion conserves: before, after."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of, opened_program, put
+from hespas.api.io import Document, Result, findings, opened_program, put
 from hespas.api.preparation import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
@@ -22,7 +22,7 @@ from hespas.estimators.configuration import default_configuration
 from hespas.estimators.extrapolation import weighed
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import estimate_with, for_job, with_option
-from hespas.files.documents import Count, Figure, inert_cell
+from hespas.files.documents import Count, Figure, document_bytes, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -74,7 +74,7 @@ class NodeEstimates(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.estimate/1``."""
-        return json_of(estimate_document(self, step_of(self)))
+        return document_bytes(estimate_document(self, step_of(self)))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per operation of each rank class, as ``hespas estimate --out`` writes it."""

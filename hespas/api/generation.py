@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of, write
+from hespas.api.io import Document, Result, findings, write
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.sizes import trace_bytes
-from hespas.files.documents import Count, Figure
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
@@ -136,7 +136,7 @@ class GenerationResult(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.generate/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
         """What fills the memory of the fullest rank, a row each."""

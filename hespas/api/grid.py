@@ -21,8 +21,8 @@ from hespas.api.arguments import checked
 from hespas.api.grid_file import Grid, Value, read_grid
 from hespas.api.grid_page import grid_page
 from hespas.api.grid_row import GridRow, grid_row
-from hespas.api.io import Document, Result, findings, json_of
-from hespas.files.documents import inert_cell
+from hespas.api.io import Document, Result, findings
+from hespas.files.documents import document_bytes, encoded, inert_cell
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.graph import Diagnostics
@@ -84,7 +84,7 @@ class GridResult(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.grid/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def to_csv(self) -> str:
         """One line per row: the axes, then the figures; unknown is an empty field."""
@@ -146,7 +146,7 @@ def simulate_grid(
         rows[place] = row
         file = files[place]
         if file is not None and not row.fault:
-            _keep(file, msgspec.json.encode(row))
+            _keep(file, encoded(row))
         done += 1
         if progress:
             progress(done, len(rows))

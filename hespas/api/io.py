@@ -14,9 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from html import escape
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import msgspec
 
@@ -32,6 +31,7 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
+from hespas.files.documents import document_bytes
 from hespas.files.output import check_destination, placed_at_once, write_atomically
 from hespas.files.streams import STANDARD_STREAM, VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
@@ -60,7 +60,6 @@ __all__ = [
     "findings",
     "is_standard_output",
     "is_stream",
-    "json_of",
     "opened",
     "opened_program",
     "put",
@@ -536,34 +535,11 @@ class Result(ABC):
         return f"<p>{escape(repr(self))}</p>{rows.head(_ROWS_SHOWN).to_html(index=False, border=0)}{more}"
 
 
-def json_of(document: object) -> bytes:
-    """A document as indented JSON that ends in a newline. Unpaired surrogates, which names of files may have
-    and UTF-8 has not, are escaped.
-    """
-    try:
-        return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    except UnicodeEncodeError:
-        return f"{json.dumps(_plain(msgspec.to_builtins(document)), indent=2)}\n".encode()
-
-
-def _plain(value: object) -> object:
-    """The same with null for what JSON has no number for."""
-    match value:
-        case float():
-            return value if isfinite(value) else None
-        case dict():
-            return {name: _plain(each) for name, each in cast("dict[str, object]", value).items()}
-        case list():
-            return [_plain(each) for each in cast("list[object]", value)]
-        case _:
-            return value
-
-
 def write_json(document: object, path: Path, *, overwrite: bool = False) -> None:
     """Write a document, or the JSON of one, at once or not at all; ``-`` is standard output. Raises
     ``OutputError`` where it exists already, without ``overwrite``.
     """
-    content = document if isinstance(document, bytes) else json_of(document)
+    content = document if isinstance(document, bytes) else document_bytes(document)
     put(path, lambda temporary: _write_bytes(temporary, content), overwrite=overwrite)
 
 

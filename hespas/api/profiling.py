@@ -11,12 +11,12 @@ import msgspec
 
 from hespas.api.arguments import checked
 from hespas.api.capture_check import validate_capture
-from hespas.api.io import Document, Result, findings, json_of
+from hespas.api.io import Document, Result, findings
 from hespas.api.joining import join_profile
 from hespas.captures.jax.run import run_profiled
 from hespas.captures.mesh import Mesh
 from hespas.captures.partition import TIMEOUT_S
-from hespas.files.documents import Count, Figure
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Renamed
 
@@ -98,7 +98,7 @@ class ProfiledProgram(Result):
 
     def to_json(self) -> bytes:
         """The document of ``report.json``: ``hespas.capture-profile/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
         """The joined share of the device time by evidence, a row each."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, cast
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of
-from hespas.files.documents import Figure
+from hespas.api.io import Document, Result, findings
+from hespas.files.documents import Figure, document_bytes
 from hespas.files.streams import limits, read_document
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
@@ -74,7 +74,7 @@ class RunDifference(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.run_difference/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per part and name."""

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import check_fields, checked
-from hespas.api.io import Document, Result, findings, json_of, put
+from hespas.api.io import Document, Result, findings, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
-from hespas.files.documents import Count, Figure
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics, find_dtype
@@ -315,7 +315,7 @@ class ServingResult(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.serving/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each request, in order of arrival."""

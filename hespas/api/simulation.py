@@ -19,7 +19,7 @@ from hespas.api.arguments import checked
 from hespas.api.astra import AstraReady, AstraRequest, run_astra
 from hespas.api.estimation import estimate
 from hespas.api.external import ExternalDocument, external_document, measured_step_ns
-from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
+from hespas.api.io import Document, Result, findings, opened_program, put, read_profiles
 from hespas.api.memory import MemoryDocument, memory_document, memory_on
 from hespas.api.preparation import (
     STEP_ESTIMATOR,
@@ -35,7 +35,7 @@ from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
 from hespas.estimators import MissingPolicy, refuse_converted
 from hespas.estimators.configuration import default_configuration
-from hespas.files.documents import Count, Figure, encoded
+from hespas.files.documents import Count, Figure, document_bytes, encoded
 from hespas.graph import ESTIMATED_ON, WAITS, Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
@@ -109,7 +109,7 @@ class SimulationResult(Result, Simulation):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.simulate/1``."""
-        return json_of(simulation_document(self))
+        return document_bytes(simulation_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per rank."""
@@ -563,7 +563,7 @@ def write_simulation_json(done: SimulationResult, path: Path, *, overwrite: bool
     """Write the document of a simulation, one line per rank, at once or not at all; ``-`` is standard output.
     Raises ``OutputError`` where it exists already, without ``overwrite``.
     """
-    beginning = json_of(simulation_document(done, ranks=False))
+    beginning = document_bytes(simulation_document(done, ranks=False))
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as stream:

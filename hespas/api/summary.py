@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of, read
+from hespas.api.io import Document, Result, findings, read
 from hespas.api.systems import DimensionRow, dimension_rows
 from hespas.converters import ReadOptions, Value, find_format
 from hespas.estimators.registry import ListedEstimator
-from hespas.files.documents import Count, Figure
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import (
     ACCUMULATOR_BITS,
     DTYPES,
@@ -253,7 +253,7 @@ class Summary(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.view/1``."""
-        return json_of(summary_document(self))
+        return document_bytes(summary_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per operation (of a profile: of what ran), by name and rank class, the longest first."""

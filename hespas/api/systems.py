@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of
-from hespas.files.documents import Figure
+from hespas.api.io import Document, Result, findings
+from hespas.files.documents import Figure, document_bytes
 from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
@@ -73,7 +73,7 @@ class SystemResult(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.system/1``."""
-        return json_of(self.document())
+        return document_bytes(self.document())
 
     def document(self) -> SystemDocument:
         """The same as a value."""

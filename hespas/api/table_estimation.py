@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, json_of, put
+from hespas.api.io import Document, Result, findings, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import (
@@ -22,7 +22,7 @@ from hespas.estimators.registry import (
     list_estimators,
     predict_with,
 )
-from hespas.files.documents import Count, Figure, inert, inert_cell
+from hespas.files.documents import Count, Figure, document_bytes, inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -73,7 +73,7 @@ class TableEstimates(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.estimate_table/1``."""
-        return json_of(table_estimate_document(self))
+        return document_bytes(table_estimate_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per row of the table: the columns that ``--out`` adds to it."""

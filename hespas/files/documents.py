@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Annotated, cast
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 __all__ = [
@@ -31,20 +33,36 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 def document_bytes(document: object) -> bytes:
-    """A document as indented UTF-8 JSON that ends in a newline."""
+    """Return a document as indented UTF-8 JSON that ends in a newline: what every ``--json`` writes.
+
+    NaN and the infinities are null, values of NumPy those of Python, and paths texts. What UTF-8 cannot hold,
+    such as a byte 0xff in the name of a file, is spelled out as text.
+    """
     return msgspec.json.format(encoded(document), indent=2) + b"\n"
 
 
 def encoded(document: object) -> bytes:
-    """A document as compact JSON; texts that UTF-8 cannot hold are escaped."""
+    """Return the same as compact JSON without a newline."""
     try:
-        return msgspec.json.encode(document)
+        return _ENCODER.encode(document)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_writable(msgspec.to_builtins(document)))
+        return _ENCODER.encode(_writable(msgspec.to_builtins(document, enc_hook=_builtin)))
+
+
+def _builtin(value: object) -> object:
+    """Return what stands for a value that JSON has no type for."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, PurePath):
+        return str(value)
+    raise NotImplementedError(f"no JSON for a {type(value).__name__}")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_builtin)
 
 
 def _writable(value: object) -> object:
-    """The same with unpaired surrogates, which no UTF-8 holds, written as text: ``\\ud800``."""
+    """Spell out unpaired surrogates, which no UTF-8 holds: ``\\udcff``."""
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode("utf-8")

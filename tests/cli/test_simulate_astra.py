@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
@@ -14,7 +16,10 @@ from typer.testing import CliRunner, Result
 from fixtures.make.astra_sim import files
 from hespas import api
 from hespas.cli.main import app
+from hespas.converters import WriteOptions, load_format
+from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UsageError
+from tests.validators.checker.small_jobs import Steps
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -131,3 +136,26 @@ def test_unknown_words_of_the_interface(name: str) -> None:
             TRACES,
             **{"mode": "astra", "system_config": SYSTEM, "network_config": NETWORK, name: "other"},  # type: ignore[arg-type]
         )
+
+
+def test_the_document_of_ranks_whose_ids_continue_from_rank_to_rank(tmp_path: Path) -> None:
+    """As in ASTRA-sim's own examples: one rank class, whose finding counts the renumbered ranks."""
+    graph = Steps(2)
+    graph.coll(graph.compute())
+    built = graph.build()
+    classes = tuple(replace(built, id=built.id + np.uint64(first)) for first in (0, 2))
+    entry = load_format("chakra")
+    assert entry.write is not None
+    job = Workload(name="job", classes=classes, rank_class=np.arange(2, dtype=np.int32))
+    entry.write(job, tmp_path / "job", WriteOptions(directory=True), Diagnostics())
+    pair = tmp_path / "network.yml"
+    pair.write_text("topology: [Ring]\nnpus_count: [2]\nbandwidth: [50]\nlatency: [500]\n")
+    system = SYSTEMS / "system_flat.json"
+    options = ("--mode", "astra", "--system-config", system, "--network-config", pair)
+    done = run(*options, "--json", tmp_path / "s.json", source=tmp_path / "job")
+    assert done.exit_code == 0, done.output
+    [found] = [
+        each for each in json.loads((tmp_path / "s.json").read_text())["diagnostics"]
+        if each["code"] == "chakra.renumbered"
+    ]  # fmt: skip
+    assert "number the same nodes from another id on" in found["message"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas import api
-from hespas.files.documents import inert, inert_cell, original
+from hespas.files.documents import document_bytes, encoded, inert, inert_cell, original
 from hespas.graph import OpClass, Profile
 from hespas.graph.columns import StringTable
 
@@ -57,3 +58,33 @@ def test_a_table_of_events_gives_names_back(name: str, tmp_path: Path) -> None:
     if name == "t.csv":
         cells = (tmp_path / name).read_text().split(",")
         assert not [cell for cell in cells if cell.strip('"')[:1] in {"=", "@", "+"}]
+
+
+class _Row(msgspec.Struct):
+    count: int
+    time_ns: float
+    name: str = ""
+
+
+@pytest.mark.parametrize("name", ["plain", "byte \udcff of a file"])
+def test_every_document_is_json_that_can_be_read(name: str) -> None:
+    """Values of NumPy, numbers that JSON has not, and names that UTF-8 cannot hold, with each other."""
+    rows: list[object] = [
+        _Row(np.int64(3), np.float64(2.5), name),  # type: ignore[arg-type] # as a careless caller gives it
+        _Row(4, np.float64("nan"), name),
+        {"sizes": np.arange(2), "least": np.float32("-inf"), "is": np.bool_(True), name: Path("a") / "b"},
+    ]
+    shown = name.replace("\udcff", "\\udcff")
+    expected = [
+        {"count": 3, "time_ns": 2.5, "name": shown},
+        {"count": 4, "time_ns": None, "name": shown},
+        {"sizes": [0, 1], "least": None, "is": True, shown: "a/b"},
+    ]
+    assert msgspec.json.decode(encoded(rows)) == expected
+    assert msgspec.json.decode(document_bytes(rows)) == expected
+    assert document_bytes(rows).decode("utf-8").endswith("]\n")
+
+
+def test_a_value_without_json_is_an_error_of_ours() -> None:
+    with pytest.raises(NotImplementedError, match="no JSON for a object"):
+        document_bytes([object()])

@@ -338,12 +338,11 @@ def _kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
 
 
 def simulated_ns(graph: OpGraph) -> FloatArray:
-    """The durations that readers of ``duration_micros`` take, in ns: those that a trace of the graph states,
-    with the remainders that it carries, and those that the trace which it was read from stated.
+    """Return the durations that readers of ``duration_micros`` take [ns]: whole microseconds as the graph's
+    trace stated them, or as they are written, which is 0 for a part of the computations below 1 us.
     """
-    times = Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
-    micros = times.micros.copy()
     nodes, stated = _kept_micros(graph)
+    micros = Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)).micros.copy()
     micros[nodes] = stated
     return micros_as_ns(micros)
 

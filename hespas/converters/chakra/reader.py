@@ -329,7 +329,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
             graphs.append(to_graph(found.columns, found.facts, peers, source.name, found.faults))
         if not options.lenient:  # a checker looks for cycles itself, over all formats
             _check_acyclic(found.columns, graphs[-1], found.faults)
-    renumbered = sum(found.renumbered for found in job.classes.values())
+    renumbered = int(sum(found.renumbered for found in job.classes.values()))
     message = "ranks number the same nodes from another id on; the first rank of a class stands for all"
     faults.diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
     first = next(iter(job.classes.values()))

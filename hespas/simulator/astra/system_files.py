@@ -22,6 +22,7 @@ __all__ = ["FILE_NAMES", "astra_sim_files"]
 FILE_NAMES = ("system.json", "network.yml", "remote_memory.json")
 
 _GIB = 1 << 30
+_BYTES_PER_GIGA = 1e9
 _TOPOLOGIES: Mapping[str, Topology] = {
     "ring": "Ring",
     "fully_connected": "FullyConnected",
@@ -61,7 +62,7 @@ def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, st
     return {
         "system.json": _system_json(system, used),
         "network.yml": _network_yml(system, used),
-        "remote_memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}, indent=2) + "\n",
+        "remote_memory.json": _remote_memory_json(system),
     }
 
 
@@ -133,6 +134,19 @@ def _system_json(system: System, used: Sequence[Dimension]) -> str:
     }
     if system.device:
         stated |= _of_device(load_device(system.device))
+    return json.dumps(stated, indent=2) + "\n"
+
+
+def _remote_memory_json(system: System) -> str:
+    """The memory of the host behind each device's link to it, so that load and store nodes of traces run."""
+    link = load_device(system.device).link("pcie") if system.device else None
+    stated: dict[str, object] = {"memory-type": "NO_MEMORY_EXPANSION"}
+    if link is not None and link.bandwidth_bytes_per_s >= _BYTES_PER_GIGA:
+        stated = {
+            "memory-type": "PER_NPU_MEMORY_EXPANSION",
+            "remote-mem-latency": 0 if isnan(link.latency_ns) else int(link.latency_ns),
+            "remote-mem-bw": int(link.bandwidth_bytes_per_s / _BYTES_PER_GIGA),
+        }
     return json.dumps(stated, indent=2) + "\n"
 
 

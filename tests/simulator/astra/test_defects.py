@@ -157,6 +157,17 @@ def _sent_after(kind: str, *, ends_in_compute: bool) -> Workload:
     return job_of(*ranks)
 
 
+def test_durations_are_the_whole_microseconds_that_a_trace_states() -> None:
+    """A trace carries remainders on, so that 4.5 us twice are 5 us and 4 us."""
+    steps = [Steps(2) for _ in range(2)]
+    for each in steps:
+        each.compute(each.compute(ns=4500.0), ns=4500.0)
+    done = run(job_of(*steps), PAIR)
+    assert finishes(done) == [9000, 9000]
+    first = done.timeline.start_ns.tolist().index(5000.0)
+    assert done.timeline.end_ns[first] == 9000.0
+
+
 def test_metadata_nodes_are_refused() -> None:
     one, two = Steps(2), Steps(2)
     one.node(NodeKind.METADATA, (), OpClass.CONTROL, "groups")

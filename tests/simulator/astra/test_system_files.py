@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -30,7 +31,10 @@ def written(system: System, folder: Path) -> tuple[SystemConfig, NetworkConfig, 
     for name, text in astra_sim_files(system, found).items():
         (folder / name).write_text(text, "utf-8")
     assert sorted(each.name for each in folder.iterdir()) == sorted(FILE_NAMES)
-    assert not read_memory_config(folder / "remote_memory.json").has_remote_memory
+    memory, link = read_memory_config(folder / "remote_memory.json"), None
+    if system.device:
+        link = load_device(system.device).link("pcie")
+    assert memory.has_remote_memory == (link is not None and link.bandwidth_bytes_per_s >= 1e9)
     return read_system_config(folder / "system.json"), read_network_config(folder / "network.yml"), found
 
 
@@ -99,3 +103,15 @@ def test_only_whole_systems_are_written() -> None:
 def test_one_device_has_no_network() -> None:
     with pytest.raises(UsageError, match="one device of dgx-h100 has no network"):
         astra_sim_files(load_system("dgx-h100").sized(1), Diagnostics())
+
+
+def test_loads_and_stores_of_a_trace_go_over_the_link_to_the_host() -> None:
+    """Without a memory ASTRA-sim ends at the first node that loads or stores."""
+    link = load_device("H100-SXM").link("pcie")
+    assert link is not None
+    files = astra_sim_files(load_system("dgx-h100").sized(8), Diagnostics())
+    assert json.loads(files["remote_memory.json"]) == {
+        "memory-type": "PER_NPU_MEMORY_EXPANSION",
+        "remote-mem-latency": int(link.latency_ns),
+        "remote-mem-bw": int(link.bandwidth_bytes_per_s / 1e9),
+    }

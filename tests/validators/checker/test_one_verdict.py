@@ -147,8 +147,9 @@ def test_backend_and_queues_are_options_of_the_command(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_some_of_the_ranks_cannot_be_run(tmp_path: Path) -> None:
-    folder = written(tmp_path / "job", unreceived())
-    next(folder.glob("*.1.et")).unlink()
+    entry, folder = load_format("chakra"), tmp_path / "job"
+    assert entry.write is not None
+    entry.write(talking(), folder, WriteOptions(ranks=range(1), directory=True), Diagnostics())
     result = check([folder], "astra-sim")
     assert not result.valid
     [found] = [each for each in result.violations if each.severity is Severity.ERROR]
