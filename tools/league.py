@@ -65,11 +65,14 @@ for that.
 The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
 of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
 release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
-alone. Intervals of 90 % with a calibration are quantiles of what is left of rows of other groups, in which
-those of the own source count more the more there are: 20 as much as all others together. `hespas-validate
-calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with
-their standard errors, and the errors before and on groups left out; factors hold for the estimator that they
-were fitted with.
+alone. How much of a correction is applied (none to all, in quarters) is decided for each software stack on
+each accelerator by the errors of held-out groups among the rows of the fit, where those of the accelerator
+and stack count most: the least that is as good as the best, as far as so many groups can tell. Without
+evidence it is none. Intervals of 90 % with a calibration are quantiles of residuals of rows of other groups, in which those of
+the own source count more the more there are: 20 as much as all others together. `hespas-validate calibrate
+--hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
+standard errors, and the errors before and on groups left out; factors hold for the estimator that they were
+fitted with.
 
 Spreads of the effects, weights of sources, host times of kernels and what kernels lose
 beside communication are round figures in the code, set with the rows below in sight or by a source that is

@@ -38,7 +38,15 @@ from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.library import fits_of_user
 from hespas.operations import KINDS, Operations
 
-__all__ = ["DEFAULT_ORDER", "KINDS_BY_MODELS", "Composite", "Order", "read_order", "split_order"]
+__all__ = [
+    "DEFAULT_ORDER",
+    "KINDS_BY_MODELS",
+    "Composite",
+    "Order",
+    "least_better",
+    "read_order",
+    "split_order",
+]
 
 # Which estimators are asked of which kind of operation, and in what order.
 
@@ -417,6 +425,11 @@ among several say nothing of the others.
 """
 
 
+def least_better(rows: float) -> float:
+    """Return the share of another's error that an error on so many held-out rows has to stay below."""
+    return 1.0 - max(rows, 2.0) ** -0.5
+
+
 @dataclass(slots=True)
 class _Told:
     """What a user's device file and its cards say of one kind in one number format: who errs by how much on
@@ -432,14 +445,19 @@ class _Told:
             self.errors.setdefault(who, []).append((error, rows))
 
     def order(self) -> list[str]:
-        """Own answers of unknown error, then all by their errors; fits of a part of the rows come after a
-        model of all, and models of the package that are off by more than :data:`_OFF` after both.
+        """Return own answers of unknown error, then all by their errors; fits of a part of the rows come
+        after a model of all, and models of the package that are off by more than :data:`_OFF` after both.
+        Answers that a calibration brought come first only where they are better than the package's as far
+        as so many rows can tell.
         """
         mean: dict[str, float] = {}
         rows = {who: sum(count for _, count in told) for who, told in self.errors.items()}
         for who, told in self.errors.items():
             error = sum(each * count for each, count in told) / rows[who]
-            mean[who] = inf if who == _SHIPPED_MODELS and error > _OFF else error
+            if who == _SHIPPED_MODELS:
+                mean[who] = inf if error > _OFF else error
+            else:
+                mean[who] = error / least_better(rows[who])
         if rows.get("calibrated", inf) < _MOST_OF * rows.get(_OWN_MODELS, 0.0):
             mean["calibrated"] = max(mean["calibrated"], mean[_OWN_MODELS])
         unknown = [who for who in self.own if who not in mean]

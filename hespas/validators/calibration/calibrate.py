@@ -142,7 +142,7 @@ def calibrate(
     testing = _Tests(mine, _other_devices(usable, device), device, seed, approaches)
     chosen = testing.chosen(tests, found)
     founds = {each.name: _something(each, mine, device, memory) for each in approaches}
-    founds = with_before(founds, mine, device, seed)
+    founds = with_before(founds, mine, device, seed, found)
     held_out = tuple(compared(by, testing.tested(by), device, inputs, tuple(founds)) for by in chosen)
     _tell_silent(held_out, device, found)
     models = tuple(model for each in founds.values() for model in each.models)

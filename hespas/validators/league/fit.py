@@ -25,11 +25,13 @@ __all__ = [
     "Facts",
     "Fit",
     "Posterior",
+    "Strength",
     "applied",
     "central_rows",
     "dominating",
     "factors_of",
     "fitted",
+    "strength_of",
 ]
 
 
@@ -83,6 +85,8 @@ _FREEDOM = 4.0
 """Degrees of freedom of Student's t, by which rows far off count less: the customary few, not fitted."""
 _ROUNDS = 4
 """Of weights and fits in turn."""
+_GROUP = ("source", "model", "accelerator")
+"""Columns of a group, whose rows are held out together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,6 +197,79 @@ def _inverse(matrix: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.inv(matrix), np.float64)
 
 
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""How much of a correction is applied, from none on."""
+_CELL_POOL, _SOURCE_POOL = 2.0, 4.0
+"""Groups of an accelerator and stack that count as much as all other groups of the stack together, and groups
+of a stack as much as all other stacks: round figures, set with the development rows in sight.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strength:
+    """How much of its correction a cell (a stack on an accelerator) gets, and what that leaves of each row of
+    the fit without its own group: ``left`` and ``deviation`` of shape ``(rows of the fit,)``.
+    """
+
+    share: float
+    left: FloatArray
+    deviation: FloatArray
+
+    def posterior(self, said: Posterior, prior: FloatArray) -> Posterior:
+        """Return a posterior as it is applied; ``prior``: deviations where nothing is."""
+        return Posterior(said.mean * self.share, _mixed(said.deviation, prior, self.share))
+
+
+def strength_of(fit: Fit, facts: Facts, source: str, accelerator: str) -> Strength:
+    """Return how much of a correction to apply in a cell, decided on held-out rows of the fit alone.
+
+    Each row is corrected by a fit without its group; without its accelerator, where the cell has no row,
+    since there nothing of the accelerator is known either. Rows of the cell count most, then those of its
+    stack. The least share counts that is as good as the best, as far as so many groups can tell, so that a
+    correction that does not show is none. A fit on one group has no other to be tested on, and stands.
+    """
+    names = {name: np.array([facts.keys[name][row] for row in fit.here.tolist()]) for name in _GROUP}
+    in_source = names["source"] == source
+    in_cell = in_source & (names["accelerator"] == accelerator)
+    columns = _GROUP if in_cell.any() else ("accelerator",)
+    keys = np.array(["\0".join(parts) for parts in zip(*(facts.keys[name] for name in columns), strict=True)])
+    left, deviation = fit.left_out(keys)
+    groups = np.array(["\0".join(parts) for parts in zip(*names.values(), strict=True)])
+    prior = np.sqrt(np.diag(fit.covariance)[fit.here])
+    if len(set(groups.tolist())) < 2:
+        return Strength(1.0, left, deviation)
+    weight = _evidence(groups, in_cell, in_source)
+    corrected = fit.target - left
+    rests = [fit.target - share * corrected for share in STRENGTHS]
+    errors = np.array([float(weight @ np.abs(np.expm1(-rest))) for rest in rests])
+    _, number = np.unique(groups, return_inverse=True)
+    of_group = np.bincount(number.reshape(-1), weight)
+    doubt = float(np.sqrt((of_group**2).sum()))
+    best = int(np.flatnonzero((1 - doubt) * errors <= errors.min())[0])
+    return Strength(STRENGTHS[best], rests[best], _mixed(deviation, prior, STRENGTHS[best]))
+
+
+def _evidence(
+    groups: np.ndarray[tuple[int], np.dtype[np.str_]], cell: BoolArray, source: BoolArray
+) -> FloatArray:
+    """Return weights of rows, which sum to 1: groups alike, rows of a group alike."""
+    _, number, size = np.unique(groups, return_inverse=True, return_counts=True)
+    alone = 1.0 / size[number.reshape(-1)]
+    weight, left = np.zeros(len(groups)), 1.0
+    for tier, pool in ((cell, _CELL_POOL), (source & ~cell, _SOURCE_POOL), (~source, 0.0)):
+        count = float(alone[tier].sum())
+        if count > 0:
+            share = left * count / (count + pool)
+            weight[tier] = share * alone[tier] / count
+            left -= share
+    whole = float(weight.sum())
+    return weight / whole if whole > 0 else weight
+
+
+def _mixed(deviation: FloatArray, prior: FloatArray, share: float) -> FloatArray:
+    return np.sqrt(share * deviation**2 + (1 - share) * prior**2)
+
+
 def dominating(facts: Facts, left: FloatArray) -> FloatArray:
     """What ``left`` of the rows, logarithms of measured over predicted, is put down to: shape ``(rows,
     components + 1)``, the last for what all components share, and NaN for rows without a measurement. Rows
@@ -261,21 +338,23 @@ def factors_of(facts: Facts) -> list[Factor]:
         asked += [(rows[0], component) for component in np.flatnonzero(share >= _LEAST_SHARE).tolist()]
     whole = _with_units(facts, known, asked)
     is_unit = np.arange(len(whole)) >= len(known)
-    covariance = whole.covariance()
-    said = fitted(covariance, whole, ~is_unit).of(is_unit)
-    prior = np.sqrt(np.diag(covariance)[is_unit])
+    fit = fitted(whole.covariance(), whole, ~is_unit)
+    said, prior = fit.of(is_unit), np.sqrt(np.diag(fit.covariance)[is_unit])
+    strengths = {cell: strength_of(fit, whole, *cell) for cell in members}
     if not np.isfinite(said.mean).all():
         raise InvariantError("a fit gives factors that are no numbers")
     for place, (row, component) in enumerate(asked):
         source, accelerator = cells[row]
         rows = members[source, accelerator]
+        mine = Posterior(said.mean[place : place + 1], said.deviation[place : place + 1])
+        applied_to = strengths[source, accelerator].posterior(mine, prior[place : place + 1])
         found.append(
             Factor(
                 source=source,
                 accelerator=accelerator,
                 component=COMPONENTS[component],
-                factor=float(np.exp(said.mean[place])),
-                std_error=float(said.deviation[place]),
+                factor=float(np.exp(applied_to.mean[0])),
+                std_error=float(applied_to.deviation[0]),
                 prior_std=float(prior[place]),
                 share=float(facts.shares[rows, component].mean()),
                 n=len(rows),

@@ -11,7 +11,17 @@ import numpy as np
 
 from hespas.estimators.step_intervals import Level, step_intervals
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.validators.league.fit import Factor, Facts, applied, central_rows, dominating, fitted
+from hespas.validators.league.fit import (
+    Factor,
+    Facts,
+    Fit,
+    Posterior,
+    applied,
+    central_rows,
+    dominating,
+    fitted,
+    strength_of,
+)
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.predict import LeagueRow
 
@@ -203,8 +213,7 @@ def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _S
     covariance = facts.covariance()
     calibrating[central_rows(covariance, facts, measured)] = True
     calibrating &= measured
-    said = fitted(covariance, facts, calibrating).of(np.ones(len(facts), np.bool_))
-    mean, deviation = said.mean, said.deviation
+    mean, deviation = _of_points(facts, fitted(covariance, facts, calibrating))
     low, high = np.zeros((2, len(facts)))
     left, sources = facts.log_error - mean, np.array(facts.keys["source"])
     for group in np.unique(groups):
@@ -228,16 +237,32 @@ def _left_out(facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], m
     would leave of each of those others without its own group.
     """
     covariance, sources = facts.covariance(), np.array(facts.keys["source"])
+    prior = np.sqrt(np.diag(covariance))
     mean, low, high = np.zeros((3, len(facts)))
     for group in np.unique(groups):
         mine = groups == group
         fit = fitted(covariance, facts, measured & ~mine)
-        said = fit.of(mine)
-        left, deviation = fit.left_out(groups)
+        first = int(np.flatnonzero(mine)[0])
+        strength = strength_of(fit, facts, facts.keys["source"][first], facts.keys["accelerator"][first])
+        said = strength.posterior(fit.of(mine), prior[mine])
         mean[mine] = said.mean
         own = sources[fit.here] == sources[mine][0]
-        low[mine], high[mine] = _interval(left, deviation, own, said.deviation)
+        low[mine], high[mine] = _interval(strength.left, strength.deviation, own, said.deviation)
     return _Said(mean, low, high, np.zeros(len(facts), np.bool_))
+
+
+def _of_points(facts: Facts, fit: Fit) -> tuple[FloatArray, FloatArray]:
+    """Return means and deviations of all rows by a fit on a few, each as strongly as its cell shows."""
+    said = fit.of(np.ones(len(facts), np.bool_))
+    prior = np.sqrt(np.diag(fit.covariance))
+    mean, deviation = np.zeros(len(facts)), prior.copy()
+    cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
+    for cell in dict.fromkeys(cells):
+        rows = np.array([each == cell for each in cells], np.bool_)
+        strength = strength_of(fit, facts, *cell)
+        applied_to = strength.posterior(Posterior(said.mean[rows], said.deviation[rows]), prior[rows])
+        mean[rows], deviation[rows] = applied_to.mean, applied_to.deviation
+    return mean, deviation
 
 
 _LEAST = 0.03

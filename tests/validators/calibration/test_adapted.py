@@ -221,7 +221,8 @@ def test_who_errs_least_on_rows_left_out_answers_first() -> None:
     assert answers(0.9) == {"calibrated"}
     assert answers(1e-4) == {"learned:own=false"}
     assert answers(np.nan) == {"calibrated"}
-    assert answers(0.1, mape=0.09) == {"calibrated"}
+    assert answers(0.1, mape=0.08) == {"calibrated"}
+    assert answers(0.1, mape=0.09) == {"learned:own=false"}, "40 rows do not tell so little apart"
     assert answers(0.98, mape=1.2) == {"calibrated"}, "far too short is never more than 100 % off"
     other = replace(ops, scheme=Labels.constant("fp8_block", 5))
     answer = model.predict(other, done.device)

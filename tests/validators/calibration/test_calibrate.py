@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from hespas.estimators.calibrated import Calibrated
+from hespas.estimators.composite import Composite
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, device_to_toml, load_device
 from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels, build
 from hespas.validators.calibration import Calibration, FitMemory, calibrate, fit_device
 from hespas.validators.calibration import approaches as calibration_approaches
 from hespas.validators.calibration.approaches import CalibratedFits, Found, Others, Run
@@ -250,3 +252,36 @@ def test_too_little_to_test_or_to_fit(tmp_path: Path) -> None:
         calibrate([few.take(np.arange(3))], H100)
     with pytest.raises(UsageError, match="is of L4"):
         calibrate([few], load_device("L4"))
+
+
+def test_a_fit_of_few_rows_that_is_no_better_changes_nothing() -> None:
+    """Twenty times near the data sheet's, with noise: a fit of them was used whatever it was worth."""
+    device, draw = replace(H100, name="new-chip"), np.random.default_rng(0)
+    size = 2.0 ** draw.integers(18, 28, 20)
+    ops = build.elementwise(
+        "vector",
+        Labels.constant("bf16", 20),
+        op=Labels.constant("add", 20),
+        rows=size / 1024,
+        columns=np.full(20, 1024.0),
+        passes=np.full(20, 3.0),
+        flops_per_element=np.ones(20),
+    )
+    sheet = Composite().predict(ops, device).duration_ns
+    table = Measurements(
+        name="few rows",
+        provenance="this test",
+        ops=ops,
+        duration_ns=sheet * np.exp(draw.normal(0, 0.1, 20)),
+        spread_ns=np.full(20, np.nan),
+        hardware=Labels.constant("new-chip", 20),
+        split=Labels.constant("", 20),
+    )
+    found = Diagnostics()
+    done = calibrate([table], device, tests=(), fitted="2026-01-31", diagnostics=found)
+    assert found.counts()["calibrate.no-better"] == 1
+    assert Composite().predict(ops, done.device).duration_ns.tolist() == sheet.tolist()
+    twice = replace(table, duration_ns=2 * table.duration_ns)
+    better = calibrate([twice], device, tests=(), fitted="2026-01-31").device
+    said = Composite().predict(ops, better).duration_ns
+    assert np.abs(said / twice.duration_ns - 1).mean() < 0.25

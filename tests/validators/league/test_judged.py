@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hespas.estimators.step_intervals import step_intervals
-from hespas.validators.league.judged import CALIBRATIONS, Calibration, judged
+from hespas.validators.league.fit import factors_of
+from hespas.validators.league.judged import CALIBRATIONS, Calibration, facts_of, judged
 from hespas.validators.league.predict import Assumed, LeagueRow, Predicted, Refusal
 from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling, speedups
 
@@ -206,6 +207,38 @@ def test_an_accelerator_is_faster_than_another_by_its_best_runs(predicted_ms: fl
 
 def test_accelerators_of_far_counts_are_not_compared() -> None:
     assert not list(speedups(judged(_two_devices(40.0, "64"), "none"), "none"))
+
+
+def of_accelerators(**measured_ms: float) -> list[LeagueRow]:
+    """Four rows of each of some accelerators, the first of which took so long; all others as predicted."""
+    return [
+        made(
+            number,
+            measured_ms.get(name, 100.0) if not number % 4 else 100.0,
+            accelerator=name,
+            model=f"{number}",
+        )
+        for number, name in enumerate(name for name in ("A", "B", "C", "D", "E") for _ in range(4))
+    ]
+
+
+@pytest.mark.parametrize("calibrate", ["one-per-accelerator", "leave-group-out"])
+def test_a_row_that_is_unlike_others_makes_no_prediction_worse(calibrate: Calibration) -> None:
+    """A single row moved all others of its accelerator: from 10.6 to 27.5 % off."""
+    rows = of_accelerators(A=130.0)
+    plain = {row.row.number: abs(row.relative_error) for row in judged(rows, "none")}
+    for row in judged(rows, calibrate):
+        assert abs(row.relative_error) <= plain[row.row.number] + 1e-9
+
+
+def test_a_correction_that_shows_on_held_out_rows_is_applied() -> None:
+    rows = [made(number, 130.0, model=f"model {number}") for number in range(30)]
+    assert max(abs(row.relative_error) for row in judged(rows, "leave-group-out")) < 0.05
+
+
+def test_factors_without_evidence_are_none() -> None:
+    found = factors_of(facts_of(of_accelerators(A=130.0)))
+    assert {factor.factor for factor in found} == {1.0}
 
 
 def test_an_error_is_put_down_to_what_rows_that_err_have_in_common() -> None:
