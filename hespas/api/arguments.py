@@ -91,7 +91,8 @@ def _check(name: str, value: object, hint: object) -> None:
             f"`{name}={clipped(value)}`: {clipped(value)!r} is not one of {text}", hint=f"`{name}={near[0]}`"
         )
     shown = f"`{name}={clipped(str(value))}`" if isinstance(value, str | int | float) else f"`{name}`"
-    raise UsageError(f"{shown} is {_article(clipped(type(value).__name__))}", hint=f"pass {_described(hint)}")
+    kind = "None" if value is None else _article(clipped(type(value).__name__))
+    raise UsageError(f"{shown} is {kind}", hint=f"pass {_described(hint)}")
 
 
 def _fits(value: object, hint: object) -> bool:
@@ -119,7 +120,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _fits_generic(value: object, origin: type, members: tuple[object, ...]) -> bool:
-    if origin is Callable:
+    if issubclass(origin, Callable):  # type: ignore[arg-type] # the abstract class of what is called
         return callable(value)
     if issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
@@ -156,11 +157,9 @@ def _described(hint: object) -> str:
         elif origin is Callable:
             words.append("a function")
         elif isinstance(origin, type):
-            inside = [each for each in get_args(member) if each is not Ellipsis]
-            names = " or ".join(dict.fromkeys(_described(each) for each in inside))
-            words.append(
-                f"{_article(origin.__name__.lower())} of {names}" if names else _article(origin.__name__)
-            )
+            inside = [_described(each) for each in get_args(member) if each is not Ellipsis]
+            names = (" to " if issubclass(origin, Mapping) else " or ").join(dict.fromkeys(inside))
+            words.append(_article(origin.__name__.lower()) + (f" of {names}" if names else ""))
         else:
             words.append(_article(getattr(member, "__name__", str(member))))
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -59,7 +59,8 @@ def _shares(
     workload: Workload, estimates: Sequence[Estimate]
 ) -> tuple[Mapping[str, float], float, Mapping[str, float]]:
     """Return the shares of the time by estimator, of matmuls, and from the data sheet by operation class."""
-    ranks = np.bincount(workload.rank_class, minlength=len(workload.classes))
+    present = workload.rank_class[workload.rank_class >= 0]
+    ranks = np.bincount(present, minlength=len(workload.classes))
     by_estimator: defaultdict[str, float] = defaultdict(float)
     on_data_sheet: defaultdict[str, float] = defaultdict(float)
     of_products = whole = 0.0
