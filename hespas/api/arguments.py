@@ -6,7 +6,7 @@ import difflib
 import inspect
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from numbers import Integral, Real
@@ -24,6 +24,7 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _MOST_ELEMENTS = 1000
 """Elements of a list that are checked: names and paths are fewer."""
+_CALLABLE: object = Callable
 _STANDS_FOR: Mapping[type, tuple[type, ...]] = {
     str: (str, os.PathLike),
     Path: (os.PathLike,),
@@ -66,12 +67,12 @@ def checked(
 
 def check_fields(settings: object) -> None:
     """Raise ``UsageError`` for a field of a dataclass whose value its type hint does not allow."""
-    for name, hint in _hints_of(type(settings)).items():
+    for name, hint in _hints_of(cast("Hashable", type(settings))).items():
         _check(name, getattr(settings, name), hint)
 
 
 @cache
-def _hints_of(kind: type) -> Mapping[str, object]:
+def _hints_of(kind: Hashable) -> Mapping[str, object]:
     return get_type_hints(kind)
 
 
@@ -120,7 +121,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _fits_generic(value: object, origin: type, members: tuple[object, ...]) -> bool:
-    if issubclass(origin, Callable):  # type: ignore[arg-type] # the abstract class of what is called
+    if origin is _CALLABLE:
         return callable(value)
     if issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
