@@ -121,7 +121,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _fits_generic(value: object, origin: type, members: tuple[object, ...]) -> bool:
-    if origin is _CALLABLE:
+    if cast("object", origin) is _CALLABLE:
         return callable(value)
     if issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
