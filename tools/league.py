@@ -68,9 +68,9 @@ release are normal around none, so few rows change little; rows far off count le
 alone. How much of a correction is applied (none to all, in quarters) is decided for each software stack on
 each accelerator by the errors of held-out groups among the rows of the fit, where those of the accelerator
 and stack count most: the least that is as good as the best, as far as so many groups can tell. Without
-evidence it is none. Intervals of 90 % with a calibration are quantiles of residuals of rows of other groups, in which those of
-the own source count more the more there are: 20 as much as all others together. `hespas-validate calibrate
---hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
+evidence it is none. Intervals of 90 % with a calibration are quantiles of residuals of rows of other groups,
+in which those of the own source count more the more there are: 20 as much as all others together.
+`hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
 standard errors, and the errors before and on groups left out; factors hold for the estimator that they were
 fitted with.
 

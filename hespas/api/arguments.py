@@ -6,7 +6,7 @@ import difflib
 import inspect
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from numbers import Integral, Real
@@ -24,6 +24,7 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _MOST_ELEMENTS = 1000
 """Elements of a list that are checked: names and paths are fewer."""
+_CALLABLE: object = Callable
 _STANDS_FOR: Mapping[type, tuple[type, ...]] = {
     str: (str, os.PathLike),
     Path: (os.PathLike,),
@@ -66,12 +67,12 @@ def checked(
 
 def check_fields(settings: object) -> None:
     """Raise ``UsageError`` for a field of a dataclass whose value its type hint does not allow."""
-    for name, hint in _hints_of(type(settings)).items():
+    for name, hint in _hints_of(cast("Hashable", type(settings))).items():
         _check(name, getattr(settings, name), hint)
 
 
 @cache
-def _hints_of(kind: type) -> Mapping[str, object]:
+def _hints_of(kind: Hashable) -> Mapping[str, object]:
     return get_type_hints(kind)
 
 
@@ -91,7 +92,8 @@ def _check(name: str, value: object, hint: object) -> None:
             f"`{name}={clipped(value)}`: {clipped(value)!r} is not one of {text}", hint=f"`{name}={near[0]}`"
         )
     shown = f"`{name}={clipped(str(value))}`" if isinstance(value, str | int | float) else f"`{name}`"
-    raise UsageError(f"{shown} is {_article(clipped(type(value).__name__))}", hint=f"pass {_described(hint)}")
+    kind = "None" if value is None else _article(clipped(type(value).__name__))
+    raise UsageError(f"{shown} is {kind}", hint=f"pass {_described(hint)}")
 
 
 def _fits(value: object, hint: object) -> bool:
@@ -119,7 +121,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _fits_generic(value: object, origin: type, members: tuple[object, ...]) -> bool:
-    if origin is Callable:
+    if cast("object", origin) is _CALLABLE:
         return callable(value)
     if issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
@@ -156,11 +158,9 @@ def _described(hint: object) -> str:
         elif origin is Callable:
             words.append("a function")
         elif isinstance(origin, type):
-            inside = [each for each in get_args(member) if each is not Ellipsis]
-            names = " or ".join(dict.fromkeys(_described(each) for each in inside))
-            words.append(
-                f"{_article(origin.__name__.lower())} of {names}" if names else _article(origin.__name__)
-            )
+            inside = [_described(each) for each in get_args(member) if each is not Ellipsis]
+            names = (" to " if issubclass(origin, Mapping) else " or ").join(dict.fromkeys(inside))
+            words.append(_article(origin.__name__.lower()) + (f" of {names}" if names else ""))
         else:
             words.append(_article(getattr(member, "__name__", str(member))))
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -178,10 +178,6 @@ def capture(
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
-    if not isinstance(function, str) and not callable(function):
-        raise UsageError(
-            f"{type(function).__name__} is no function", hint="a function, or its name as module:function"
-        )
     if arguments and args is not None:
         raise UsageError("arguments are given and described", hint="leave `args` out")
     if destination is not None:

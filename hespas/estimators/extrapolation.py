@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hespas.estimators.registry import Estimate
-from hespas.graph import Diagnostics, OpClass, Workload
+from hespas.graph import Diagnostics, Estimate, OpClass, Workload
 
 __all__ = ["weighed"]
 

@@ -204,16 +204,16 @@ def column_batches(path: Path) -> Iterator[Columns]:
 
     What is held at once does not grow with the file. Raises ``FormatError`` for anything else than a table.
     """
-    yield from _batches(path, _parquet_frames if is_parquet(path) else _csv_frames)
+    yield from _batches(path, _parquet_frames if _is_parquet(path) else _csv_frames)
 
 
 def text_batches(path: Path) -> Iterator[pd.DataFrame]:
     """The same as they are written: nothing of a CSV file is read as a number and back."""
-    for columns in _batches(path, _parquet_frames if is_parquet(path) else _text_frames):
+    for columns in _batches(path, _parquet_frames if _is_parquet(path) else _text_frames):
         yield columns._frame  # pyright: ignore[reportPrivateUsage]
 
 
-def is_parquet(path: Path) -> bool:
+def _is_parquet(path: Path) -> bool:
     """Return whether a table is a Parquet file: by its suffix, and where there is none by its first bytes."""
     return first_bytes(path, 4) == b"PAR1" if str(path) == STANDARD_STREAM else path.suffix == ".parquet"
 

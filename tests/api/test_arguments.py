@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer import Typer
@@ -110,6 +111,7 @@ def test_numbers_of_other_libraries_and_paths_are_taken() -> None:
     def f(count: int, rate: float, flag: bool, name: str, axes: Mapping[str, int] | None = None) -> int:
         return count
 
-    assert f(np.int64(3), np.float32(2.0), np.bool_(True), Path("x"), {"dp": np.int32(2)}) == 3
+    path: Any = Path("x")
+    assert f(np.int64(3), np.float32(2.0), np.bool_(True), path, {"dp": np.int32(2)}) == 3
     with pytest.raises(UsageError, match="`axes` is a dict"):
         f(1, 1, True, "x", {"dp": "2"})  # type: ignore[dict-item]

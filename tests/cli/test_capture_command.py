@@ -215,7 +215,7 @@ def test_a_mesh_of_jax_and_partial_functions_are_taken_as_they_are() -> None:
     assert done.workload.name == "jit_grown"
     assert str(done.mesh) == "data=2,model=2"
     assert os.environ == before
-    with pytest.raises(UsageError, match="int is no function"):
+    with pytest.raises(UsageError, match="`function=3` is an int"):
         hespas.capture(cast("Any", 3), x, mesh=mesh)
 
 
@@ -274,12 +274,12 @@ def test_what_cannot_be_captured_is_told_in_a_sentence(
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"partitioner": "xla"}, "one of auto, shardy, gspmd"),
-        ({"platform": "gpu"}, "one of cpu, cuda, rocm, tpu"),
-        ({"framework": "tf"}, "one of auto, jax, torch"),
-        ({"mesh": {"data": 4.0}}, "is no axis"),
-        ({"mesh": {"data": "4"}}, "is no axis"),
-        ({"function": None}, "NoneType is no function"),
+        ({"partitioner": "xla"}, "is not one of 'auto', 'shardy', 'gspmd'"),
+        ({"platform": "gpu"}, "is not one of 'cpu', 'cuda', 'rocm', 'tpu'"),
+        ({"framework": "tf"}, "is not one of 'auto', 'jax', 'torch'"),
+        ({"mesh": {"data": 4.0}}, "`mesh` is a dict"),
+        ({"mesh": {"data": "4"}}, "a mapping of a str to an int"),
+        ({"function": None}, "`function` is None"),
     ],
 )
 def test_choices_that_there_are_not_are_told(asked: dict[str, Any], told: str) -> None:

@@ -28,7 +28,10 @@ def accumulate(mesh: Any) -> Any:
 
     def step(w: Any, batches: Any) -> Any:
         def body(gradient: Any, batch: Any) -> Any:
-            return gradient + jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w), None
+            def loss(w: Any) -> Any:
+                return jnp.mean((batch @ w) ** 2)
+
+            return gradient + jax.grad(loss)(w), None
 
         total, _ = jax.lax.scan(body, jnp.zeros_like(w), batches)
         return w - 0.1 * total
@@ -47,7 +50,11 @@ def test_gradients_of_a_scan_are_reduced_once() -> None:
 
 def constrained(mesh: Any) -> Any:
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", None))
-    step = jax.jit(lambda x, w: (x @ w).sum(), in_shardings=(sharding, None))
+
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    step = jax.jit(product, in_shardings=(sharding, None))
     return step, (jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 16), jnp.float32))
 
 
@@ -61,15 +68,12 @@ def test_shardings_of_jit_are_shardings(partitioner: Any) -> None:
 
 def test_a_rule_of_propagation_is_no_sharding(tmp_path: Path) -> None:
     """Calls of libraries say how shardings pass through them, on one device too."""
-    functions = (
-        jnp.linalg.cholesky,
-        jnp.linalg.inv,
-        lambda a: jnp.linalg.qr(a)[0],
-        lambda a: jnp.linalg.svd(a)[0],
-    )
-    step = jax.jit(lambda a: sum(function(a) for function in functions))
+
+    def step(a: Any) -> Any:
+        return jnp.linalg.cholesky(a) + jnp.linalg.inv(a) + jnp.linalg.qr(a)[0] + jnp.linalg.svd(a)[0]
+
     path = tmp_path / "linalg.mlir"
-    path.write_text(step.lower(jax.ShapeDtypeStruct((16, 16), jnp.float32)).as_text())
+    path.write_text(jax.jit(step).lower(jax.ShapeDtypeStruct((16, 16), jnp.float32)).as_text())
     assert "sharding" in path.read_text()
     found = Diagnostics()
     hespas.read(path, diagnostics=found)
