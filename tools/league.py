@@ -70,9 +70,9 @@ each accelerator by the errors of held-out groups among the rows of the fit, whe
 and stack count most: the least that is as good as the best, as far as so many groups can tell. Without
 evidence it is none. Intervals of 90 % with a calibration are quantiles of residuals of rows of other groups,
 in which those of the own source count more the more there are: 20 as much as all others together.
-`hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors of a device with their
-standard errors, and the errors before and on groups left out; factors hold for the estimator that they were
-fitted with.
+`hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors
+of a device with their standard errors, and the errors before and on groups left out; factors hold for the
+estimator that they were fitted with.
 
 Spreads of the effects, weights of sources, host times of kernels and what kernels lose
 beside communication are round figures in the code, set with the rows below in sight or by a source that is

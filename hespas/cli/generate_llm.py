@@ -233,6 +233,8 @@ def llm(
         capacity=capacity, imbalance=imbalance, launch=launch,
     )  # fmt: skip
     _tell_without_effect(asked, layout, training, named=overlap != "all")
+    if style == "maxtext":
+        asked.has_no_effect("launch", "a program of XLA is launched as a whole")
     return LlmStep(model=chosen, layout=layout, training=training)
 
 

@@ -140,9 +140,11 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
     ``reads_counts``: the host reads how many tokens reach each expert. O(nodes + dependencies).
     """
     deps, host = all_deps(graph), _Host(issue_ns)
-    bounds, producers = deps.offsets.tolist(), deps.values.tolist()
+    bounds: list[int] = deps.offsets.tolist()
+    producers: list[int] = deps.values.tolist()
     times: list[float] = np.where(graph.duration_ns > 0, graph.duration_ns, 0.0).tolist()
-    streams, regions = stream_codes(graph).tolist(), graph.region.tolist()
+    streams: list[int] = stream_codes(graph).tolist()
+    regions: list[int] = graph.region.tolist()
     counts = [reads_counts and graph.op_name(node) == _COUNTED for node in range(len(graph))]
     slow = _launches_take_longer(graph, issue_ns)
     end_ns: list[float] = []

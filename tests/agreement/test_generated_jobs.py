@@ -52,7 +52,7 @@ def test_commands_and_functions_agree_exactly(name: str, tmp_path: Path) -> None
     ours = api.simulate(workload, "H100-SXM")
     graph = tmp_path / "job.json"
     api.convert(workload, graph, target_format="op-graph")
-    documents = {}
+    documents: dict[str, dict[str, float]] = {}
     for command in ("simulate", "estimate"):
         out = tmp_path / f"{command}.json"
         words = [command, str(graph), "--hardware", "H100-SXM", "--json", str(out), "-q"]

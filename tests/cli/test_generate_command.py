@@ -148,12 +148,13 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "--overlap": ("none",), "--capacity": (1,), "--imbalance": (2,), "--phase": ("decode",), "--batch": (2,),
     "--expert-node": (2,), "--context-all-to-all": (), "--offload": ("optimizer",),
     "--context": (8,), "--prompt": (8,), "--drafts": (2,), "--cache": ("f16",), "--page": (32,),
+    "--launch": ("whole",),
 }  # fmt: skip
 """A value of every option that says what is made."""
 _TRAINING = {
     "--zero", "--fsdp", "--data-shard", "--no-sequence-parallel", "--ring-attention", "--seq",
     "--global-batch", "--micro-batch", "--recompute", "--schedule", "--lora-rank", "--style", "--overlap",
-    "--capacity", "--imbalance", "--context-all-to-all", "--offload",
+    "--capacity", "--imbalance", "--context-all-to-all", "--offload", "--launch",
 }  # fmt: skip
 
 
@@ -162,7 +163,25 @@ def test_every_option_of_a_step_has_a_value_here() -> None:
     params = command.commands["generate"].commands["llm"].params
     own = {name for each in params if each.rich_help_panel != "Output" for name in each.opts}
     spelt = {name.replace("--no-", "--") for name in _VALUES}
-    assert own - spelt == {"model", "--row", "--list", "--out", "--to", "--dry-run", "--hardware"}
+    others = {"model", "--row", "--list", "--out", "--to", "--dry-run", "--hardware", "--system"}
+    assert own - spelt == others
+
+
+def test_the_step_is_simulated_where_a_system_is_named(tmp_path: Path) -> None:
+    words = ("gpt-2", "--dp", 2, "--seq", 64, "--system", "dgx-h100", "--json", tmp_path / "g.json")
+    done = run(*words, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "per step on dgx-h100, H100-SXM (90 % interval: " in done.stdout
+    assert "MFU" in done.stdout
+    assert "tokens/s" in done.stdout
+    step = document(tmp_path / "g.json")["step"]
+    assert step["step_low_ns"] < step["step_ns"] < step["step_high_ns"]
+    assert step["tokens_per_s"] == pytest.approx(2 * 64 / (step["step_ns"] / 1e9))
+
+
+def test_launches_of_a_program_of_xla_have_no_effect() -> None:
+    done = run("gpt-2", "--style", "maxtext", "--launch", "kernels", "--dry-run")
+    assert "generate.no-effect" in done.stderr
 
 
 @pytest.mark.parametrize("option", list(_VALUES))
