@@ -13,6 +13,7 @@ from typing import Annotated, cast
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 __all__ = [
     "Count",
@@ -52,7 +53,8 @@ def encoded(document: object) -> bytes:
 def _builtin(value: object) -> object:
     """Return what stands for a value that JSON has no type for."""
     if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+        plain: object = cast("NDArray[np.generic] | np.generic", value).tolist()
+        return plain
     if isinstance(value, PurePath):
         return str(value)
     raise NotImplementedError(f"no JSON for a {type(value).__name__}")
