@@ -193,8 +193,13 @@ class _Simulated:
                 column[place::turns] = getattr(run, name)
             return column
 
-        names = ("ttft_ns", "tpot_ns", "latency_ns", "last_token_ns")
-        return cls(*map(joined, names), put_back=sum(int(run.put_back.sum()) for run in runs))
+        return cls(
+            ttft_ns=joined("ttft_ns"),
+            tpot_ns=joined("tpot_ns"),
+            latency_ns=joined("latency_ns"),
+            last_token_ns=joined("last_token_ns"),
+            put_back=sum(int(run.put_back.sum()) for run in runs),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from hespas.simulator.astra.configuration import (
     read_network_config,
     read_system_config,
 )
+from hespas.simulator.astra.options import Backend
 from hespas.validators.checker import CheckOptions, check_workload
-from hespas.validators.checker.job import Backend
 from tests.validators.checker.small_jobs import Steps
 
 Json = dict[str, int | float | str | list[str]]
