@@ -104,7 +104,7 @@ def _fits(value: object, hint: object) -> bool:
     if origin in {typing.Union, UnionType}:
         return any(_fits(value, member) for member in members)
     if origin is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in members)
+        return any(_is_a(value, type(choice)) and value == choice for choice in members)
     if isinstance(origin, type):
         return _fits_generic(value, origin, members)
     return hint is None or not isinstance(hint, type) or _is_a(value, hint)

@@ -163,13 +163,14 @@ def generate(
     """Make a workload and write it where a ``destination`` is given (Chakra traces unless its suffix or
     ``format`` says otherwise). ``measure``: find out how many bytes the traces of all ranks take. With
     ``hardware`` or ``system`` the step is also simulated, as :func:`hespas.api.simulate` does by default, and
-    the memory of the fullest rank is compared with that of ``hardware``.
+    the memory of the fullest rank is compared with that of its device.
 
     Raises ``UsageError`` for settings that contradict each other, ``OutputError`` where nothing can be
     written. Equal settings write equal bytes.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    capacity = load_device(hardware).main_memory.capacity_bytes if hardware else -1
+    if hardware:
+        load_device(hardware)  # an unknown name is reported before anything is written
     workload = generator.workload()
     size = 0
     if destination is not None:
@@ -182,21 +183,19 @@ def generate(
         from hespas.api.simulation import simulate
 
         step = simulate(workload, hardware, system=system, diagnostics=found)
-    result = GenerationResult(
+    device = step.hardware if step is not None else ""
+    capacity = load_device(device).main_memory.capacity_bytes if device else -1
+    return GenerationResult(
         workload=workload,
         account=generator.account(),
         diagnostics=found,
         et_bytes=_trace_bytes(workload, found) if measure else nan,
         written="" if destination is None else str(destination),
         written_bytes=size,
-        hardware=hardware or "",
+        hardware=device,
         capacity_bytes=float(capacity) if capacity >= 0 else nan,
         step=step,
     )
-    if result.fits is False:
-        message = f"the fullest rank needs more memory than {hardware} has ({capacity / 1e9:,.1f} GB)"
-        found.warning("generate.beyond-memory", workload.name, message)
-    return result
 
 
 def _step_document(step: SimulationResult) -> StepDocument:

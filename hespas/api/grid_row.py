@@ -20,7 +20,7 @@ from hespas.api.simulation import SimulationResult, simulate
 from hespas.converters import ReadOptions
 from hespas.files.documents import Count, Figure
 from hespas.files.output import placed_at_once
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, Workload, step_facts
 from hespas.graph.errors import HespasError, UsageError, exit_code
 from hespas.graph.passes import InPrecision
 from hespas.hardware import Device, System, load_device, load_system, write_device
@@ -107,7 +107,12 @@ def _in_precision(
     if "hardware" not in settings and "system" not in settings:
         raise UsageError("precision needs `hardware`", hint="recorded times are of one precision")
     step = InPrecision.of(name)
-    return replace(workload, classes=tuple(step(graph, diagnostics) for graph in workload.classes))
+    facts = step_facts(workload.metadata)
+    return replace(
+        workload,
+        classes=tuple(step(graph, diagnostics) for graph in workload.classes),
+        metadata={**workload.metadata, **(replace(facts, dtype=name).metadata() if facts else {})},
+    )
 
 
 def _with_links(given: Mapping[str, Any], factor: float, folder: Path) -> dict[str, object]:

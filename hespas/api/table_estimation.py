@@ -15,6 +15,7 @@ from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
+from hespas.estimators.configuration import operation_estimator
 from hespas.estimators.registry import (
     OperationModel,
     Prediction,
@@ -115,7 +116,8 @@ def estimate_table(
     """
     from hespas.measurements.read import DEFAULT_DTYPE, read_operations
 
-    device, model = load_device(hardware), load_estimator(estimator)
+    device, estimator = load_device(hardware), operation_estimator(estimator)
+    model = load_estimator(estimator)
     candidate: object = model
     if not isinstance(candidate, OperationModel):
         raise UnsupportedError(

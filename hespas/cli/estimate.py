@@ -26,6 +26,7 @@ from hespas.cli.text import (
     counted,
     energy_text,
     flops_text,
+    mixed_lines,
     step_lines,
     table_text,
     time_text,
@@ -203,7 +204,7 @@ def _estimate_program(
         api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, source)
     if step is not None:
-        emit(step_lines(step, asked.hardware))
+        emit((*step_lines(step, asked.hardware), *mixed_lines(step)))
     _show_estimates(done)
 
 

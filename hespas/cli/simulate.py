@@ -24,7 +24,7 @@ from hespas.cli.session import (
     report_folder,
     say_diagnostics,
 )
-from hespas.cli.text import bytes_text, counted, step_lines, table_text, time_text
+from hespas.cli.text import bytes_text, counted, mixed_lines, step_lines, table_text, time_text
 from hespas.cli.what_if import WhatIf
 from hespas.graph.diagnostics import Diagnostics
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
@@ -437,10 +437,7 @@ class _Drawn:
 
 def _show(done: SimulationResult) -> None:
     emit(step_lines(done, done.where, mode=done.mode))
-    if done.is_mixed:
-        kept = counted(sum(found.kept for found in done.classes), "operation")
-        device = done.workload.metadata.get("device", "") or "whatever device"
-        emit(f"mixed: times that were recorded, on {device}, of {kept} stand beside estimates")
+    emit(mixed_lines(done))
     memory = {found.rank_class: found for found in done.memory}
     for found in done.classes[:_MOST_CLASSES]:
         _show_class(found)

@@ -23,6 +23,7 @@ __all__ = [
     "energy_text",
     "flagged",
     "flops_text",
+    "mixed_lines",
     "plain_text",
     "ranks_text",
     "step_lines",
@@ -156,6 +157,15 @@ def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list
     """Return the summary of a step: its line, and one of its rates where they are known."""
     rates = [str(done.throughput)] if done.throughput.is_known else []
     return [step_text(done, hardware, mode=mode), *rates]
+
+
+def mixed_lines(done: Simulation) -> list[str]:
+    """Return the line that tells of recorded times beside estimated ones; none where there are none."""
+    if not done.is_mixed:
+        return []
+    kept = counted(sum(found.kept for found in done.classes), "operation")
+    device = clipped(done.workload.metadata.get("device", "")) or "whatever device"
+    return [f"mixed: times that were recorded, on {device}, of {kept} stand beside estimates"]
 
 
 def _interval_text(done: Simulation, hardware: str, mode: str) -> str:

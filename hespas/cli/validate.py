@@ -26,7 +26,6 @@ from hespas.cli.session import (
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
-from hespas.simulator.astra.options import Backend
 
 if TYPE_CHECKING:
     from hespas.validators.checker import CheckResult
@@ -57,6 +56,8 @@ point_elsewhere(
 
 
 _Profile = Literal["chakra", "astra-sim"]
+_Backend = Literal["unaware", "aware"]
+"""The backends of :mod:`hespas.simulator`, which is loaded only where rules need it."""
 
 
 @app.callback()
@@ -90,7 +91,7 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's remote memory: adds rules that need it.")
     ] = None,
     backend: Annotated[
-        Backend | None,
+        _Backend | None,
         typer.Option(help="ASTRA-sim's network without or with congestion. [default: unaware]"),
     ] = None,
     queues_per_dim: Annotated[

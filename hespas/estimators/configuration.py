@@ -13,7 +13,7 @@ choice is the one with the best evidence for that kind of workload:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from math import nan
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ __all__ = [
     "default_configuration",
     "host_issue_ns",
     "is_unoptimised",
+    "operation_estimator",
     "training_estimator",
     "workload_kind",
 ]
@@ -83,8 +84,7 @@ def default_configuration(workload: Workload, device: Device, estimator: str = A
     """Return the configuration for a workload on a device; a named ``estimator`` replaces the default one."""
     kind, facts = workload_kind(workload), step_facts(workload.metadata)
     if facts is None or kind != "training":
-        named = BASE if estimator == AUTO else estimator
-        return Configuration(kind=kind, estimator=named)
+        return Configuration(kind=kind, estimator=operation_estimator(estimator))
     return Configuration(
         kind=kind,
         estimator=_training_spelling(facts, device, estimator),
@@ -92,6 +92,13 @@ def default_configuration(workload: Workload, device: Device, estimator: str = A
         reads_counts=facts.reads_counts,
         beside=beside_share(device),
     )
+
+
+def operation_estimator(estimator: str) -> str:
+    """Return the spelling of the estimator of operations that are part of no step: the default one is
+    :data:`BASE`.
+    """
+    return BASE if estimator == AUTO else estimator
 
 
 def workload_kind(workload: Workload) -> WorkloadKind:
@@ -115,14 +122,13 @@ def beside_share(device: Device) -> float:
 def training_estimator(facts: StepFacts, device: Device, base: str, num_ranks: int) -> Estimator:
     """Return the estimator of training steps on ``base``, with the options that the facts of a step state.
 
-    Options that ``base`` itself names stay.
+    A ``base`` that is an estimator of training steps keeps the options that it names.
     """
-    named = load_estimator(base)
-    model = named if isinstance(named, Training) else Training(base=base)
-    defaults = {each.name: each.default for each in fields(Training) if each.init}
-    stated = _training_options(facts, device)
-    left = {name: value for name, value in stated.items() if getattr(model, name) == defaults[name]}
-    return for_job(replace(model, **left), num_ranks)
+    if base.partition(":")[0] == "training":
+        model = load_estimator(_training_spelling(facts, device, base))
+    else:
+        model = Training(base=base, **_training_options(facts, device))
+    return for_job(model, num_ranks)
 
 
 def _training_spelling(facts: StepFacts, device: Device, estimator: str) -> str:

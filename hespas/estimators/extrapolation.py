@@ -54,6 +54,7 @@ def weighed(
     return found
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
 def _shares(
     workload: Workload, estimates: Sequence[Estimate]
 ) -> tuple[Mapping[str, float], float, Mapping[str, float]]:

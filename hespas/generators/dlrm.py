@@ -87,7 +87,7 @@ class DlrmStep:
         builder = GraphBuilder(self.name)
         _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
         flops = self.account().model_flops_per_step
-        facts = StepFacts(kind="recommendation", model_flops=flops, dtype=self.dtype)
+        facts = StepFacts(kind="recommendation", model_flops=flops, ranks=self.ranks, dtype=self.dtype)
         return Workload.spmd(builder.build(), self.ranks, facts.metadata())
 
     def _check(self) -> None:

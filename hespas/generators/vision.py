@@ -149,7 +149,7 @@ class VisionStep:
         builder = GraphBuilder(self.name)
         _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
         flops = self.account().model_flops_per_step
-        facts = StepFacts(kind="vision", model_flops=flops, dtype=self.dtype)
+        facts = StepFacts(kind="vision", model_flops=flops, ranks=self.dp, dtype=self.dtype)
         return Workload.spmd(builder.build(), self.dp, facts.metadata())
 
     def account(self) -> Account:

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isfinite, nan
 from typing import Literal, get_args
+from urllib.parse import quote, unquote
 
 __all__ = ["LAUNCHES", "STEP_FACTS", "Launch", "StepFacts", "StepKind", "step_facts"]
+
+_PLAIN = "+:/,"
+"""Characters that values keep beside letters, digits and ``-._~``."""
 
 STEP_FACTS = "step_facts"
 """Key of the metadata of a workload that holds the text of :class:`StepFacts`."""
@@ -32,15 +36,17 @@ class StepFacts:
     """Facts of a step; NaN and empty texts are unknown.
 
     ``model_flops`` are those of all ranks, as publishers count them; ``tokens`` is how many the step
-    processes. ``dtype`` is the element type of the products of linear layers. ``reads_counts``: the host
-    reads how many tokens reach each expert before it launches the products of experts. ``library`` names the
-    fused attention, ``compiled`` is False where nothing fuses elementwise work. ``power_w`` and ``bandwidth``
-    (over that of the device file) are those of a board that differs from ``device``, and hold for it only.
+    processes, on ``ranks`` ranks (0: unknown). ``dtype`` is the element type of the products of linear
+    layers. ``reads_counts``: the host reads how many tokens reach each expert before it launches the products
+    of experts. ``library`` names the fused attention, ``compiled`` is False where nothing fuses elementwise
+    work. ``power_w`` and ``bandwidth`` (over that of the device file) are those of a board that differs from
+    ``device``, and hold for it only.
     """
 
     kind: StepKind
     model_flops: float = nan
     tokens: float = nan
+    ranks: int = 0
     dtype: str = ""
     launch: Launch = "whole"
     reads_counts: bool = False
@@ -51,8 +57,10 @@ class StepFacts:
     bandwidth: float = 1.0
 
     def text(self) -> str:
-        """Return the facts as ``name=value`` pairs, without those that are unknown."""
-        stated = {each.name: str(getattr(self, each.name)) for each in fields(self)}
+        """Return the facts as ``name=value`` pairs, without those that are unknown; values are
+        percent-encoded, so that they hold no spaces.
+        """
+        stated = {each.name: quote(str(getattr(self, each.name)), safe=_PLAIN) for each in fields(self)}
         return " ".join(f"{name}={value}" for name, value in stated.items() if value not in {"", "nan"})
 
     def metadata(self) -> dict[str, str]:
@@ -66,7 +74,7 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
     Values that are not readable count as unknown.
     """
     pairs = (part.partition("=") for part in metadata.get(STEP_FACTS, "").split())
-    stated = {name: value for name, _, value in pairs}
+    stated = {name: unquote(value) for name, _, value in pairs}
     kind = next((each for each in get_args(StepKind) if each == stated.get("kind")), None)
     if kind is None:
         return None
@@ -75,6 +83,7 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
         kind=kind,
         model_flops=_number(stated.get("model_flops", ""), nan),
         tokens=_number(stated.get("tokens", ""), nan),
+        ranks=int(_number(stated.get("ranks", ""), 0.0)),
         dtype=stated.get("dtype", ""),
         launch=launch,
         reads_counts=stated.get("reads_counts") == "True",

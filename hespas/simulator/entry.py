@@ -21,7 +21,7 @@ from hespas.graph.passes import is_delay, is_free, with_durations
 from hespas.hardware import Device
 from hespas.simulator.interference import pressures_of, uniform_pressures
 from hespas.simulator.job import JobScheduler
-from hespas.simulator.launches import Launches, launches_of
+from hespas.simulator.launches import Launches, launches_of, unrolled
 from hespas.simulator.list_scheduler import ListScheduler
 from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Simulation, Simulator
@@ -89,7 +89,7 @@ def simulate(
         classes=results,
         low_ns=low_ns,
         high_ns=high_ns,
-        throughput=throughput_of(workload.metadata, done.step_ns, workload.num_present, device),
+        throughput=throughput_of(workload.metadata, done.step_ns, device),
     )
 
 
@@ -111,10 +111,10 @@ class _Paced:
         issue_ns = self.configuration.host_issue_ns
         if not (issue_ns and simulator.launches):
             return workload, self.job, pressures
-        sizes = self.job.class_sizes
+        workload, job, pressures = _without_loops(workload, self.job, pressures, simulator)
         launches = [
             launches_of(graph, issue_ns, reads_counts=self.configuration.reads_counts) if size else None
-            for graph, size in zip(self.job.classes, sizes, strict=True)
+            for graph, size in zip(job.classes, job.class_sizes, strict=True)
         ]
         self.diagnostics.info(
             "simulate.launches",
@@ -127,7 +127,7 @@ class _Paced:
                 pressure if found is None else _with_launches(pressure, found)
                 for pressure, found in zip(pressures, launches, strict=True)
             ]
-        return _launched(workload, launches), _launched(self.job, launches), pressures
+        return _launched(workload, launches), _launched(job, launches), pressures
 
     def _pressures(self) -> Sequence[Pressure] | None:
         """Return by how much nodes of the job slow each other down."""
@@ -135,6 +135,31 @@ class _Paced:
         if isnan(share):
             return pressures_of(self.job, self.estimates, self.device, self.diagnostics)
         return uniform_pressures(self.job, self.estimates, share)
+
+
+def _without_loops(
+    workload: Workload,
+    job: Workload,
+    pressures: Sequence[Pressure] | None,
+    simulator: JobScheduler | ListScheduler,
+) -> tuple[Workload, Workload, Sequence[Pressure] | None]:
+    """Return the workload, the job with its times, and pressures with loops unrolled, where they can be."""
+    classes, timed = list(workload.classes), list(job.classes)
+    pressed = None if pressures is None else list(pressures)
+    for number, (stated, graph, size) in enumerate(zip(classes, timed, job.class_sizes, strict=True)):
+        made = unrolled(graph, overlap_trips=simulator.overlap_trips) if size else None
+        if made is None:
+            continue
+        flat, rows = made
+        kept = rows >= 0
+        times = (each.duration_ns[rows] for each in (graph, stated))
+        timed_ns, stated_ns = (np.where(kept, column, 0.0) for column in times)
+        timed[number] = replace(flat, duration_ns=timed_ns)
+        stream = np.where(kept, stated.stream[rows], -1).astype(stated.stream.dtype)
+        classes[number] = replace(flat, duration_ns=stated_ns, stream=stream)
+        if pressed is not None:
+            pressed[number] = pressed[number].take(np.maximum(rows, 0), kept)
+    return replace(workload, classes=tuple(classes)), replace(job, classes=tuple(timed)), pressed
 
 
 def _launched(workload: Workload, launches: Sequence[Launches | None]) -> Workload:

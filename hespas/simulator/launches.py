@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Csr, OpClass, OpGraph, Resource
+from hespas.graph import Csr, Diagnostics, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, StringTableBuilder
+from hespas.graph.errors import UnsupportedError
 from hespas.graph.opgraph import NODE_COLUMNS
-from hespas.graph.passes import all_deps, take_nodes
+from hespas.graph.passes import UnrollLoops, all_deps, take_nodes
 from hespas.simulator.streams import COMPUTE, kinds_of, stream_codes
 
-__all__ = ["Launches", "launches_of"]
+__all__ = ["Launches", "launches_of", "unrolled"]
+
+_MOST_UNROLLED = 200_000
+"""Operations of a rank up to which loops are unrolled; launches in longer ones are those of one trip."""
 
 _NAME = "host launch"
 _COUNTED = "moe_permute"
@@ -32,7 +36,7 @@ class Launches:
     """Launches of a graph, in program order: ``kernel`` is the node that each precedes, ``duration_ns`` the
     host's time since the launch before, ``reads`` the node whose result the host reads first (-1: none).
     ``follows`` is False for the first launch of a loop that was entered before. ``last`` is the latest launch
-    before each node of the graph, shape ``(nodes,)``.
+    before each node of the graph (-1: none), shape ``(nodes,)``.
     """
 
     kernel: IntArray
@@ -54,10 +58,10 @@ class Launches:
         nodes, rows = len(graph), self.rows()
         number = np.empty(len(rows), np.int64)
         number[rows] = np.arange(len(rows))
-        launch, reads = number[nodes:], self.reads >= 0
+        launch, reads, launched = number[nodes:], self.reads >= 0, self.last >= 0
         after = np.flatnonzero(self.follows[1:]) + 1
-        consumers = [number[:nodes], launch[after], launch[reads]]
-        producers = [launch[self.last], launch[after - 1], number[self.reads[reads]]]
+        consumers = [number[:nodes][launched], launch[after], launch[reads]]
+        producers = [launch[self.last[launched]], launch[after - 1], number[self.reads[reads]]]
         none = np.empty(0, np.int64)
         data = _moved(graph.data_deps, number, none, none)
         control = _moved(graph.control_deps, number, np.concatenate(consumers), np.concatenate(producers))
@@ -83,6 +87,23 @@ class Launches:
             ends = np.full(len(self), deps.offsets[-1], deps.offsets.dtype)
             columns[key] = Csr(np.append(deps.offsets, ends), deps.values)
         return replace(graph, strings=strings.build(), **columns)
+
+
+def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray] | None:
+    """Return the graph without loops and, per node, its node in ``graph`` (-1: ends a trip, takes no time).
+
+    A host runs ahead of the device across trips, so that launches depend on more than one trip. None where
+    the graph has no loops, too many operations or loops that cannot be unrolled.
+    """
+    if not len(graph.regions):
+        return None
+    marked = replace(graph, duration_ns=np.arange(1.0, len(graph) + 1))
+    try:
+        flat = UnrollLoops(max_nodes=_MOST_UNROLLED, overlap_trips=overlap_trips)(marked, Diagnostics())
+    except UnsupportedError:
+        return None
+    rows = np.where(flat.duration_ns > 0, flat.duration_ns, 0.0).astype(np.int64) - 1
+    return flat, rows
 
 
 def _moved(deps: Csr, number: IntArray, consumers: IntArray, producers: IntArray) -> Csr:
@@ -114,9 +135,11 @@ class _Host:
             self.issued_ns = self.noted_ns = 0.0
             self.free = {}
 
-    def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float) -> float:
-        """Launch a node that is ready at a time; return the earliest time at which it ends."""
-        self.issued_ns += self.issue_ns
+    def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float, *, alone: bool) -> float:
+        """Launch a node that is ready at a time; return the earliest time at which it ends. A node that is
+        not launched ``alone`` goes with the one before.
+        """
+        self.issued_ns += self.issue_ns * alone
         start_ns = max(ready_ns, self.free.get(stream, 0.0)) if stream >= 0 else ready_ns
         if self.issued_ns > start_ns or self.read >= 0:
             self.launches.append((node, self.issued_ns - self.noted_ns, self.read, self.follows))
@@ -135,7 +158,8 @@ class _Host:
 
 
 def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launches:
-    """Return the launches of a graph with times: one of ``issue_ns`` for each node, in program order.
+    """Return the launches of a graph with times: one of ``issue_ns`` for each node, in program order. A
+    receive is launched with a send, as one NCCL group, and so are the halves of a permute in a trace.
 
     ``reads_counts``: the host reads how many tokens reach each expert. O(nodes + dependencies).
     """
@@ -146,6 +170,7 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
     streams: list[int] = stream_codes(graph).tolist()
     regions: list[int] = graph.region.tolist()
     counts = [reads_counts and graph.op_name(node) == _COUNTED for node in range(len(graph))]
+    alone: list[bool] = (graph.kind != int(NodeKind.RECV)).tolist()
     slow = _launches_take_longer(graph, issue_ns)
     end_ns: list[float] = []
     entered = {-1}
@@ -159,7 +184,7 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
             entered.add(region)
         before = producers[bounds[node] : bounds[node + 1]]
         ready_ns = max((end_ns[each] for each in before if began <= each < node), default=0.0)
-        end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns))
+        end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns, alone=alone[node]))
         if counts[node]:
             host.wait(node, end_ns[node])
     kernel, duration, reads, follows = zip(*host.launches, strict=True) if host.launches else ((), (), (), ())

@@ -45,14 +45,12 @@ class Throughput:
         return ", ".join(parts)
 
 
-def throughput_of(
-    metadata: Mapping[str, str], step_ns: float, num_ranks: int, device: Device | None
-) -> Throughput:
-    """Return the rates of a step of so many ranks, by the facts in the metadata of its workload."""
+def throughput_of(metadata: Mapping[str, str], step_ns: float, device: Device | None) -> Throughput:
+    """Return the rates of a step, by the facts in the metadata of its workload; they are of the whole job."""
     facts = step_facts(metadata)
     if facts is None or not step_ns > 0:
         return Throughput()
-    step_s = step_ns / 1e9
+    step_s, num_ranks = step_ns / 1e9, facts.ranks or nan
     name, peak = _peak(facts.dtype, device)
     tokens_per_s = facts.tokens / step_s
     return Throughput(
@@ -66,11 +64,15 @@ def throughput_of(
 
 
 def _peak(name: str, device: Device | None) -> tuple[str, float]:
-    """Return the element type whose peak a device has for a type, and the peak; NaN where it has none."""
+    """Return the element type whose peak a device has for a type, and the peak; NaN where it has none. GPUs
+    multiply IEEE f32 on vector units, where they have no matrix units for it.
+    """
     if device is None or find_dtype(name) is None:
         return name, nan
     try:
         choice = peak_for(device, "matrix", name)
+        if name == "f32" and choice.peak.dtype != "f32" and device.kind == "gpu":
+            choice = peak_for(device, "vector", name)
     except UnsupportedError:
         return name, nan
     return choice.peak.dtype, choice.flops_per_s

@@ -63,7 +63,7 @@ def test_a_precision_takes_as_long_as_the_program_written_in_it(device: str, tmp
 
 def test_f32_of_pytorch_is_not_tf32(tmp_path: Path) -> None:
     source, grid = tmp_path / "job.json", tmp_path / "grid.toml"
-    hespas.write(step(SHORT, Layout()), source)
+    hespas.write(step(SHORT, Layout(), launch="whole"), source)
     grid.write_text(
         'hardware = "H100-SXM"\nestimator = "roofline"\nprecision = ["f32", "f32_full", "tf32"]\n'
     )

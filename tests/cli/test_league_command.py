@@ -542,7 +542,7 @@ def test_a_report_does_not_replace_its_table(tmp_path: Path) -> None:
 
 
 def test_the_interface_refuses_another_word(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no calibration 'all'"):
+    with pytest.raises(UsageError, match="`calibrate=all`: 'all' is not one of 'none', "):
         hespas.league(table(tmp_path, {}), calibrate=cast("Calibration", "all"))
 
 

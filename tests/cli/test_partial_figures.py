@@ -10,6 +10,14 @@ from typer.testing import CliRunner
 from hespas.cli.main import app
 from tests.converters.pytorch.traces import Json, host, kernel, launch, write_kineto
 
+CALL = """module @call {
+  func.func public @main(%a: tensor<128x256xf32>) -> tensor<128x256xf32> {
+    %0 = stablehlo.custom_call @acme_rotary(%a) : (tensor<128x256xf32>) -> tensor<128x256xf32>
+    return %0 : tensor<128x256xf32>
+  }
+}
+"""
+"""A program whose only operation has no cost rule."""
 MM: Json = {"Input Dims": [[256, 256], [256, 256]], "Input type": ["float", "float"]}
 
 
@@ -37,11 +45,21 @@ def _first_line(*arguments: str | Path) -> list[str]:
 def test_an_estimate_of_some_operations_is_a_least_one(
     operations: tuple[str, ...], least: bool, tmp_path: Path
 ) -> None:
-    first, work, *_ = _first_line("estimate", _traces(tmp_path / "job", *operations))
-    unknown = operations == ("my::op",)
-    assert ("at least " in first) == ("at least " in work) == least
-    assert first.startswith("unknown per step on H100-SXM") == unknown
-    assert ("unknown of work" in work) == unknown
+    first, *others = _first_line("estimate", _traces(tmp_path / "job", *operations))
+    (work,) = (line for line in others if " of work per rank and step" in line)
+    assert "at least " not in first  # recorded times stand in for what nobody estimates
+    assert ("at least " in work) == least
+    assert ("unknown of work" in work) == (operations == ("my::op",))
+    mixed = "mixed: times that were recorded, on whatever device, of 1 operation stand beside estimates"
+    assert (others[0] == mixed) == ("my::op" in operations)
+
+
+def test_a_step_without_any_time_is_unknown(tmp_path: Path) -> None:
+    program = tmp_path / "call.mlir"
+    program.write_text(CALL)
+    first, work, *_ = _first_line("estimate", program)
+    assert first.startswith("unknown per step on H100-SXM")
+    assert "unknown of work" in work
 
 
 def test_an_estimate_of_a_table_too(tmp_path: Path) -> None:

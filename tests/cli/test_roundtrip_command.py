@@ -35,7 +35,8 @@ def test_the_matrix_on_standard_output_and_both_documents(tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["from", "\\", "through", "op-graph", "chakra"]
     assert lines[1].split("  ")[0] == "stablehlo"
-    assert "op-graph -> chakra cannot express: metadata" in done.stdout
+    assert "op-graph -> chakra cannot express: attachments (1/1)" in done.stdout
+    assert "op-graph -> chakra changes: metadata (2/3)" in lines  # its replicas and partitions
     assert lines[-1] == "1 file: everything that is not kept is reported"
     assert json.loads((tmp_path / "kept.json").read_text())["valid"] is True
     assert "<table>" in (tmp_path / "kept.html").read_text()

@@ -131,7 +131,7 @@ def test_the_configuration_fixtures_are_those_of_their_script() -> None:
 
 @pytest.mark.parametrize("name", ["mode", "backend"])
 def test_unknown_words_of_the_interface(name: str) -> None:
-    with pytest.raises(UsageError, match="unknown"):
+    with pytest.raises(UsageError, match=f"`{name}=other`: 'other' is not one of "):
         api.simulate(
             TRACES,
             **{"mode": "astra", "system_config": SYSTEM, "network_config": NETWORK, name: "other"},  # type: ignore[arg-type]

@@ -60,6 +60,7 @@ class EagerStep:
         facts = StepFacts(
             kind="eager",
             model_flops=self.account().model_flops_per_step,
+            ranks=1,
             tokens=float(self.batch * self.length),
             dtype="f32",
         )

@@ -193,14 +193,14 @@ class ServingStep:
         graphs = tuple(
             ServingStage(self, stage, self.phase, f"{self.name}.stage{stage}").graph() for stage in stages
         )
-        metadata = self._program_bytes(self._memory_of_stages(self.phase)) | self._facts()
+        metadata = self._program_bytes(self._memory_of_stages(self.phase)) | self._facts(self.layout.ranks)
         if self.layout.pp == 1:
             return Workload.spmd(replace(graphs[0], name=self.name), self.layout.ranks, metadata)
         ranks = np.repeat(np.arange(self.layout.pp, dtype=np.int32), self.layout.ranks // self.layout.pp)
         return Workload(name=self.name, classes=graphs, rank_class=ranks, metadata=metadata)
 
-    def _facts(self) -> dict[str, str]:
-        """Return the metadata that states what the step is."""
+    def _facts(self, ranks: int) -> dict[str, str]:
+        """Return the metadata that states what the step is, of a job of so many ranks."""
         pools = _pools(self.phase)
         tokens = sum(each.batch * each.queries for pool in pools for each in self.sequences(pool))
         flops = sum(self._flops(pool) for pool in pools)
@@ -208,6 +208,7 @@ class ServingStep:
             kind="serving",
             model_flops=float(self.layout.dp * flops),
             tokens=float(self.layout.dp * tokens),
+            ranks=ranks,
             dtype=self.precision.matmul,
         )
         return facts.metadata()
@@ -251,7 +252,7 @@ class ServingStep:
             name=self.name,
             classes=graphs,
             rank_class=np.repeat(np.arange(2, dtype=np.int32), ranks),
-            metadata=self._program_bytes(map(self._memory, _pools("disaggregated"))) | self._facts(),
+            metadata=self._program_bytes(map(self._memory, _pools("disaggregated"))) | self._facts(2 * ranks),
         )
 
 

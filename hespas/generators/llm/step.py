@@ -28,7 +28,7 @@ def training_workload(
     Raises ``UsageError`` that names the rule which a layout breaks. O(nodes of all stages + ranks).
     """
     check_layout(model, layout, training)
-    metadata = training_facts(model, training).metadata() | dict(metadata or {})
+    metadata = replace(training_facts(model, training), ranks=layout.ranks).metadata() | dict(metadata or {})
     stages = range(layout.pp)
     graphs = tuple(
         stage_graph(model, layout, training, stage, f"{model.name}.stage{stage}") for stage in stages
@@ -57,7 +57,7 @@ def training_facts(model: Model, training: Training, board: Board | None = None)
         kind="training",
         model_flops=float(model_flops(model, training)),
         tokens=float(training.global_batch * training.seq),
-        dtype=training.precision.matmul,
+        dtype="tf32" if training.precision.tf32 else training.precision.matmul,
         launch="whole" if training.style == "maxtext" else training.launch,
         reads_counts=training.capacity == 0,
         library=library,
@@ -96,7 +96,7 @@ class LlmStep:
         for stage in memory_of(self.model, self.layout, self.training):
             size = sum(stage.parts.get(each, 0) for each in _STATES)
             held.append(f"{size} {size} {size} {stage.peak_bytes}")
-        facts = training_facts(self.model, self.training, self.board)
+        facts = replace(training_facts(self.model, self.training, self.board), ranks=self.layout.ranks)
         metadata = facts.metadata() | {PROGRAM_BYTES: ";".join(held)}
         return training_workload(self.model, self.layout, self.training, metadata)
 

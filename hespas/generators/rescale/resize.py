@@ -437,7 +437,7 @@ def _metadata(workload: Workload, num_ranks: int) -> dict[str, str]:
     told = {key: value for key, value in workload.metadata.items() if key != PROGRAM_BYTES}
     facts = step_facts(workload.metadata)
     if facts is not None:
-        told |= replace(facts, model_flops=nan, tokens=nan).metadata()
+        told |= replace(facts, model_flops=nan, tokens=nan, ranks=0).metadata()
     old = str(workload.num_ranks)
     return {
         key: str(num_ranks) if key in _RANK_COUNTS and value == old else value for key, value in told.items()

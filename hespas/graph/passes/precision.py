@@ -17,7 +17,8 @@ __all__ = ["InPrecision"]
 
 @dataclass(frozen=True, slots=True)
 class InPrecision:
-    """All floating-point tensors as elements of ``dtype``; integers, booleans and complex numbers stay.
+    """Floating-point tensors as elements of ``dtype``; integers, booleans and complex numbers stay, and so do
+    types wider than those that products multiply and than 16 bits: optimizer states, accumulated gradients.
 
     Bytes of a node, and of its messages, change as those of its tensors do; without tensors as its
     ``rate_dtype`` does. Matrix products multiply in ``dtype``. ``products`` are those of a multiplication of
@@ -41,7 +42,7 @@ class InPrecision:
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """The graph in that precision. O(nodes + tensor types)."""
-        floats: BoolArray = np.array([each.kind is DTypeKind.FLOAT for each in DTYPES])
+        floats = _computed_in(graph)
         bits: FloatArray = np.array([max(_stored_bits(each), 1.0) for each in DTYPES])
         shrinks = np.where(floats, _stored_bits(self.dtype) / bits, 1.0)
         types, rate = graph.types, graph.rate_dtype
@@ -101,6 +102,27 @@ class InPrecision:
         default = np.array([FULL_F32_PRODUCTS if name.startswith("aten::") else 1 for name in names])
         was_f32 = (table.lhs == f32) & (table.rhs == f32)
         return np.where(was_f32, table.products, default).astype(np.uint8)
+
+
+_NARROW_BITS = 16
+"""Activations between products of fewer bits have this many."""
+
+
+def _computed_in(graph: OpGraph) -> BoolArray:
+    """Return which element types a graph computes in, shape ``(element types,)``: floating-point types that
+    are not wider than the operands of most FLOPs of its products. All of them without products.
+    """
+    floats: BoolArray = np.array([each.kind is DTypeKind.FLOAT for each in DTYPES])
+    table = graph.contractions
+    if not len(table):
+        return floats
+    work = np.nan_to_num(table.flops * graph.multiplicity[table.node])
+    multiplied = np.bincount(np.maximum(table.lhs, 0), np.where(table.lhs >= 0, work, 0.0), len(DTYPES))
+    if not (multiplied[floats] > 0).any():
+        return floats
+    most = DTYPES[int(np.argmax(np.where(floats, multiplied, -1.0)))].bits
+    bits = np.array([each.bits for each in DTYPES])
+    return floats & (bits <= max(most, _NARROW_BITS))
 
 
 def _stored_bits(element: DType) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from hespas.converters.hlo.leaves import kind_of, module_leaves
 from hespas.converters.measured_ops import measured_workload
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Workload
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import IntArray, at_rows
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_free, without_waits
 from hespas.validators.accuracy.coverage import RULES, Matching, coverage_of
@@ -103,6 +103,8 @@ def check_capture(
         ran = trace
     elif ran is None and not by_instruction:
         ran = measured_workload(trace, diagnostics)
+    if not by_instruction:
+        profile = _without_works(profile)
     found = _Found()
     for graph, number, part in _parts(captured, profile):
         stated = stated_of(captured, number)
@@ -124,6 +126,18 @@ def check_capture(
 def _names_instructions(profile: Profile) -> bool:
     modules = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
     return any(name.removeprefix(_ATTACHED) in modules for name in profile.attachments)
+
+
+def _without_works(profile: Profile) -> Profile:
+    """Return the profile without works of communications whose calls are events too: a communication of Gloo
+    is both, and a program has its call.
+    """
+    host, works = profile.host_event, profile.comms.event
+    calls = (host >= 0) & (profile.kernel_row == at_rows(profile.host.name_row, host, -1))
+    calls[works] = False
+    kept = np.ones(len(profile), np.bool_)
+    kept[works] = ~np.isin(host[works], host[calls])
+    return profile if kept.all() else events_of(profile, np.flatnonzero(kept), profile.name)
 
 
 def _parts(workload: Workload, profile: Profile) -> Iterator[tuple[OpGraph, int, Profile]]:

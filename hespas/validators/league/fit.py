@@ -197,7 +197,7 @@ def _inverse(matrix: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.inv(matrix), np.float64)
 
 
-STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How much of a correction is applied, from none on."""
 _CELL_POOL, _SOURCE_POOL = 2.0, 4.0
 """Groups of an accelerator and stack that count as much as all other groups of the stack together, and groups
@@ -240,13 +240,13 @@ def strength_of(fit: Fit, facts: Facts, source: str, accelerator: str) -> Streng
         return Strength(1.0, left, deviation)
     weight = _evidence(groups, in_cell, in_source)
     corrected = fit.target - left
-    rests = [fit.target - share * corrected for share in STRENGTHS]
+    rests = [fit.target - share * corrected for share in _STRENGTHS]
     errors = np.array([float(weight @ np.abs(np.expm1(-rest))) for rest in rests])
     _, number = np.unique(groups, return_inverse=True)
     of_group = np.bincount(number.reshape(-1), weight)
     doubt = float(np.sqrt((of_group**2).sum()))
     best = int(np.flatnonzero((1 - doubt) * errors <= errors.min())[0])
-    return Strength(STRENGTHS[best], rests[best], _mixed(deviation, prior, STRENGTHS[best]))
+    return Strength(_STRENGTHS[best], rests[best], _mixed(deviation, prior, _STRENGTHS[best]))
 
 
 def _evidence(

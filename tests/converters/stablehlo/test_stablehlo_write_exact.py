@@ -17,6 +17,7 @@ from hespas.converters.stablehlo.program import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.write import form_of_name, in_form
 from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.graph.builder import region_multiplicity
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, FuseElementwise, UnrollLoops, with_durations
 from hespas.graph.workload import graphs_equal, workloads_equal
@@ -237,7 +238,8 @@ def test_trips_that_the_program_does_not_say_are_reported(tmp_path: Path) -> Non
 
 def test_other_trips_than_the_program_s_are_another_program(tmp_path: Path) -> None:
     def lengthen(graph: OpGraph) -> OpGraph:
-        return replace(graph, regions=replace(graph.regions, trips=graph.regions.trips + 1))
+        regions = replace(graph.regions, trips=graph.regions.trips + 1)
+        return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
 
     written, _ = write_bytes(_changed("fori_static.mlir", lengthen), tmp_path / "a.mlir")
     assert b"hespas.replay" in written

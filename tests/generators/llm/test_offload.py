@@ -66,8 +66,9 @@ def test_as_much_moves_as_the_account_leaves_out(modules: list[str]) -> None:
 
 
 def spans(workload: Any) -> tuple[OpGraph, dict[str, tuple[float, float]]]:
-    """When the nodes of a rank ran, by name."""
-    done, graph = hespas.simulate(workload, "H100-SXM", system="dgx-h100").timeline, workload.classes[0]
+    """Return when the nodes of a rank ran, by name."""
+    ran = hespas.simulate(workload, "H100-SXM", system="dgx-h100")
+    done, graph = ran.timeline, ran.workload.classes[0]
     rows = np.flatnonzero(done.rank == 0)
     return graph, {
         graph.node_name(int(done.node[row])): (float(done.start_ns[row]), float(done.end_ns[row]))

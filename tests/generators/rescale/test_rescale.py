@@ -273,7 +273,7 @@ def test_the_command_writes_the_large_job(tmp_path: Path) -> None:
 
 def test_traces_without_views_want_a_second_one(tmp_path: Path) -> None:
     for name in ("dp2", "dp8", "fsdp2", "fsdp4", "fsdp8"):
-        hespas.convert(RUNS / f"{name}.mlir.gz", tmp_path / name, target_format="chakra")
+        hespas.convert(RUNS / f"{name}.mlir.gz", tmp_path / name, target_format="chakra", granularity="op")
     small, second, large, few, many = (
         hespas.read(tmp_path / name) for name in ("fsdp2", "fsdp4", "fsdp8", "dp2", "dp8")
     )

@@ -118,7 +118,7 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
         hespas.validate_serving()
     with pytest.raises(UsageError, match="no row has the split"):
         hespas.validate_serving(table, split="x")
-    with pytest.raises(UsageError, match="no calibration 'all'"):
+    with pytest.raises(UsageError, match="`calibrate=all`: 'all' is not one of 'none', "):
         hespas.validate_serving(table, calibrate=cast("Any", "all"))
 
 
