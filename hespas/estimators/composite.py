@@ -427,7 +427,7 @@ among several say nothing of the others.
 
 def least_better(rows: float) -> float:
     """Return the share of another's error that an error on so many held-out rows has to stay below."""
-    return 1.0 - max(rows, 2.0) ** -0.5
+    return 1.0 - float(max(rows, 2.0) ** -0.5)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from hespas.cli.validate import app
 from hespas.graph.errors import FormatError, MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 from hespas.validators.league import predict, stamps
-from hespas.validators.league.judged import Calibration
+from hespas.validators.league.judged import CalibrateBy
 
 SCHEMAS = Path(__file__).parents[2] / "hespas" / "schemas"
 ROW = {
@@ -543,7 +543,7 @@ def test_a_report_does_not_replace_its_table(tmp_path: Path) -> None:
 
 def test_the_interface_refuses_another_word(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`calibrate=all`: 'all' is not one of 'none', "):
-        hespas.league(table(tmp_path, {}), calibrate=cast("Calibration", "all"))
+        hespas.league(table(tmp_path, {}), calibrate=cast("CalibrateBy", "all"))
 
 
 def test_factors_of_a_site_are_applied_to_runs_that_nobody_measured(tmp_path: Path) -> None:
