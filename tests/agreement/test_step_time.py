@@ -37,7 +37,7 @@ def _step_ns(source: Workload | Path, hardware: str | None = None) -> float:
     return hespas.simulate(source, hardware).step_ns
 
 
-@pytest.mark.parametrize("name", swept(PROGRAMS, 10))
+@pytest.mark.parametrize("name", swept(PROGRAMS, 6))
 def test_of_programs(name: str, tmp_path: Path) -> None:
     read = hespas.read(FIXTURES / name, workload=True)
     assert isinstance(read, Workload)
@@ -61,7 +61,7 @@ def test_of_recordings(name: str, tmp_path: Path) -> None:
         assert again == pytest.approx(expected, rel=WHOLE_NS, abs=1.0), f"written as {target}"
 
 
-@pytest.mark.parametrize("name", swept([*PROGRAMS, *RECORDINGS], 3))
+@pytest.mark.parametrize("name", swept([*PROGRAMS, *RECORDINGS], 2))
 def test_of_commands(name: str) -> None:
     path = FIXTURES / name
     python = {
@@ -77,7 +77,7 @@ def test_of_commands(name: str) -> None:
             assert printed[key] == document[key], f"{command}: {key}"
 
 
-@pytest.mark.parametrize("drawn", swept(LAYOUTS, 8), ids=str)
+@pytest.mark.parametrize("drawn", swept(LAYOUTS, 4), ids=str)
 def test_of_generated_steps(drawn: DrawnStep, tmp_path: Path) -> None:
     made = hespas.generate(drawn.step, tmp_path / "traces")
     hespas.generate(drawn.step, tmp_path / "step.json")
