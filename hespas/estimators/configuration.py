@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hespas.estimators.registry import Estimator, for_job, load_estimator
 from hespas.estimators.training import Training
@@ -161,7 +161,7 @@ def _library(facts: StepFacts, device: Device) -> Library:
         return "splash"
     if device.vendor != "NVIDIA":
         return "measured"
-    return next((each for each in LIBRARIES if each == facts.library), "cudnn")
+    return cast("Library", facts.library) if facts.library in LIBRARIES else "cudnn"
 
 
 def is_unoptimised(workload: Workload) -> bool:
