@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from hespas.estimators.registry import Estimator, for_job, load_estimator
 from hespas.estimators.training import Training
@@ -155,13 +155,16 @@ def _training_options(facts: StepFacts, device: Device) -> dict[str, Any]:
     return stated
 
 
+_LIBRARIES: Mapping[str, Library] = {name: name for name in LIBRARIES}
+
+
 def _library(facts: StepFacts, device: Device) -> Library:
     """Return the library whose fused attention a step runs on a device."""
     if device.kind == "tpu":
         return "splash"
     if device.vendor != "NVIDIA":
         return "measured"
-    return cast("Library", facts.library) if facts.library in LIBRARIES else "cudnn"
+    return _LIBRARIES.get(facts.library, "cudnn")
 
 
 def is_unoptimised(workload: Workload) -> bool:
