@@ -62,7 +62,7 @@ figure, set with the development rows of docs/league.md in sight.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """How the time of a step is predicted.
+    """Configuration by which the time of a step is predicted.
 
     ``estimator`` is a spelling of the registry, with options. ``host_issue_ns`` is the time in which the
     host launches one kernel (0: it launches the step as a whole). ``beside`` is the share by which kernels

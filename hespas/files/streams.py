@@ -128,7 +128,7 @@ _PIECE_BYTES = 4096
 
 
 STANDARD_STREAM = "-"
-"""How standard input and output are named."""
+"""Name of standard input and output on a command line."""
 
 
 class _Standard:

@@ -25,7 +25,7 @@ StepKind = Literal["training", "serving", "eager", "vision", "recommendation"]
 operator at a time, of vision models and of recommendation models in training.
 """
 Launch = Literal["kernels", "partial-graphs", "whole"]
-"""How a host launches work: one kernel at a time, part of them as CUDA graphs, or the step as a whole (one
+"""Ways to launch work: one kernel at a time, part of them as CUDA graphs, or the step as a whole (one
 CUDA graph, or one program of XLA).
 """
 LAUNCHES: tuple[Launch, ...] = get_args(Launch)

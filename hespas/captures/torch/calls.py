@@ -97,7 +97,7 @@ class Recording:
 
     @property
     def guessed_values(self) -> int:
-        """How many values the program read from tensors without data."""
+        """Return the number of values that the program read from tensors without data."""
         return self.notes.get(VALUE_GUESSED, ("", 0))[1]
 
     def note(self, code: str, message: str) -> None:

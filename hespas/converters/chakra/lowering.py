@@ -50,7 +50,7 @@ __all__ = [
 
 _IDLE = "idle"
 _LONGER = 0.01
-"""How much longer a trace may take in ASTRA-sim than its recording without a warning."""
+"""Share by which a trace may take longer in ASTRA-sim than its recording without a warning."""
 
 
 class Expanded(NamedTuple):

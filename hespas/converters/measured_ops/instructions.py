@@ -39,7 +39,7 @@ class _Instruction(NamedTuple):
 
     @property
     def executions(self) -> int:
-        """How often one run of the program executes it; 1 where that is unknown."""
+        """Return the executions of an instruction in one run of the program; 1 where that is unknown."""
         runs = float(np.nansum(self.graph.multiplicity[self.nodes]))
         return max(round(runs), 1) if np.isfinite(runs) else 1
 

@@ -144,7 +144,7 @@ _COLLECTIVE_WORD = re.compile(
     r"(?:\w{0,40}_)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
     r"(?:_into_tensor|_tensor|_single|_vdev\w{0,6})?(?:_coalesced)?(?:_fusion)?(?:_out|_copy)?_?"
 )
-"""What a library calls an operation that communicates and does nothing else."""
+"""Names of library operations that only communicate."""
 _NOT_OF_LIBRARIES = ("aten", "prims", "inductor", "c10d")
 
 

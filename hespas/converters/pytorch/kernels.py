@@ -301,7 +301,7 @@ def _starts_communication(name: str) -> bool:
 
 
 class KernelTalks(NamedTuple):
-    """What each communication kernel does, by device event; and the operations of the host whose they are."""
+    """Communication of each kernel, by device event, and the host operations that issued it."""
 
     of_event: dict[int, Communication]
     used: set[int]

@@ -190,7 +190,7 @@ class LinkedTrace:
         return replace(found, strings=self.strings.build(), host=host)
 
     def kernel_talks(self) -> KernelTalks:
-        """What each communication kernel does."""
+        """Return the communication of each kernel."""
         return kernel_talks(self.kineto, self.nesting, self.links, self.communications())
 
     def communications(self) -> dict[int, Communication]:

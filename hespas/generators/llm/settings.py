@@ -249,7 +249,7 @@ class Training:
     lora_attention_only: bool = False
     """Adapters stand beside the linear layers of attention only."""
     launch: Launch = "kernels"
-    """How the host launches kernels; a program of XLA (MaxText) is launched as a whole."""
+    """Way in which the host launches kernels; a program of XLA (MaxText) is launched as a whole."""
     library: str = ""
     """Library of fused attention (:data:`hespas.hardware.training_file.LIBRARIES`); empty: by ``style``."""
 

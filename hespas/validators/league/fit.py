@@ -198,7 +198,7 @@ def _inverse(matrix: FloatArray) -> FloatArray:
 
 
 _STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""How much of a correction is applied, from none on."""
+"""Shares of a correction that may be applied, from none on."""
 _CELL_POOL, _SOURCE_POOL = 2.0, 4.0
 """Groups of an accelerator and stack that count as much as all other groups of the stack together, and groups
 of a stack as much as all other stacks: round figures, set with the development rows in sight.
@@ -207,7 +207,7 @@ of a stack as much as all other stacks: round figures, set with the development 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strength:
-    """How much of its correction a cell (a stack on an accelerator) gets, and what that leaves of each row of
+    """Share of its correction that a cell (a stack on an accelerator) gets, and the residual of each row of
     the fit without its own group: ``left`` and ``deviation`` of shape ``(rows of the fit,)``.
     """
 

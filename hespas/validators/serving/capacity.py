@@ -1,4 +1,4 @@
-"""How near a measured run is to the capacity of its server, beyond which requests wait in a queue.
+"""Share of the capacity of a server that a measured run takes; beyond it, requests wait in a queue.
 
 There a small error of the rate becomes a large one of the time to the first token, so such runs are marked
 and reported, and their errors are summarized apart.
