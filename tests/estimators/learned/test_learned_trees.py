@@ -43,6 +43,20 @@ def test_rows_beyond_one_block_are_evaluated_too() -> None:
     assert np.array_equal(_two_trees().predict(rows), np.tile([11.5, 24.5], 5000))
 
 
+def test_few_rows_and_many_give_the_same_sums() -> None:
+    trees = _two_trees()
+    with_a_single_leaf = replace(
+        trees,
+        node_offsets=np.array([0, 0, 2, 2, 3, 3], np.int32),
+        leaf=np.array([7, 1, 2, 4, 3, 10, 20, 9], np.int16),
+        leaf_offsets=np.array([0, 1, 4, 5, 7, 8], np.int32),
+        scale=0.1,
+    )
+    table = np.random.default_rng(1).uniform(0, 9, (4000, 2)).astype(np.float32)
+    few = [with_a_single_leaf.predict(table[row : row + 40]) for row in range(0, 4000, 40)]
+    assert np.array_equal(with_a_single_leaf.predict(table), np.concatenate(few))
+
+
 def test_another_number_of_columns_is_refused() -> None:
     with pytest.raises(InvariantError, match="columns"):
         _two_trees().predict(np.zeros((1, 3), np.float32))
