@@ -98,10 +98,21 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything of ours that a module imports, wherever in it."""
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """List the nodes of a module's syntax tree, which many tests go through."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[int, str], ...]:
+    """List line and full name of everything that a module imports, at its top or in a function."""
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[int, str]]:
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -160,7 +171,7 @@ def loaded_by(path: Path) -> Iterator[str]:
     late = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     within = {
         line
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, late) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
@@ -330,7 +341,7 @@ def registered_commands() -> frozenset[str]:
     """Functions that stand under ``@app.command(...)``, or are handed to one: ``app.command()(view)``."""
     found: set[str] = set()
     for path in (PACKAGE / "cli").glob("*.py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             match node:
                 case ast.FunctionDef(name=name, decorator_list=above) if any(map(_registers, above)):
                     found.add(name)
@@ -353,7 +364,7 @@ def test_what_is_registered_as_a_command_is_known() -> None:
 def long_functions(path: Path) -> Iterator[str]:
     """The parameters of a registered command are the table of its options: they are not counted."""
     commands = registered_commands() if room_of(name_of(path)) == "cli" else frozenset[str]()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = (node.body[0] if node.name in commands else node).lineno
             length = (node.end_lineno or 0) - first + 1
@@ -372,7 +383,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
     for path in MODULES:
         if room_of(name_of(path)) == "cli":
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "sys.exit", "exit", "quit"}:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}")
             if isinstance(node, ast.Raise) and node.exc and "SystemExit" in ast.unparse(node.exc):
@@ -434,9 +445,8 @@ def _is_pattern(text: str) -> bool:
 
 
 def lines_with_possessive_patterns(path: Path) -> Iterator[str]:
-    tree = tree_of(path)
-    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    documents = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+    for node in nodes_of(path):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documents:
             continue
         if _is_pattern(node.value) and _POSSESSIVE.search(node.value):
@@ -459,7 +469,7 @@ _REFUSALS = {"FormatError", "UnsupportedError"}
 
 def _remedies(path: Path) -> Iterator[tuple[int, bool]]:
     """The line of each refusal in a module, and whether it says what to do."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REFUSALS:
             yield node.lineno, any(keyword.arg in {"hint", None} for keyword in node.keywords)
 
