@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import cache
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 from tests.sweeps import set_many_aside
@@ -20,6 +22,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # modules, each would compile the package anew, which takes longer than most commands do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A command that runs in this process would build the options of all commands anew, which takes 0.1 s.
+vars(typer.main).update(get_command=cache(typer.main.get_command))
 
 # No test fails because the machine is busy. Each run draws other examples, so that a few per run suffice.
 # Examples of a test may share its fixtures: folders, which they write anew.

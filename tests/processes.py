@@ -27,12 +27,18 @@ MODULES = {"hespas": "main", "hespas-convert": "convert", "hespas-validate": "va
 
 _SERVER = """
 import json, os, resource, signal, socket, sys
+from functools import cache
 from importlib import import_module
+import typer.main
 import numpy, hespas.api, hespas.estimators, rich.console, rich.table
 from hespas.converters import format_names, load_format
 for name in format_names():
     load_format(name)
-mains = {name: import_module("hespas.cli." + name).main for name in ("convert", "main", "validate")}
+commands = {name: import_module("hespas.cli." + name) for name in ("convert", "main", "validate")}
+mains = {name: module.main for name, module in commands.items()}
+vars(typer.main).update(get_command=cache(typer.main.get_command))
+for module in commands.values():
+    typer.main.get_command(module.app)
 orders, parent = socket.socket(fileno=int(sys.argv[1])), True
 while parent:
     order, streams, _, _ = socket.recv_fds(orders, 1 << 24, 3)
