@@ -1,10 +1,10 @@
 """Long lists of cases and long tests: a few in every run, all of them in the slow suite.
 
 ``python -m tests.sweeps JUNIT.xml`` writes `tests/few.json` anew from a run that was recorded with
-``pytest -m "not slow" --junitxml JUNIT.xml``: of a test whose cases take more than a sixteen-hundredth of all
-together a third of the cases, at least two, stay in every run. No test is set aside as a whole: a single case
-that takes more than a four-hundredth is printed, and needs a cheaper version. Tests that are there already
-keep their number.
+``pytest -m "not slow" --junitxml JUNIT.xml``: a quarter of the cases, at least one, of a test that takes more
+than a three-thousandth of all together stay in every run. No test is set aside as a whole: a single case that
+takes more than a four-hundredth is printed, and needs a cheaper version. Tests that are there already get no
+more cases than they have.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[1]
 FEW = ROOT / "tests" / "few.json"
 """How many cases of a test are in every run."""
 
-_OF_SWEEPS, _OF_SINGLES = 1 / 1600, 1 / 400
-_PART, _LEAST = 3, 2
+_OF_SWEEPS, _OF_SINGLES = 1 / 3000, 1 / 400
+_PART = 4
 _ALWAYS = ("tests/test_architecture.py", "tests/test_peer_traps.py")
 """Modules whose tests are in every run as a whole, however long they take."""
 
@@ -70,9 +70,9 @@ def few_of(times_s: Mapping[str, Sequence[float]]) -> dict[str, int]:
     """Return the number of cases in every run, for tests whose cases take long [s]."""
     whole = sum(map(sum, times_s.values()))
     return {
-        name: max(_LEAST, -(-len(times) // _PART))
+        name: -(-len(times) // _PART)
         for name, times in times_s.items()
-        if len(times) > _LEAST and sum(times) > whole * _OF_SWEEPS and not name.startswith(_ALWAYS)
+        if len(times) > 1 and sum(times) > whole * _OF_SWEEPS and not name.startswith(_ALWAYS)
     }
 
 
@@ -93,7 +93,9 @@ def main(recorded: Path) -> None:
         path = case.attrib["classname"].replace(".", "/")
         times[f"{path}.py::{case.attrib['name'].partition('[')[0]}"].append(float(case.attrib["time"]))
     known: dict[str, int] = json.loads(FEW.read_text(encoding="utf-8")) if FEW.is_file() else {}
-    text = json.dumps(few_of(times) | known, indent=2, sort_keys=True)
+    few = few_of(times)
+    few |= {name: min(count, few.get(name, count)) for name, count in known.items()}
+    text = json.dumps(few, indent=2, sort_keys=True)
     FEW.write_text(text + "\n", encoding="utf-8")
     for name in long_ones(times):
         sys.stdout.write(f"{name} takes {times[name][0]:.0f} s: write a cheaper version for every run\n")

@@ -30,7 +30,11 @@ def test_cases_of_long_ones_are_set_aside_and_short_ones_stay() -> None:
         "tests/test_architecture.py::long": [300.0],
     }
     few = few_of(times_s)
-    assert few == {"tests/test_a.py::others": 33_000, "tests/test_a.py::sweep": 4}
+    assert few == {
+        "tests/test_a.py::others": 24_750,
+        "tests/test_a.py::sweep": 3,
+        "tests/test_a.py::pair": 1,
+    }
     assert long_ones(times_s) == ["tests/test_a.py::long"]
 
 

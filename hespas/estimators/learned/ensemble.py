@@ -470,7 +470,8 @@ class _Verdicts:
         alive = np.bitwise_and.reduceat(verdicts, offsets[:-1], axis=0)
         alive[offsets[1:] == offsets[:-1]] = every_leaf  # a tree without inner nodes
         added = np.take_along_axis(self.value, _slots(alive), axis=1)
-        np.add.reduce(np.vstack((total, added)), axis=0, out=total)
+        # Not `reduce`, which adds a single column pairwise: a time must not depend on how many rows are asked.
+        total[:] = np.add.accumulate(np.vstack((total, added)), axis=0)[-1]
 
 
 def _slots(alive: NDArray[np.uint64]) -> NDArray[np.intp]:

@@ -44,17 +44,23 @@ def test_rows_beyond_one_block_are_evaluated_too() -> None:
 
 
 def test_few_rows_and_many_give_the_same_sums() -> None:
-    trees = _two_trees()
-    with_a_single_leaf = replace(
-        trees,
-        node_offsets=np.array([0, 0, 2, 2, 3, 3], np.int32),
-        leaf=np.array([7, 1, 2, 4, 3, 10, 20, 9], np.int16),
-        leaf_offsets=np.array([0, 1, 4, 5, 7, 8], np.int32),
+    copies, two = 50, _two_trees()  # and after each pair a tree of a single leaf
+    forest = replace(
+        two,
+        column=np.tile(two.column, copies),
+        split=np.tile(two.split, copies),
+        first=np.tile(two.first, copies),
+        last=np.tile(two.last, copies),
+        leaf=np.tile(np.array([1, 2, 4, 10, 20, 7], np.int16), copies),
+        node_offsets=np.cumsum([0, *[2, 1, 0] * copies], dtype=np.int32),
+        leaf_offsets=np.cumsum([0, *[3, 2, 1] * copies], dtype=np.int32),
         scale=0.1,
     )
     table = np.random.default_rng(1).uniform(0, 9, (4000, 2)).astype(np.float32)
-    few = [with_a_single_leaf.predict(table[row : row + 40]) for row in range(0, 4000, 40)]
-    assert np.array_equal(with_a_single_leaf.predict(table), np.concatenate(few))
+    whole = forest.predict(table)
+    for rows in (1, 40):
+        blocks = [forest.predict(table[row : row + rows]) for row in range(0, 400, rows)]
+        assert np.array_equal(whole[:400], np.concatenate(blocks))
 
 
 def test_another_number_of_columns_is_refused() -> None:
