@@ -100,11 +100,11 @@ def _options() -> set[str]:
 @cache
 def _texts(path: Path) -> list[tuple[int, str]]:
     """The texts of a module that are no docstrings; parts of one that is put together are one."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in said or id(node) in inside:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
