@@ -44,6 +44,7 @@ from hespas.graph.errors import (
     short_repr,
 )
 from hespas.graph.passes import with_default_dtype
+from hespas.measurements.consistency import RecordingFacts, check_job, check_recording, facts_of
 
 if TYPE_CHECKING:
     import pandas
@@ -116,6 +117,8 @@ def read(
             hint="leave `capture` out: it is for traces of PyTorch's profiler",
         )
     value = chosen.read(source, settings, found)
+    if isinstance(value, Profile):
+        check_recording(value, found, str(source))
     if workload:
         value = as_workload(value, found)
     return value if element is None else _with_default_dtype(value, element, str(path), found)
@@ -204,6 +207,7 @@ def read_profiles(
         files = [entry for entry in ranks if find_format(entry, None).as_workload == origin.name] or files
     captures = _captures(source, options) if origin.name == "pytorch" and len(files) > 1 else {}
     found: list[Profile] = []
+    facts: list[RecordingFacts] = []
     for file in files:
         if captures and file not in captures:
             continue
@@ -213,6 +217,9 @@ def read_profiles(
         if not isinstance(value, Profile):
             raise UsageError("expected a measured profile, and this is a program", path=str(file))
         found.append(value)
+        facts.append(facts_of(value, str(file)))
+    if diagnostics is not None:
+        check_job(facts, diagnostics, str(source))
     return sorted(found, key=lambda each: int(each.rank.min()) if len(each) else 0)
 
 

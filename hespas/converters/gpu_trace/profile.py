@@ -24,6 +24,7 @@ from hespas.graph.columns import (
     mapped,
 )
 from hespas.graph.errors import FormatError
+from hespas.measurements.consistency import report_shared_ids
 
 __all__ = [
     "RangeText",
@@ -89,6 +90,14 @@ def to_profile(
     _check_times(trace, path)
     nesting, labels = nesting_of(trace.ranges), _Labels.of(trace)
     links = _link(trace, nesting)
+    calls = trace.launches
+    report_shared_ids(
+        (calls.process, calls.correlation),
+        calls.start_ns,
+        calls.end_ns,
+        links.launch,
+        (diagnostics, str(path)),
+    )
     strings, findings = trace.strings, diagnostics.about(str(path), source)
     specific = (labels.shapes_row > 0) | labels.instruction
     owner = nearest(specific, nesting.parent, links.cause)

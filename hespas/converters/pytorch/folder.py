@@ -42,6 +42,7 @@ from hespas.files.streams import first_bytes
 from hespas.graph import CollectiveKind, Diagnostics, Findings, OpClass, OpGraph, StringTableBuilder, Workload
 from hespas.graph.columns import IntArray, at_rows
 from hespas.graph.errors import FormatError, InvariantError
+from hespas.measurements.consistency import RecordingFacts, check_job, check_recording, facts_of
 
 __all__ = ["profiles_in", "read_folder"]
 
@@ -57,10 +58,11 @@ class _RankFiles(NamedTuple):
 
 
 class _RankGraph(NamedTuple):
-    """A rank's graph, and what its files say of the run."""
+    """A rank's graph, metadata of the run, and what other ranks have to share."""
 
     graph: OpGraph
     metadata: Mapping[str, str]
+    facts: RecordingFacts
 
 
 def _read_rank(
@@ -100,12 +102,13 @@ def _read_rank(
     make = device_draft if len(kineto.device) else _host_draft
     graph = _with_steps(assembled(make(linked, name, diagnostics, path), rank, diagnostics), linked)
     metadata = {**trace_metadata(kineto), **found.facts}
-    devices = linked.profile(name).devices
-    if len(devices) == 1 and devices[0]:
-        metadata["device"] = devices[0]
+    profile = linked.profile(name)
+    check_recording(profile, diagnostics, path)
+    if len(profile.devices) == 1 and profile.devices[0]:
+        metadata["device"] = profile.devices[0]
     if trace:
         metadata["schema"] = trace.schema
-    return _RankGraph(graph, metadata)
+    return _RankGraph(graph, metadata, replace(facts_of(profile, path), ranks=(number,)))
 
 
 _WITHOUT_TRACE = (
@@ -137,7 +140,12 @@ def _unmeasured(
     rank = Rank(number, Groups.of(trace.groups, max(world, number + 1)), str(files.trace))
     graph = host_trace_graph(trace, job_name(files.trace.name), rank, diagnostics)
     stated = {"world_size": str(rank.groups.world)} if trace.groups else {}
-    return _RankGraph(graph, {"schema": trace.schema, **stated})
+    facts = RecordingFacts(
+        path=rank.path,
+        ranks=(number,),
+        world_size=Groups.of(trace.groups, 1).world if trace.groups else None,
+    )
+    return _RankGraph(graph, {"schema": trace.schema, **stated}, facts)
 
 
 def _linked(found: JoinedTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
@@ -331,10 +339,12 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     requested = requested_devices(options, str(path))
     world = max(requested, max(ranks) + 1) if len(ranks) > 1 else max(requested, 1)
     graphs: list[OpGraph] = []
+    facts: list[RecordingFacts] = []
     metadata: dict[str, str] = {}
     for done, (number, files) in enumerate(sorted(ranks.items())):
         result = _read_rank(files, number, world, options, diagnostics)
         graphs.append(result.graph)
+        facts.append(result.facts)
         metadata = metadata or dict(result.metadata)
         if options.progress:
             options.progress(done + 1, len(ranks))
@@ -343,8 +353,7 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     recorded = int(stated) if stated.isdecimal() and len(stated) < _MOST_DIGITS else 1
     if len(ranks) > 1:
         rank_class = ranks_here(sorted(ranks), graphs, max(recorded, requested), str(path))
-        message = "ranks of the job have no trace here"
-        diagnostics.warning("pytorch.ranks-missing", str(path), message, count=len(rank_class) - len(ranks))
+        check_job(facts, diagnostics, str(path), world=len(rank_class))
     else:
         number = next(iter(ranks))
         metadata["rank"] = str(number)

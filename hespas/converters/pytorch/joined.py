@@ -30,6 +30,7 @@ from hespas.converters.pytorch.replay import Alignment, aligned_replays, replays
 from hespas.costs.aten import PARTS
 from hespas.graph import CAPTURED_THREAD, Diagnostics, Findings, StringTableBuilder
 from hespas.graph.columns import IntArray, at_rows, mapped
+from hespas.measurements.consistency import report_shared_ids
 
 __all__ = ["JoinedTrace", "joined"]
 
@@ -55,6 +56,8 @@ def joined(trace: KinetoTrace, options: ReadOptions, diagnostics: Diagnostics, p
     """
     nesting = nesting_of(trace.host)
     links = link(trace, nesting)
+    calls = trace.launch
+    report_shared_ids((calls.correlation,), calls.start_ns, calls.end_ns, links.launch, (diagnostics, path))
     plain = JoinedTrace(trace, nesting, links, len(trace.host), {})
     findings = diagnostics.about(path, "kineto")
     captures = read_captures(options.capture, options.max_bytes)

@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from hespas.converters import ReadOptions, find_format, note_unread_files
+from hespas.converters.measured_ops import measured_workload
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
+from hespas.measurements.consistency import check_recording
 from hespas.simulator.astra import AstraOptions
 from hespas.simulator.astra.configuration import (
     MemoryConfig,
@@ -143,12 +145,8 @@ class _Checker:
             reading = replace(reading, comm_groups=options.comm_groups)
         value = entry.read(path, reading, found)
         if not isinstance(value, Workload):
-            raise UnsupportedError(
-                "this is a profile; check takes programs and traces",
-                path=str(path),
-                hint="look at it with hespas view, or compare estimates with it: hespas-validate accuracy "
-                f"--measured {path}",
-            )
+            check_recording(value, found, str(path))
+            value = measured_workload(value, found)
         _take_over(found, str(path), findings, self.profile)
         return self.check_workload(str(path), value, entry.name, findings, is_set=not _has_siblings(path))
 
@@ -220,7 +218,7 @@ def _take_over(found: Diagnostics, path: str, findings: Findings, profile: Profi
     named = (naming.level(profile) if naming else None) or Severity.WARNING
     kept: dict[str, int] = {}
     for diagnostic in found:
-        coded = re.fullmatch(r"ET\d{3}", diagnostic.code) is not None
+        coded = re.fullmatch(r"(?:ET|PR)\d{3}", diagnostic.code) is not None
         if diagnostic.severity is Severity.ERROR or (coded and diagnostic.severity is Severity.WARNING):
             violation = _violation(diagnostic, path)
             findings.add(replace(violation, severity=named) if violation.code == "ET018" else violation)

@@ -346,7 +346,7 @@ def test_ranks_whose_files_are_missing_are_absent(tmp_path: Path) -> None:
         pair(tmp_path, OPERATIONS, [*HOST, *CALLS, *DEVICE], rank)
     workload, found = read_folder(tmp_path)
     assert workload.rank_class.tolist() == [ABSENT, 0, ABSENT, 1]
-    assert found.counts()["pytorch.ranks-missing"] == 2
+    assert found.counts()["PR010"] == 2
 
 
 def test_two_jobs_in_a_folder_are_refused(tmp_path: Path) -> None:

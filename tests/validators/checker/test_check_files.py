@@ -131,15 +131,20 @@ def test_unreadable_input_does_not_hide_the_others(tmp_path: Path, traces: Path)
 PROFILE = Path(__file__).parents[3] / "fixtures" / "recorded" / "train-small.xplane.pb.gz"
 
 
-def test_a_profile_is_not_checked_and_not_said_to_be_wrong(traces: Path) -> None:
-    [violation] = check([PROFILE]).violations
-    assert (violation.code, violation.message[:17]) == ("unsupported", "this is a profile")
-    for paths, verdict in (([PROFILE], "not checked"), ([traces, PROFILE], "not all checked")):
+def test_a_profile_is_checked_as_the_work_that_was_measured() -> None:
+    done = check([PROFILE])
+    assert (done.valid, done.inputs[0].format) == (True, "xplane")
+    assert done.inputs[0].num_nodes > 1000
+
+
+def test_what_is_unsupported_is_not_checked_and_not_said_to_be_wrong(tmp_path: Path, traces: Path) -> None:
+    table = tmp_path / "table.csv"  # without starts
+    table.write_text("hardware,op,op_class,kernel,rank,stream,duration_ns\nH100-SXM,mm,contraction,k,0,7,9\n")
+    for paths, verdict in (([table], "not checked"), ([traces, table], "not all checked")):
         done = CliRunner().invoke(app, ["check", *map(str, paths)])
         assert done.exit_code == 4
         assert "unreadable" not in done.output
-        assert "hespas view" in done.stdout
-        assert f"hespas-validate accuracy --measured {PROFILE}" in done.stdout
+        assert "a table needs columns start_ns" in done.stdout
         assert done.stdout.splitlines()[-1] == verdict
 
 

@@ -1,14 +1,15 @@
 """The table of rules: what is checked, how much it matters under each profile, and by which function.
 
 Codes ``ETnnn`` are those of the Chakra contract (``ET001`` to ``ET012`` partly found by the reader of the
-format); ``GRnnn`` are rules of the graph that hold for every format. Adding a rule is one function and one
-row.
+format); ``GRnnn`` are rules of the graph that hold for every format; ``PRnnn`` are rules of recordings.
+Adding a rule is one function and one row.
 """
 
 from __future__ import annotations
 
 from hespas.graph import Severity
 from hespas.graph.errors import InvariantError
+from hespas.measurements.consistency import JOB_RULES, RECORDING_RULES
 from hespas.validators.checker.job import Check, Need, Rule, Scope
 from hespas.validators.checker.rules import collectives, messages, nodes, order
 from hespas.validators.checker.rules import configuration as conf
@@ -78,6 +79,9 @@ RULES: tuple[Rule, ...] = (
     _conf("ET032", "the backend takes the network", "--W", conf.backend_fits_network, "network"),
     _conf("ET034", "no message ends a rank with other times", "--E", None, "system", "network"),
     _conf("ET035", "no event of 0 ns at the start", "--E", None, "system", "network"),
+    # Found as recordings are read, by every command.
+    *(rule(code, title, _FILE, "WWW") for code, title in RECORDING_RULES.items()),
+    *(rule(code, title, _SET, "WWW") for code, title in JOB_RULES.items()),
 )
 
 
