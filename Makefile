@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CAPTURE := .venv-capture
+LOWEST := .venv-lowest
+NEWEST := .venv-newest
 JOBS ?= auto --maxprocesses 4
 
-.PHONY: demo test test-slow test-capture fuzz lint bench fixtures docs constraints clean
+.PHONY: demo test test-slow test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +16,8 @@ help:
 	@echo "make test-slow  the long suites: fuzzing, a million nodes, the commands of every document, and the"
 	@echo "                cases of long lists (tests/sweeps.py) of which make test takes a few"
 	@echo "make test-capture  captures of models of PyTorch, Flax and Equinox, installed in .venv-capture (2 GB)"
+	@echo "make test-lowest   the tests with the lowest versions that pyproject.toml allows, in .venv-lowest"
+	@echo "make test-newest   the tests with the newest versions that pyproject.toml allows, in .venv-newest"
 	@echo "make fuzz       wrong fields and damaged bytes to every reader, killed writers: COUNT=2000 of each to each"
 	@echo "                reader, about 20 minutes of CPU time (COUNT=50000: 8 hours)"
 	@echo "make lint       ruff, mypy strict, pyright strict"
@@ -57,6 +61,19 @@ test-slow: $(VENV)/.installed-dev
 
 test-capture: $(CAPTURE)/.installed
 	$(CAPTURE)/bin/python -m pytest -n $(JOBS) tests/captures tests/cli/test_capture_command.py
+
+# uv resolves the floors of direct dependencies, which pip cannot.
+test-lowest test-newest:
+	$(PYTHON) -m venv --clear $(TARGET)
+	$(TARGET)/bin/python -m pip install --quiet --upgrade pip uv
+	VIRTUAL_ENV=$(TARGET) $(TARGET)/bin/uv pip install --quiet --resolution $(RESOLUTION) \
+		--editable '.[stablehlo,report]' --group dev
+	$(TARGET)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+
+test-lowest: TARGET := $(LOWEST)
+test-lowest: RESOLUTION := lowest-direct
+test-newest: TARGET := $(NEWEST)
+test-newest: RESOLUTION := highest
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzzing --reader all --kind fields --count $(or $(COUNT),2000)
