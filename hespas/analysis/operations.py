@@ -21,11 +21,11 @@ from hespas.analysis.table import Moments, Row, Table, listed, table_from_rows, 
 from hespas.converters.measured_ops import CostedOps
 from hespas.estimators.rates import peak_times, roof_ns
 from hespas.files.documents import Count, Figure
-from hespas.graph import OpClass, Profile
+from hespas.graph import DTYPES, UNKNOWN_DTYPE, OpClass, Profile
 from hespas.graph.columns import FloatArray, IntArray, at_rows, distinct_rows
 from hespas.graph.opgraph import timed_class_name
 from hespas.hardware import Device
-from hespas.operations import operations_of
+from hespas.operations import arithmetic_dtype, operations_of
 
 __all__ = [
     "ClassRow",
@@ -37,6 +37,7 @@ __all__ = [
     "kernels",
     "measured_of",
     "operations",
+    "product_dtype",
     "unclassified_share",
     "wins",
 ]
@@ -404,6 +405,17 @@ def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measu
         total += float(each.duration_ns.sum())
         unknown += float(each.duration_ns[vague].sum())
     return unknown / total if total else 0.0
+
+
+def product_dtype(measured: Sequence[Measured]) -> str:
+    """Return the element type that matmuls computed in for most of their time; empty where none is known."""
+    time_ns = np.zeros(len(DTYPES))
+    for each in measured:
+        graph = each.costed.graph
+        element = arithmetic_dtype(graph, UNKNOWN_DTYPE)
+        products = (graph.op_class == OpClass.CONTRACTION) & (element != UNKNOWN_DTYPE)
+        time_ns += np.bincount(element[products], each.busy_ns[products], len(DTYPES))
+    return DTYPES[int(time_ns.argmax())].name if time_ns.any() else ""
 
 
 def _is_of_host(profile: Profile, device: int) -> bool:
