@@ -87,8 +87,9 @@ class Analyses:
 
     def tables(self) -> Mapping[str, Table[Any]]:
         """The tables under their names."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Table)}
+        others = {"hardware", "notes", "unclassified", "product_dtype"}
+        names = [each.name for each in fields(self) if each.name not in others]
+        return {name: getattr(self, name) for name in names}
 
 
 def device_of(profiles: Sequence[Profile], hardware: str, diagnostics: Diagnostics) -> Device | None:

@@ -266,7 +266,7 @@ def _waits(frame: HostRun) -> Edges:
             by_thread[own] = nodes, frame.start_ns[events], frame.end_ns[events]
         nodes, starts, ends = by_thread[own]
         ended = int(np.searchsorted(ends, int(frame.start_ns[work]), side="right")) - 1
-        called = int(np.searchsorted(nodes, frame.node_of[call]))
+        called = int(np.searchsorted(nodes, int(frame.node_of[call])))
         if min(ended, called) >= 0:
             pairs.append((node, int(nodes[min(ended, called)])))
         if calls.talks[call].waits:

@@ -10,7 +10,7 @@ import pytest
 
 from hespas import api
 from hespas.graph.errors import UsageError
-from tests.converters.pytorch.traces import Value, host, kernel, launch, node, write_et, write_kineto
+from tests.converters.pytorch.traces import Json, Value, host, kernel, launch, node, write_et, write_kineto
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "rescale"
 
@@ -93,7 +93,7 @@ def test_an_operation_of_several_kernels_is_one(tmp_path: Path) -> None:
         ([number, number, 0, 4096, 4, "cuda:0"], [64, 64], "Tensor(float)") for number in (5, 6, 7)
     ]
     program = write_et(tmp_path / "et.json", [node(10, "aten::mm", 2, 11, tensors[:2], tensors[2:])])
-    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
     events = [host("aten::mm", 0, 9, 11, shapes), launch(1, 1), launch(3, 2)]
     events += [kernel("gemm_split_k", 20, 5, 1), kernel("splitKreduce_kernel", 26, 2, 2)]
     done = api.validate_capture(program, write_kineto(tmp_path / "kineto.json", events)).result
