@@ -21,11 +21,11 @@ from hespas.analysis.table import Moments, Row, Table, listed, table_from_rows, 
 from hespas.converters.measured_ops import CostedOps
 from hespas.estimators.rates import peak_times, roof_ns
 from hespas.files.documents import Count, Figure
-from hespas.graph import OpClass, Profile
+from hespas.graph import DTYPES, UNKNOWN_DTYPE, OpClass, Profile
 from hespas.graph.columns import FloatArray, IntArray, at_rows, distinct_rows
 from hespas.graph.opgraph import timed_class_name
 from hespas.hardware import Device
-from hespas.operations import operations_of
+from hespas.operations import arithmetic_dtype, operations_of
 
 __all__ = [
     "ClassRow",
@@ -37,6 +37,7 @@ __all__ = [
     "kernels",
     "measured_of",
     "operations",
+    "product_dtype",
     "unclassified_share",
     "wins",
 ]
@@ -94,14 +95,15 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
 
 
 class OperationRow(Row, frozen=True, kw_only=True):
-    """An operation with inputs of these shapes and types, on all ranks together. ``share`` is of the device
-    time (0..1). ``flops`` and ``bytes_moved`` are sums, as are ``total_ns`` and ``roof_ns``; ``roof_share``
-    is how much of the measured time the device needs at least (more than 1: that device cannot have run it,
-    or the cost is not its own), ``bound`` what sets that for the longest. ``kernel`` is the one with most
-    time.
+    """An operation with inputs of these shapes and types, on all ranks together; of a compiled program an
+    instruction, and the ``program`` that it is of. ``share`` is of the device time (0..1). ``flops`` and
+    ``bytes_moved`` are sums, as are ``total_ns`` and ``roof_ns``; ``roof_share`` is how much of the measured
+    time the device needs at least (more than 1: that device cannot have run it, or the cost is not its own),
+    ``bound`` what sets that for the longest. ``kernel`` is the one with most time.
     """
 
     operation: str
+    program: str
     shapes: str
     dtypes: str
     op_class: str
@@ -161,6 +163,7 @@ class WinRow(Row, frozen=True, kw_only=True):
     """
 
     operation: str
+    program: str
     shapes: str
     dtypes: str
     op_class: str
@@ -242,11 +245,12 @@ def _operation_groups(measured: Measured) -> _Groups:
     name = np.where(op >= 0, at_rows(host.name_row, op, 0), own)
     shapes = np.where(op >= 0, at_rows(host.shapes_row, op, 0), profile.shapes_row[longest])
     dtypes = np.where(op >= 0, at_rows(host.dtype_row, op, 0), profile.dtype_row[longest])
-    distinct, place = distinct_rows(name, shapes, dtypes, graph.op_class)
+    program = np.where(stated & of_program & (op < 0), profile.module_row[longest], 0)
+    distinct, place = distinct_rows(name, program, shapes, dtypes, graph.op_class)
     strings = profile.strings
     keys = [
-        (strings[row], _compact(strings[shape]), _compact(strings[kind]), timed_class_name(code))
-        for row, shape, kind, code in distinct
+        (strings[row], strings[of], _compact(strings[shape]), _compact(strings[kind]), timed_class_name(code))
+        for row, of, shape, kind, code in distinct
     ]
     moved = graph.bytes_read + graph.bytes_written
     moments, sums = _grouped(
@@ -274,7 +278,7 @@ def _compact(text: str) -> str:
 
 
 def operations(measured: Sequence[Measured]) -> Table[OperationRow]:
-    """Operations of all profiles by name, shapes, types and class; most time first. O(n log n)."""
+    """Operations of all profiles by name, program, shapes, types and class; most time first. O(n log n)."""
     parts = [_operation_groups(each) for each in measured if len(each.costed.graph)]
     if not parts:
         return table_from_rows(OperationRow, [])
@@ -286,9 +290,10 @@ def operations(measured: Sequence[Measured]) -> Table[OperationRow]:
         table = table_of(
             OperationRow,
             operation=[key[0] for key in found.keys],
-            shapes=[key[1] for key in found.keys],
-            dtypes=[key[2] for key in found.keys],
-            op_class=[key[3] for key in found.keys],
+            program=[key[1] for key in found.keys],
+            shapes=[key[2] for key in found.keys],
+            dtypes=[key[3] for key in found.keys],
+            op_class=[key[4] for key in found.keys],
             count=moments.count,
             total_ns=total,
             share=total / total.sum(),
@@ -402,6 +407,17 @@ def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measu
     return unknown / total if total else 0.0
 
 
+def product_dtype(measured: Sequence[Measured]) -> str:
+    """Return the element type that matmuls computed in for most of their time; empty where none is known."""
+    time_ns = np.zeros(len(DTYPES))
+    for each in measured:
+        graph = each.costed.graph
+        element = arithmetic_dtype(graph, UNKNOWN_DTYPE)
+        products = (graph.op_class == OpClass.CONTRACTION) & (element != UNKNOWN_DTYPE)
+        time_ns += np.bincount(element[products], each.busy_ns[products], len(DTYPES))
+    return DTYPES[int(time_ns.argmax())].name if time_ns.any() else ""
+
+
 def _is_of_host(profile: Profile, device: int) -> bool:
     return profile.devices[device] == "CPU"
 
@@ -414,7 +430,10 @@ def wins(table: Table[OperationRow]) -> Table[WinRow]:
     win = np.maximum(known["total_ns"] - known["roof_ns"], 0.0)
     known, win = known.take(np.argsort(-win, kind="stable")), -np.sort(-win, kind="stable")
     whole = float(table["total_ns"].sum()) or np.nan
-    kept = ("operation", "shapes", "dtypes", "op_class", "count", "total_ns", "roof_ns", "bound", "kernel")
+    kept = (
+        *("operation", "program", "shapes", "dtypes", "op_class"),
+        *("count", "total_ns", "roof_ns", "bound", "kernel"),
+    )
     return table_of(
         WinRow,
         win_ns=win,

@@ -39,6 +39,7 @@ from hespas.analysis.operations import (
     kernels,
     measured_of,
     operations,
+    product_dtype,
     unclassified_share,
     wins,
 )
@@ -58,11 +59,13 @@ class Analyses:
     """The tables of all analyses. ``hardware`` is the device whose roofs are meant, empty where none is
     known; ``notes`` say what the recording lacks for more, and how to record it. ``unclassified`` is the
     share of the device time of kernels whose name and operation state no class (0..1): some may communicate.
+    ``product_dtype`` is the element type of most of the time of matmuls (empty: unknown).
     """
 
     hardware: str
     notes: tuple[str, ...]
     unclassified: float
+    product_dtype: str
     breakdown: Table[BreakdownRow]
     idle: Table[IdleRow]
     gaps: Table[GapRow]
@@ -84,7 +87,8 @@ class Analyses:
 
     def tables(self) -> Mapping[str, Table[Any]]:
         """The tables under their names."""
-        names = [each.name for each in fields(self) if each.name not in {"hardware", "notes", "unclassified"}]
+        others = {"hardware", "notes", "unclassified", "product_dtype"}
+        names = [each.name for each in fields(self) if each.name not in others]
         return {name: getattr(self, name) for name in names}
 
 
@@ -132,6 +136,7 @@ def analyses_of(profiles: Sequence[Profile], device: Device | None, diagnostics:
         hardware=device.name if device else "",
         notes=tuple(notes_of(profiles, recordings)),
         unclassified=unclassified_share(recordings, measured),
+        product_dtype=product_dtype(measured),
         breakdown=breakdown(recordings),
         idle=idle(recordings),
         gaps=gaps_before(recordings),

@@ -11,7 +11,7 @@ from hespas.analysis.difference import Difference
 from hespas.analysis.idle import WHOLE_DEVICE
 from hespas.analysis.run import Analyses
 
-__all__ = ["changed_text", "share_text", "time_text", "verdict_of"]
+__all__ = ["changed_text", "share_text", "step_ns_of", "time_text", "verdict_of"]
 
 _HALF = 0.5
 _MUCH = 0.1
@@ -41,6 +41,14 @@ def share_text(share: float) -> str:
     return "unknown" if isnan(share) else f"{share:.1%}"
 
 
+def step_ns_of(found: Analyses) -> float:
+    """Return the length of the median step; of the longest rank's span where no steps were recorded."""
+    table = found.breakdown
+    steps = table["step"] != ALL_STEPS
+    spans = table["span_ns"]
+    return float(np.median(spans[steps])) if steps.any() else float(spans.max(initial=-np.inf))
+
+
 def verdict_of(found: Analyses) -> str:
     """Of a job of several ranks the slowest counts for the time, and the mean of all for the shares."""
     table = found.breakdown
@@ -52,7 +60,7 @@ def verdict_of(found: Analyses) -> str:
     told = f"span {time_text(span)} from the first device event to the last"
     if len(steps):
         count = len(np.unique(steps["step"]))
-        typical = float(np.median(steps["span_ns"]))
+        typical = step_ns_of(found)
         steps_text = "1 recorded step" if count == 1 else f"{count} recorded steps"
         told = f"{time_text(typical)} per step ({steps_text}, span {time_text(span)})"
     if len(whole) > 1:

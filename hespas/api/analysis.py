@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,13 +23,14 @@ from hespas.analysis.operations import ClassRow, KernelRow, OperationRow, WinRow
 from hespas.analysis.run import Analyses, analyses_of, device_of
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow
-from hespas.analysis.verdict import changed_text, verdict_of
+from hespas.analysis.verdict import changed_text, step_ns_of, verdict_of
 from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, read_profiles, with_capture
 from hespas.converters import ReadOptions
-from hespas.files.documents import document_bytes
-from hespas.graph import Diagnostics, Profile
+from hespas.files.documents import Figure, document_bytes
+from hespas.graph import Diagnostics, Profile, StepFacts
 from hespas.graph.errors import UsageError
+from hespas.simulator.throughput import Throughput, rates_of
 
 if TYPE_CHECKING:
     import pandas
@@ -38,8 +40,9 @@ __all__ = ["Analysis", "AnalysisDocument", "DifferenceDocument", "analysis_docum
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Analysis(Result):
-    """What the analyses found: ``found`` holds their tables, ``difference`` those of what changed against
-    another recording, if one was given; ``devices`` are those that the profiles name.
+    """Results of the analyses: ``found`` holds their tables, ``difference`` those of what changed against
+    another recording, if one was given; ``devices`` are those that the profiles name, ``throughput`` the
+    rates of a step.
     """
 
     found: Analyses
@@ -48,10 +51,12 @@ class Analysis(Result):
     against: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    throughput: Throughput = field(default_factory=Throughput)
 
     def headline(self) -> str:
-        """How long, how busy, and what took the time."""
+        """Return the step time, its parts, and MFU and tokens/s where their inputs are stated."""
         told = verdict_of(self.found)
+        told += f"; {self.throughput}" if self.throughput.is_known else ""
         return f"{told}; {changed_text(self.difference)}" if self.difference else told
 
     def to_json(self) -> bytes:
@@ -109,6 +114,11 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
     verdict: str
     devices: list[str]
     hardware: str
+    model_flops_per_step: Figure
+    tokens_per_step: Figure
+    mfu: Figure
+    mfu_peak_dtype: str
+    tokens_per_s: Figure
     notes: list[str]
     breakdown: list[BreakdownRow]
     idle: list[IdleRow]
@@ -138,6 +148,8 @@ def analyze(
     against: str | Path | Profile | Sequence[str | Path | Profile] | None = None,
     capture: str | Path | Sequence[str | Path] | None = None,
     hardware: str = "",
+    tokens: float | None = None,
+    model_flops: float | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
     options: ReadOptions | None = None,
     diagnostics: Diagnostics | None = None,
@@ -148,18 +160,24 @@ def analyze(
 
     ``against`` is an earlier recording of the same job: what changed since is told. ``capture`` are traces in
     which the graphs were captured that the profiles replay, or folders of them. ``hardware`` (a name or a
-    TOML file) is the device whose peaks are the roof, by default the one that the profiles name. Raises
-    ``UsageError`` for a program, which holds no measurements, for nothing, and for a device that is unknown;
-    for paths also what ``read`` raises.
+    TOML file) is the device whose peaks are the roof, by default the one that the profiles name. ``tokens``
+    and ``model_flops`` are those of a step on all ranks: they give tokens/s and MFU. Raises ``UsageError``
+    for a program, which holds no measurements, for nothing, for a device that is unknown, and for tokens or
+    FLOPs that are not above 0; for paths also what ``read`` raises.
     """
+    _check_counts(tokens=tokens, model_flops=model_flops)
     found = diagnostics if diagnostics is not None else Diagnostics()
     sources = _listed(source)
     options = with_capture(options or ReadOptions(), capture)
     profiles = _profiles_of(sources, format, options, found, progress)
     device = device_of(profiles, hardware, found)
     analysed = analyses_of(profiles, device, found)
+    rates = rates_of(_facts(profiles, analysed, tokens, model_flops), step_ns_of(analysed), device)
+    done = Analysis(
+        analysed, _names(sources), devices=_devices(profiles), diagnostics=found, throughput=rates
+    )
     if against is None:
-        return Analysis(analysed, _names(sources), None, (), _devices(profiles), found)
+        return done
     others = _listed(against)
     before = _profiles_of(others, None, options, found, progress)
     if set(_devices(before)) != set(_devices(profiles)):
@@ -169,7 +187,29 @@ def analyze(
     old = analyses_of(before, device, found)
     _tell_steps(old, analysed, found, _names(others)[0])
     changed = difference_of(old, analysed)
-    return Analysis(analysed, _names(sources), changed, _names(others), _devices(profiles), found)
+    return replace(done, difference=changed, against=_names(others))
+
+
+def _check_counts(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not 0 < value < inf:
+            raise UsageError(f"`{name}` is {value:g}", hint="give the number of one step on all ranks")
+
+
+def _facts(
+    profiles: Sequence[Profile], found: Analyses, tokens: float | None, model_flops: float | None
+) -> StepFacts:
+    """Return the facts of a recorded step. The job has as many ranks as its profiles state or record."""
+    stated = [profile.metadata.get("world_size", "") for profile in profiles]
+    sizes = [int(text) for text in stated if text.isdecimal() and len(text) < 10]
+    recorded = int((found.breakdown["step"] == ALL_STEPS).sum())
+    return StepFacts(
+        kind="training",
+        tokens=nan if tokens is None else tokens,
+        model_flops=nan if model_flops is None else model_flops,
+        ranks=max(recorded, *sizes, 0),
+        dtype=found.product_dtype,
+    )
 
 
 _Source = str | Path | Profile
@@ -248,6 +288,11 @@ def analysis_document(done: Analysis) -> AnalysisDocument:
         verdict=done.headline(),
         devices=list(done.devices),
         hardware=found.hardware,
+        model_flops_per_step=done.throughput.model_flops,
+        tokens_per_step=done.throughput.tokens,
+        mfu=done.throughput.mfu,
+        mfu_peak_dtype=done.throughput.peak_dtype,
+        tokens_per_s=done.throughput.tokens_per_s,
         notes=list(found.notes),
         breakdown=found.breakdown.rows(),
         idle=found.idle.rows(),

@@ -74,6 +74,8 @@ def analyze(
     hardware: Annotated[
         str, options.hardware_option("The device whose peaks are the roof (default: the one measured on).")
     ] = "",
+    tokens: options.Tokens = None,
+    model_flops: options.ModelFlops = None,
     capture: options.Capture = None,
     top: _Top = 10,
     source_format: options.SourceFormat = "",
@@ -106,6 +108,8 @@ def analyze(
                 against=before or None,
                 capture=capture,
                 hardware=hardware,
+                tokens=tokens,
+                model_flops=model_flops,
                 format=source_format or None,
                 options=ReadOptions(recover=recover, progress=callback),
                 diagnostics=diagnostics,

@@ -41,6 +41,7 @@ __all__ = [
     "Loudness",
     "MaxInputBytes",
     "Missing",
+    "ModelFlops",
     "NumDevices",
     "NumReplicas",
     "OnlyClasses",
@@ -52,6 +53,7 @@ __all__ = [
     "Shard",
     "SourceFormat",
     "Tables",
+    "Tokens",
     "Version",
     "Workload",
     "device_names",
@@ -169,6 +171,25 @@ def hardware_option(what: str) -> Any:
     """The option of a device; ``what`` it is for."""
     return typer.Option(metavar="NAME|FILE", help=what, autocompletion=device_names, rich_help_panel=DEVICE)
 
+
+Tokens = Annotated[
+    float | None,
+    typer.Option(
+        "--tokens",
+        metavar="N",
+        help="Tokens of a step on all ranks, for tokens/s.",
+        rich_help_panel=DEVICE,
+    ),
+]
+ModelFlops = Annotated[
+    float | None,
+    typer.Option(
+        "--model-flops",
+        metavar="N",
+        help="Model FLOPs of a step on all ranks, for MFU.",
+        rich_help_panel=DEVICE,
+    ),
+]
 
 # What is read, and as what
 

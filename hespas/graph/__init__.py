@@ -50,6 +50,7 @@ from hespas.graph.profile import (
     MeasuredComms,
     MeasuredMemory,
     Profile,
+    StatedCosts,
     Timeline,
 )
 from hespas.graph.step_facts import STEP_FACTS, StepFacts, step_facts
@@ -111,6 +112,7 @@ __all__ = [
     "Renamed",
     "Resource",
     "Severity",
+    "StatedCosts",
     "StepFacts",
     "StridedGroups",
     "StringTable",

@@ -31,6 +31,7 @@ __all__ = [
     "MeasuredComms",
     "MeasuredMemory",
     "Profile",
+    "StatedCosts",
     "Timeline",
 ]
 
@@ -58,6 +59,19 @@ class HostOps(ColumnTable):
     dtype_row: SmallIntArray
     strides_row: SmallIntArray
     values_row: SmallIntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StatedCosts(ColumnTable):
+    """Costs that a compiler states of its kernels; columns of shape ``(stated,)``.
+
+    ``op`` is the row of the profile's host operations; ``flops`` counts products and convolutions alone, and
+    ``bytes_moved`` is what the kernel reads and writes (NaN unknown).
+    """
+
+    op: SmallIntArray
+    flops: FloatArray
+    bytes_moved: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -192,6 +206,7 @@ class Profile:
     spread_ns: FloatArray
     comms: MeasuredComms = field(default_factory=MeasuredComms.empty)
     host: HostOps = field(default_factory=HostOps.empty)
+    stated: StatedCosts = field(default_factory=StatedCosts.empty)
     ranges: HostRanges = field(default_factory=HostRanges.empty)
     waits: HostRanges = field(default_factory=HostRanges.empty)
     memory: MeasuredMemory = field(default_factory=MeasuredMemory.empty)
@@ -239,6 +254,7 @@ class Profile:
         duration_ns: FloatArray | IntArray,
         comms: MeasuredComms | None = None,
         host: HostOps | None = None,
+        stated: StatedCosts | None = None,
         ranges: HostRanges | None = None,
         waits: HostRanges | None = None,
         memory: MeasuredMemory | None = None,
@@ -262,6 +278,7 @@ class Profile:
             duration_ns=duration_ns.astype(np.float64, copy=False),
             comms=comms or MeasuredComms.empty(),
             host=host or HostOps.empty(),
+            stated=stated or StatedCosts.empty(),
             ranges=ranges or HostRanges.empty(),
             waits=waits or HostRanges.empty(),
             memory=memory or MeasuredMemory.empty(),

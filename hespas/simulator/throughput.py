@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 
-from hespas.graph import find_dtype, step_facts
+from hespas.graph import StepFacts, find_dtype, step_facts
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device
 from hespas.hardware.peaks import peak_for
 
-__all__ = ["Throughput", "throughput_of"]
+__all__ = ["Throughput", "rates_of", "throughput_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,12 @@ class Throughput:
 def throughput_of(metadata: Mapping[str, str], step_ns: float, device: Device | None) -> Throughput:
     """Return the rates of a step, by the facts in the metadata of its workload; they are of the whole job."""
     facts = step_facts(metadata)
-    if facts is None or not step_ns > 0:
+    return Throughput() if facts is None else rates_of(facts, step_ns, device)
+
+
+def rates_of(facts: StepFacts, step_ns: float, device: Device | None) -> Throughput:
+    """Return the rates of a step of known facts, over all its ranks."""
+    if not step_ns > 0:
         return Throughput()
     step_s, num_ranks = step_ns / 1e9, facts.ranks or nan
     name, peak = _peak(facts.dtype, device)

@@ -85,7 +85,7 @@ def length_ns(spans: Iterable[Span]) -> int:
 
 
 def read_raw(path: Path) -> RawKineto:
-    """Read a trace of one rank; of a run without a device the operations of the host are the work."""
+    """Read a trace of one rank; without a device, the operations of the host are the work."""
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
     found: Any = json.loads(text.decode("utf-8", "replace"), parse_float=Decimal)
@@ -152,15 +152,28 @@ def _bytes(event: dict[str, Any], events: list[dict[str, Any]], base: Decimal) -
 
 
 def _of_host(events: list[dict[str, Any]], base: Decimal) -> RawKineto:
+    """Works of Gloo communicate, and with them calls on their thread that overlap them: those block."""
     operations = [event for event in events if event.get("cat") == "cpu_op"]
     works = [
         event
         for event in events
         if event.get("cat") == "user_annotation" and event["name"].startswith("gloo:")
     ]
+    blocking = [
+        call
+        for call in operations
+        if call["name"].startswith("c10d::")
+        and any(
+            call["tid"] == work["tid"] and _overlap(_span(call, base), _span(work, base)) for work in works
+        )
+    ]
     return RawKineto(
-        [_span(event, base) for event in operations],
-        [_span(event, base) for event in works],
+        [_span(event, base) for event in operations if event not in blocking],
+        [_span(event, base) for event in (*works, *blocking)],
         [],
         [nan] * len(works),
     )
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

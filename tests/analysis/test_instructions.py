@@ -11,6 +11,7 @@ import pytest
 
 import hespas
 from hespas.graph import HostOps, Profile, StringTableBuilder
+from tests.analysis.hlo_stats_space import gpu_space
 from tests.analysis.raw import DATA, absent
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +79,39 @@ def test_a_program_without_hlo_has_names_and_no_costs() -> None:
     found = hespas.analyze(profile).found
     assert {"dot.3", "tanh.4"} <= {row.operation for row in found.operations.rows()}
     assert all(np.isnan(row.flops) for row in found.operations.rows() if row.operation == "dot.3")
+
+
+HLO_STATS = {
+    ("jit_step(1)", "dot.2"): (12, 211_206.0),
+    ("jit_step(2)", "dot.2"): (8, 141_604.0),
+    ("jit_step(1)", "fusion.1"): (6, 24_603.0),
+    ("jit_step(2)", "fusion.1"): (4, 16_802.0),
+    ("jit_step(1)", "copy.1"): (6, 12_603.0),
+    ("jit_step(2)", "copy.1"): (4, 8_802.0),
+}
+"""Occurrences and total self time [ns] by program and instruction of the file in XProf 2.24.2's hlo_stats."""
+
+
+def test_programs_with_instructions_of_the_same_names_equal_hlo_stats(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.xplane.pb"
+    path.write_bytes(gpu_space())
+    rows = hespas.analyze(path).found.operations.rows()
+    listed = {(row.program, row.operation): (row.count, row.total_ns) for row in rows if row.program}
+    assert listed == HLO_STATS
+    assert [row.operation for row in rows if not row.program] == ["MemcpyD2D"]
+    flops = {row.program: row.flops for row in rows if row.operation == "dot.2"}
+    assert flops == {"jit_step(1)": 6 * 2 * 256**2 * 512, "jit_step(2)": 4 * 2 * 256**2 * 1024}
+    assert not any(np.isnan(row.bytes_moved) for row in rows)
+
+
+@absent
+def test_operations_of_a_gpu_equal_hlo_stats() -> None:
+    """Figures of XProf 2.24.2 for the same file."""
+    rows = hespas.analyze(GPU).found.operations.rows()
+    listed = {row.operation: (row.count, row.total_ns) for row in rows if row.program}
+    assert listed == {
+        "input_transpose_fusion": (5, 1_950_960.0),
+        "cudnn-conv.1.0": (10, 1_539_832.0),
+        "input_transpose_fusion.1": (5, 69_261.0),
+        "loop_transpose_fusion": (5, 26_440.0),
+    }

@@ -247,7 +247,8 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
     nothing. Diagnostics say what has no cost.
     """
     groups = _group_events(profile)
-    graph = _Builder(profile, groups).build()
+    builder = _Builder(profile, groups)
+    graph = builder.build()
     work = event_roles(profile) == Role.WORK
     findings = diagnostics if diagnostics is not None else Diagnostics()
     graph = with_instruction_costs(profile, graph, groups.node.astype(np.int64), work, findings)
@@ -263,6 +264,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
     )
     if diagnostics is not None:
         _report(profile, groups, found, diagnostics)
+        _report_guesses(profile, found, builder.guessed, diagnostics)
     return found
 
 
@@ -332,6 +334,9 @@ class _Builder:
         self.parts = _parts_of(profile)
         self.instruction = names_instruction(profile)
         self.hints: dict[int, DType | None] = {}
+        self.stated = _stated_by_op(profile)
+        self.guesses: set[int] = set()
+        self.guessed = np.zeros(0, np.bool_)
 
     def text(self, row: int) -> str:
         """A string of the profile."""
@@ -362,6 +367,7 @@ class _Builder:
                 )
             )
         count = len(place)
+        self.guessed = np.isin(number[place], list(self.guesses))
         made = take_nodes(self.graph.build(), number[place], Csr.empty(count), self._in_order())
         stated = (groups.stream >= -1) & (groups.stream < 1 << 31)
         return replace(
@@ -391,6 +397,7 @@ class _Builder:
             np.where(has_parts, op, -1),
             *around,
             *(at_rows(column, op, -1) for column in inputs),
+            *(at_rows(column, op, nan) for column in self.stated),
             *(column[event] for column in (profile.kernel_row, profile.batch_row, profile.grid_row)),
             np.where(names_instruction(profile), profile.op_row, 0)[event],
             profile.bytes_moved[event],
@@ -423,6 +430,8 @@ class _Builder:
             op=name,
             kind=NodeKind.COLLECTIVE if talks else NodeKind.COMPUTE,
         )
+        if priced.guessed:
+            self.guesses.add(node)
         if op >= 0:
             self.graph.set(node, framework_row=self.graph.strings.add(self._path(op)))
         if talks:
@@ -485,7 +494,8 @@ class _Builder:
         name, shapes, types, strides, values = map(self.text, rows)
         parts = [CallTexts(*map(self.text, part)) for part in inside]
         inputs = {"strides": strides, "values": values, "step": self.text(step)}
-        return aten_cost(name, shapes, types, **inputs, hint=hint, parts=parts)
+        found = aten_cost(name, shapes, types, **inputs, hint=hint, parts=parts)
+        return _as_stated(found, *(float(column[op]) for column in self.stated))
 
     def _rows(self, op: int) -> tuple[int, int, int, int, int]:
         """Rows of the texts that say what an operation was given."""
@@ -517,6 +527,42 @@ class _Builder:
             operand_bytes=sent,
             result_bytes=nan if row < 0 else float(comms.result_bytes[row]),
         )
+
+
+def _stated_by_op(profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """Return FLOPs and bytes that the profile states of each operation of the host, NaN for none."""
+    stated = profile.stated
+    flops, moved = np.full((2, len(profile.host)), nan)
+    flops[stated.op], moved[stated.op] = stated.flops, stated.bytes_moved
+    return flops, moved
+
+
+def _as_stated(found: AtenCost, flops: float, moved: float) -> AtenCost:
+    """Return a cost with FLOPs and bytes as the compiler states them, but for FLOPs of a product of known
+    extents. Bytes that are not known to be written are read.
+    """
+    cost = found.cost
+    if not isnan(flops) and not cost.contractions:
+        transcendentals = 0.0 if isnan(cost.transcendentals) else cost.transcendentals
+        cost = replace(cost, flops=flops, useful_flops=flops, transcendentals=transcendentals)
+    if isnan(moved):
+        return found._replace(cost=cost)
+    written = cost.bytes_written if cost.bytes_written <= moved else moved / 2
+    return found._replace(
+        cost=replace(cost, bytes_read=moved - written, bytes_written=written), guessed=False
+    )
+
+
+def _report_guesses(profile: Profile, found: CostedOps, guessed: BoolArray, diagnostics: Diagnostics) -> None:
+    """Report costs that rest on a guess of the tensors that a generated kernel updates."""
+    time_ns, total_ns = float(found.busy_ns[guessed].sum()), float(found.busy_ns.sum())
+    share = time_ns / total_ns if total_ns else 0.0
+    message = (
+        "generated kernels are taken to update their first tensor, by the operands that their names need: "
+        f"{share:.1%} of the device time{_names(found.graph, found.busy_ns, guessed)}"
+    )
+    findings = diagnostics.about(profile.name, "measured-ops")
+    findings.info("guessed-update", message, int(guessed.sum()))
 
 
 def _report(profile: Profile, groups: _EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:

@@ -41,6 +41,7 @@ from hespas.graph import (
 __all__ = [
     "C10D",
     "GROUPS_NODE",
+    "UNKNOWN",
     "Communication",
     "Groups",
     "Members",
@@ -86,6 +87,8 @@ _NAMES: MappingProxyType[str, Named] = MappingProxyType(
     | {"send": Named(NodeKind.SEND)}
     | dict.fromkeys(("recv", "recvanysource"), Named(NodeKind.RECV))
 )
+UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
+"""A communication of unknown kind."""
 
 
 def named(spelling: str) -> Named | None:

@@ -95,7 +95,9 @@ class _DeviceEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostEvents(Events):
-    """Operations on the host; shapes, types, strides and values of inputs as JSON texts (row 0: none)."""
+    """Operations on the host; shapes, types, strides and values of inputs as JSON texts (row 0: none).
+    ``stated_row`` is a JSON list of the FLOPs and gigabytes that a compiler states of its kernel.
+    """
 
     external_id: IntArray
     record_id: IntArray
@@ -105,6 +107,7 @@ class HostEvents(Events):
     types_row: SmallIntArray
     strides_row: SmallIntArray
     concrete_row: SmallIntArray
+    stated_row: SmallIntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -357,6 +360,7 @@ class _Reader:
                 into.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
                 for name in ("dims", "types", "strides", "concrete"):
                     into.add(f"{name}_row", self._texts(list(map(attrgetter(name), hosts))))
+                into.add("stated_row", self._texts(list(map(_stated_costs, hosts))))
                 stated = (into.column(name)[-count:] for name in ("external_id", "record_id"))
                 into.add("id", np.maximum(*stated))
                 return
@@ -448,6 +452,14 @@ def _launch_shape(shape: bytes) -> str:
         return shape_text(_extents.decode(grid), _extents.decode(block))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+def _stated_costs(args: HostArgs) -> msgspec.Raw:
+    """Return what an operation states of its costs as a list, nothing where it states nothing."""
+    flops, gigabytes = bytes(args.flops), bytes(args.gigabytes)
+    if not flops and not gigabytes:
+        return args.flops
+    return msgspec.Raw(b"[%b,%b]" % (flops or b"null", gigabytes or b"null"))
 
 
 def _external_ids(args: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray:

@@ -201,7 +201,7 @@ def _draft(linked: LinkedTrace, frame: HostRun, costs: EventCosts, name: str) ->
     order, events, calls = frame.order, linked.events, frame.calls
     count = len(order)
     nodes = {int(frame.node_of[calls.work[call]]): talk for call, talk in calls.talks.items()}
-    stream = np.unique(events.key[order], return_inverse=True)[1].reshape(-1).astype(np.int64)
+    queue = np.unique(frame.queue[order], return_inverse=True)[1].reshape(-1).astype(np.int64)
     own = frame.own_ns[order].astype(np.float64)
     is_talk = np.zeros(count, np.bool_)
     is_talk[list(nodes)] = True
@@ -209,7 +209,7 @@ def _draft(linked: LinkedTrace, frame: HostRun, costs: EventCosts, name: str) ->
     rows_of_host = np.flatnonzero(order < len(linked.kineto.host))
     costs = costs.placed(order[rows_of_host], rows_of_host, count)
     costs, data, later = _dataflow(linked, frame, calls, rows, costs)
-    control = Edges.joined(chain(stream), _waits(frame, calls, events.key), later)
+    control = Edges.joined(chain(queue), _waits(frame), later)
     apart = np.zeros(count, np.bool_)
     apart[[frame.node_of[call] for call in calls.talks]] = True
     idle = ~is_talk & (costs.op_class == OpClass.UNKNOWN) & (apart | (own == 0))
@@ -221,8 +221,8 @@ def _draft(linked: LinkedTrace, frame: HostRun, costs: EventCosts, name: str) ->
         op_row=_call_names(frame, calls, events.name_row),
         framework_row=_outer_names(linked, order),
         costs=costs.without(idle),
-        stream=stream,
-        queue=stream,
+        stream=queue,
+        queue=queue,
         duration_ns=own,
         data=data,
         control=control,
@@ -254,37 +254,34 @@ def _outer_names(linked: LinkedTrace, order: IntArray) -> IntArray:
     return linked.events.name_row[np.where(parent >= 0, parent, order)]
 
 
-def _waits(frame: HostRun, calls: Calls, key: IntArray) -> Edges:
-    """Work waits for its call; the caller of a blocking one goes on when the work has ended."""
+def _waits(frame: HostRun) -> Edges:
+    """Return dependencies of communications: work waits for the last operation of the calling thread that has
+    ended before, its call in most cases; the caller of a blocking one goes on when the work has ended.
+    """
+    calls = frame.calls
     pairs: list[tuple[int, int]] = []
-    by_thread: dict[int, IntArray] = {}
-    ordered_key, ordered_start = key[frame.order], frame.start_ns[frame.order]
+    by_thread: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
+    is_work = np.zeros(len(frame.thread), np.bool_)
+    is_work[frame.works] = True
+    thread, plain = frame.thread[frame.order], ~is_work[frame.order]
     for call, work in calls.work.items():
-        if work == call or frame.node_of[call] == frame.node_of[work]:
+        own, node = int(frame.thread[call]), int(frame.node_of[work])
+        if work == call or frame.node_of[call] == node:
             continue
-        pairs.append((int(frame.node_of[work]), int(frame.node_of[call])))
-        if not calls.talks[call].waits:
-            continue
-        thread = int(key[call])
-        if thread not in by_thread:
-            by_thread[thread] = np.flatnonzero(ordered_key == thread)
-        nodes = by_thread[thread]
-        following = int(np.searchsorted(ordered_start[nodes], int(frame.end_ns[work])))
-        if following < len(nodes):
-            pairs.append((int(nodes[following]), _last_in(frame, key, work)))
+        if own not in by_thread:
+            nodes = np.flatnonzero((thread == own) & plain)
+            events = frame.order[nodes]
+            by_thread[own] = nodes, frame.start_ns[events], frame.end_ns[events]
+        nodes, starts, ends = by_thread[own]
+        ended = int(np.searchsorted(ends, int(frame.start_ns[work]), side="right")) - 1
+        called = int(np.searchsorted(nodes, int(frame.node_of[call])))
+        if min(ended, called) >= 0:
+            pairs.append((node, int(nodes[min(ended, called)])))
+        if calls.talks[call].waits:
+            following = int(np.searchsorted(starts, int(frame.end_ns[work])))
+            if following < len(nodes):
+                pairs.append((int(nodes[following]), node))
     return Edges.of(pairs)
-
-
-def _last_in(frame: HostRun, key: IntArray, work: int) -> int:
-    """The last node of a work's thread that starts before the work ends: its own, or of one in it."""
-    node = int(frame.node_of[work])
-    thread, end = key[work], frame.end_ns[work]
-    at = node + 1
-    while at < len(frame.order) and frame.start_ns[frame.order[at]] < end:
-        if key[frame.order[at]] == thread:
-            node = at
-        at += 1
-    return node
 
 
 def _dataflow(
@@ -306,7 +303,7 @@ def _dataflow(
     operands, results = (
         side.take(used[known]).moved(known, count) for side in (trace.operands, trace.results)
     )
-    stream = linked.events.key[frame.order]
+    stream = frame.queue[frame.order]
     start, end = frame.start_ns[frame.order], frame.end_ns[frame.order]
     found = [Edges(known[part.consumer], known[part.producer]) for part in flow]
     data, order = (each.where(each.possible(stream, start, end)) for each in found)

@@ -1,9 +1,11 @@
-"""The operations of a run without a device, each with the time that is its own.
+"""Operations of a run without a device, each with the time that is its own.
 
-Operations of a thread follow each other in order of start. A communication of Gloo is two records: the call
-(``c10d::allreduce_``), and its work, named ``gloo:all_reduce``, mostly on a thread of its own. The work is
-the communication; what it communicates stands in the call, since Gloo runs a reduce-scatter under the name of
-an all-reduce. Where both are on one thread they are one, with the time of both.
+Operations of a thread nest. Each is one event with the time that none inside it takes, and they follow each
+other in order of start, so that together they cover what they covered nested. A communication of Gloo is two
+records: the call (``c10d::allreduce_``), and its work (``gloo:all_reduce``). The work is the communication;
+its kind is that of the call, since Gloo runs a reduce-scatter under the name of an all-reduce. Works overlap
+operations of their thread, and keep the span that is recorded. Where call and work are on one thread, they
+are one event over both spans.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.converters.linking import exclusive
-from hespas.converters.pytorch.communication import Communication
+from hespas.converters.measured_ops import lanes_of
+from hespas.converters.pytorch.communication import UNKNOWN, Communication, named
 from hespas.converters.pytorch.kernels import range_bytes
 from hespas.converters.pytorch.linked import LinkedTrace
 from hespas.graph import Findings
-from hespas.graph.columns import IntArray, mapped
+from hespas.graph.columns import IntArray, distinct_rows, mapped
 
 __all__ = ["Calls", "HostRun", "host_run", "works_of"]
 
@@ -26,7 +29,9 @@ _WORK = "gloo:"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
-    """Communications: per call (event) its work (event, or the call itself) and what it communicates."""
+    """Communications: per call (event) its work (event, or the call itself) and what it communicates. A work
+    without a call is its own.
+    """
 
     work: dict[int, int]
     talks: dict[int, Communication]
@@ -34,8 +39,9 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostRun:
-    """``order``: the event of each node; ``node_of``: the node of each event (-1: none); times by event.
-    ``merged_into`` is the event that an event is part of, itself for most.
+    """``order``: the event of each node, in order of start; ``node_of``: the node of each event (-1: none).
+    ``merged_into`` is the event that an event is part of, itself for most. By event: ``thread``; ``queue``,
+    whose events follow each other; ``own_ns``, ``start_ns`` and ``end_ns``, where it has its own time.
     """
 
     calls: Calls
@@ -43,6 +49,8 @@ class HostRun:
     merged_into: IntArray
     order: IntArray
     node_of: IntArray
+    thread: IntArray
+    queue: IntArray
     own_ns: IntArray
     start_ns: IntArray
     end_ns: IntArray
@@ -50,11 +58,12 @@ class HostRun:
     def report(self, findings: Findings) -> None:
         """Report communications of which only one of the two records is there."""
         calls = self.calls
-        alone = sum(work == call for call, work in calls.work.items())
+        orphans = int(np.isin(self.works, list(calls.work)).sum())
+        alone = sum(work == call for call, work in calls.work.items()) - orphans
         message = "communications of which only the call is recorded; they have its time"
         findings.info("communication-without-work", message, alone)
         message = "works of communications whose call is not recorded"
-        findings.warning("work-without-call", message, len(self.works) - len(calls.work) + alone)
+        findings.warning("work-without-call", message, orphans)
         both = int((self.merged_into != np.arange(len(self.merged_into))).sum())
         findings.info("blocking-communication", "calls that do their communication on their own thread", both)
 
@@ -64,35 +73,59 @@ def host_run(linked: LinkedTrace) -> HostRun:
     events = linked.events
     works = works_of(linked)
     calls = _calls(linked, works)
-    kept = np.concatenate([np.arange(len(linked.kineto.host)), works])
-    end_ns = events.start_ns + events.duration_ns
-    own = np.zeros(len(events.name_row), np.int64)
-    own[kept] = exclusive(events.key[kept], events.start_ns[kept], end_ns[kept])
-    merged_into = np.arange(len(own))
+    count = len(events.name_row)
+    is_work = np.zeros(count, np.bool_)
+    is_work[works] = True
+    merged_into = np.arange(count)
+    start_ns, end_ns = events.start_ns.copy(), events.start_ns + events.duration_ns
     for call, work in calls.work.items():
         if work != call and events.key[call] == events.key[work]:
             merged_into[call] = work
-    own += np.bincount(
-        merged_into, weights=np.where(merged_into != np.arange(len(own)), own, 0), minlength=len(own)
-    ).astype(np.int64)
-    start_ns = events.start_ns.copy()
-    joined = np.flatnonzero(merged_into != np.arange(len(own)))
-    start_ns[merged_into[joined]] = events.start_ns[joined]
-    kept = kept[merged_into[kept] == kept]
-    order = kept[np.lexsort((-end_ns[kept], start_ns[kept]))]
-    node_of = np.full(len(own), -1, np.int64)
+            start_ns[work] = min(start_ns[call], start_ns[work])
+            end_ns[work] = max(end_ns[call], end_ns[work])
+    alone = merged_into == np.arange(count)
+    operations = np.arange(len(linked.kineto.host))
+    operations = operations[alone[operations]]
+    own = np.where(is_work, end_ns - start_ns, 0)
+    own[operations] = exclusive(events.key[operations], start_ns[operations], end_ns[operations])
+    nested = operations[np.lexsort((-end_ns[operations], start_ns[operations]))]
+    start_ns[nested] = _one_behind_the_other(events.key[nested], start_ns[nested], own[nested])
+    end_ns = start_ns + own
+    kept = np.concatenate([nested, works])
+    order = kept[np.argsort(start_ns[kept], kind="stable")]
+    node_of = np.full(count, -1, np.int64)
     node_of[order] = np.arange(len(order))
-    node_of[joined] = node_of[merged_into[joined]]
+    node_of[~alone] = node_of[merged_into[~alone]]
+    _, place = distinct_rows(events.key, is_work.astype(np.int64))
+    queue = place.astype(np.int64)
+    queue[order] = lanes_of(
+        queue[order], start_ns[order].astype(np.float64), end_ns[order].astype(np.float64), 0
+    )
     return HostRun(
         calls=calls,
         works=works,
         merged_into=merged_into,
         order=order,
         node_of=node_of,
+        thread=events.key,
+        queue=queue,
         own_ns=own,
         start_ns=start_ns,
         end_ns=end_ns,
     )
+
+
+def _one_behind_the_other(thread: IntArray, start_ns: IntArray, own_ns: IntArray) -> IntArray:
+    """Return starts at which operations of a thread, each with its own time, cover what they covered nested:
+    one in another one starts when that has had its own time.
+    """
+    ends: dict[int, int] = {}
+    found: list[int] = []
+    for of, start, own in zip(thread.tolist(), start_ns.tolist(), own_ns.tolist(), strict=True):
+        begin = max(start, ends.get(of, start))
+        found.append(begin)
+        ends[of] = begin + own
+    return np.array(found, np.int64)
 
 
 def works_of(linked: LinkedTrace) -> IntArray:
@@ -119,7 +152,16 @@ def _calls(linked: LinkedTrace, works: IntArray) -> Calls:
             last = event
         elif last >= 0 and work_of[last] == last:
             work_of[last] = event
+    orphans = np.setdiff1d(works, list(work_of.values())).tolist()
+    talks = talks | {work: _stated_by_name(linked, work) for work in orphans}
+    work_of |= {work: work for work in orphans}
     return Calls(work_of, {call: _sized(linked, talk, work_of[call]) for call, talk in talks.items()})
+
+
+def _stated_by_name(linked: LinkedTrace, work: int) -> Communication:
+    """Return the communication that the name of a work states."""
+    word = linked.kineto.strings[int(linked.events.name_row[work])].removeprefix(_WORK)
+    return Communication(meaning=named(word) or UNKNOWN)
 
 
 def _sized(linked: LinkedTrace, talk: Communication, work: int) -> Communication:

@@ -35,7 +35,10 @@ from hespas.measurements.consistency import report_shared_ids
 __all__ = ["JoinedTrace", "joined"]
 
 _MOST_NAMED = 10
-_TEXTS = ("name_row", "category_row", "dims_row", "types_row", "strides_row", "concrete_row")
+_TEXTS = (
+    *("name_row", "category_row", "dims_row", "types_row", "strides_row"),
+    *("concrete_row", "stated_row"),
+)
 
 
 class JoinedTrace(NamedTuple):

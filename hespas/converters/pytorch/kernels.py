@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
 from hespas.converters.pytorch.communication import (
     C10D,
+    UNKNOWN,
     Communication,
     Named,
     is_communication_kernel,
@@ -26,7 +27,7 @@ from hespas.converters.pytorch.communication import (
 )
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
-from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
+from hespas.graph import MeasuredComms, NodeKind, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 
 __all__ = [
@@ -150,9 +151,6 @@ _MOST_ELEMENTS = 1 << 60
 _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
-_UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
-
-
 class _KernelFacts(msgspec.Struct, frozen=True, gc=False):
     """What a kernel's arguments say, in the spelling of :mod:`.events`."""
 
@@ -208,7 +206,7 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     if not row:
         return None
     facts = _FACTS.decode(trace.strings[row])
-    meaning = named(facts.collective) or _UNKNOWN
+    meaning = named(facts.collective) or UNKNOWN
     return Communication(
         meaning=meaning,
         operand_bytes=facts.bytes_of(facts.in_elements),
@@ -344,7 +342,7 @@ def kernel_talks(
         if stated is not None:
             talk = merged(stated, recorded)
         else:
-            talk = recorded or Communication(meaning=meaning or (outer.meaning if outer else _UNKNOWN))
+            talk = recorded or Communication(meaning=meaning or (outer.meaning if outer else UNKNOWN))
         talk = talk.with_size(outer.operand_bytes) if outer else talk
         found[event] = replace(talk, operand_bytes=nan, result_bytes=nan) if again else talk
     return KernelTalks(found, used)
@@ -391,7 +389,7 @@ def stated_words(trace: KinetoTrace, events: Iterable[int]) -> dict[int, str]:
 
 def _word(meaning: Named) -> str:
     """The usual spelling of a kind of communication, empty for an unknown one."""
-    if meaning == _UNKNOWN:
+    if meaning == UNKNOWN:
         return ""
     kind = meaning.collective if meaning.node is NodeKind.COLLECTIVE else meaning.node
     return kind.name.lower().replace("_", "")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import TypeGuard
 
+import msgspec
 import numpy as np
 
 from hespas.converters.chrome_events import report_repairs
@@ -28,6 +30,7 @@ from hespas.graph import (
     HostRanges,
     MeasuredMemory,
     Profile,
+    StatedCosts,
     StringTable,
     StringTableBuilder,
 )
@@ -90,11 +93,31 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links, ta
         batch_row=batches_of(trace, links),
         comms=comms,
         host=host_ops(host, nesting, base_ns),
+        stated=_stated_costs(trace),
         ranges=_ranges(trace, base_ns),
         waits=_waits(trace, base_ns),
         memory=_memory(trace, base_ns),
         metadata=trace_metadata(trace),
     )
+
+
+_COSTS = msgspec.json.Decoder(tuple[float | None, float | None])
+
+
+def _stated_costs(trace: KinetoTrace) -> StatedCosts:
+    """Return the costs that Inductor states of its kernels (PyTorch 2.8 and later)."""
+    stated_row = trace.host.stated_row
+    known: dict[int, tuple[float, float]] = {}
+    for row in np.unique(stated_row[stated_row > 0]).tolist():
+        try:
+            flops, gigabytes = _COSTS.decode(trace.strings[row])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        known[row] = (nan if flops is None else flops, nan if gigabytes is None else gigabytes * 1e9)
+    op = np.flatnonzero(np.isin(stated_row, list(known)))
+    costs = np.array([known[row] for row in stated_row[op].tolist()], np.float64).reshape(-1, 2)
+    costs[~(costs > 0)] = nan
+    return StatedCosts.of(op=op, flops=costs[:, 0], bytes_moved=costs[:, 1])
 
 
 def _ranges(trace: KinetoTrace, base_ns: int) -> HostRanges:

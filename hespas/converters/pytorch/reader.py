@@ -24,7 +24,7 @@ from hespas.converters.pytorch.profile import (
     trace_metadata,
 )
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
-from hespas.graph.columns import FloatArray, IntArray, at_rows
+from hespas.graph.columns import at_rows
 from hespas.graph.errors import FormatError
 
 __all__ = ["read_kineto"]
@@ -89,7 +89,7 @@ def _profile_of_host(name: str, linked: LinkedTrace, run: HostRun) -> Profile:
         outer = nesting.parent[outer]
     bears = (cause >= 0) & ~at_rows(calls, cause, False)
     strings = StringTableBuilder(trace.strings)
-    stream = np.unique(events.key[ran], return_inverse=True)[1].reshape(-1)
+    stream = np.unique(run.queue[ran], return_inverse=True)[1].reshape(-1)
     own_ns = run.own_ns[ran].astype(np.float64)
     talks = {run.calls.work[call]: talk for call, talk in run.calls.talks.items()}
     of_event = {row: talks[event] for row, event in enumerate(ran.tolist()) if event in talks}
@@ -104,7 +104,7 @@ def _profile_of_host(name: str, linked: LinkedTrace, run: HostRun) -> Profile:
         dtype_row=np.where(bears, at_rows(host.types_row, cause, 0), 0),
         rank=np.full(len(ran), rank_of(trace.header)),
         stream=stream,
-        start_ns=_one_behind_the_other(stream, (run.start_ns[ran] - base_ns).astype(np.float64), own_ns),
+        start_ns=run.start_ns[ran] - base_ns,
         duration_ns=own_ns,
         run=host_steps_of(trace, run.start_ns[ran]),
         host_event=cause,
@@ -113,19 +113,6 @@ def _profile_of_host(name: str, linked: LinkedTrace, run: HostRun) -> Profile:
         metadata=trace_metadata(trace),
         strings=strings.build(),
     )
-
-
-def _one_behind_the_other(thread: IntArray, start_ns: FloatArray, own_ns: FloatArray) -> FloatArray:
-    """Starts at which operations of a thread, each with its own time, cover what they covered nested: one in
-    another one starts when that has had its own time.
-    """
-    ends: dict[int, float] = {}
-    found: list[float] = []
-    for of, start, own in zip(thread.tolist(), start_ns.tolist(), own_ns.tolist(), strict=True):
-        begin = max(start, ends.get(of, start))
-        found.append(begin)
-        ends[of] = begin + own
-    return np.array(found, np.float64)
 
 
 def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> None:

@@ -186,6 +186,8 @@ class HostArgs(msgspec.Struct, gc=False):
     types: msgspec.Raw = field(default=_ABSENT, name="Input type")
     strides: msgspec.Raw = field(default=_ABSENT, name="Input Strides")
     concrete: msgspec.Raw = field(default=_ABSENT, name="Concrete Inputs")
+    flops: msgspec.Raw = field(default=_ABSENT, name="kernel_flop")
+    gigabytes: msgspec.Raw = field(default=_ABSENT, name="kernel_num_gb")
 
 
 class _Device(msgspec.Struct, gc=False):

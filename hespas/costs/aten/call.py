@@ -357,11 +357,14 @@ def read_call(
 
 
 class AtenCost(NamedTuple):
-    """Cost, inputs and results of one execution; results have unknown extents where a trace cannot tell."""
+    """Cost, inputs and results of one execution; results have unknown extents where a trace cannot tell.
+    ``guessed`` marks costs that rest on a guess of the tensors that are written.
+    """
 
     cost: Cost
     operands: tuple[Tensor, ...] = ()
     results: tuple[Tensor, ...] = ()
+    guessed: bool = False
 
 
 AtenRule = Callable[[Call], AtenCost]

@@ -170,10 +170,13 @@ def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _Loops
 
 
 class _Places(NamedTuple):
-    """Tensors of a kernel by use; one that is updated in place is in both."""
+    """Tensors of a kernel by use; one that is updated in place is in both. ``guessed`` marks an update in
+    place that names and shapes suggest, and that the sizes of the loops do not prove.
+    """
 
     read: tuple[Strided, ...]
     written: tuple[Strided, ...]
+    guessed: bool = False
 
 
 def _suffix_of(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -248,7 +251,8 @@ def _places(call: Call, loops: _Loops, steps: list[str] | None, kind: str) -> _P
     if _keeps_mask(tensors, loops, steps):
         return _Places(tensors[:-1], (tensors[0], tensors[-1]))
     if kind and _updates_first(tensors, loops, steps, reduces=kind in _REDUCTIONS):
-        return _Places(tensors, tensors[:1])
+        proven = len(tensors) == 1 or (loops.known and not loops.is_output(tensors[-1]))
+        return _Places(tensors, tensors[:1], guessed=not proven)
     return _Places(tensors[:-1], tensors[-1:])
 
 
@@ -266,7 +270,7 @@ def generated_kernel(call: Call) -> AtenCost:
     loops = _loops(call, tensors, reduces=reduces) if reduces or kind == "poi" else _Loops()
     places = _places(call, loops, steps, kind)
     flops, transcendentals = _work(steps, loops, places, reduces=reduces)
-    return simple(
+    found = simple(
         places.read,
         [each.dense for each in places.written],
         op_class=OpClass.FUSION,
@@ -276,6 +280,7 @@ def generated_kernel(call: Call) -> AtenCost:
         written=sum(_part_bytes(each, loops) for each in places.written),
         rate=tensors[0].dtype,
     )
+    return found._replace(guessed=places.guessed)
 
 
 def _part_bytes(tensor: Strided, loops: _Loops) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from hespas.converters.hlo.leaves import kind_of, module_leaves
 from hespas.converters.measured_ops import measured_workload
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Workload
-from hespas.graph.columns import IntArray, at_rows
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_free, without_waits
 from hespas.validators.accuracy.coverage import RULES, Matching, coverage_of
@@ -104,7 +104,7 @@ def check_capture(
     elif ran is None and not by_instruction:
         ran = measured_workload(trace, diagnostics)
     if not by_instruction:
-        profile = _without_works(profile)
+        profile = _one_of_each(profile)
     found = _Found()
     for graph, number, part in _parts(captured, profile):
         stated = stated_of(captured, number)
@@ -128,15 +128,15 @@ def _names_instructions(profile: Profile) -> bool:
     return any(name.removeprefix(_ATTACHED) in modules for name in profile.attachments)
 
 
-def _without_works(profile: Profile) -> Profile:
-    """Return the profile without works of communications whose calls are events too: a communication of Gloo
-    is both, and a program has its call.
+def _one_of_each(profile: Profile) -> Profile:
+    """Return the profile with the first event of each operation of the host: an operation may be several
+    kernels, or a call and the work of its communication.
     """
-    host, works = profile.host_event, profile.comms.event
-    calls = (host >= 0) & (profile.kernel_row == at_rows(profile.host.name_row, host, -1))
-    calls[works] = False
-    kept = np.ones(len(profile), np.bool_)
-    kept[works] = ~np.isin(host[works], host[calls])
+    order = np.argsort(profile.start_ns, kind="stable")
+    caused = order[profile.host_event[order] >= 0]
+    _, first = np.unique(profile.host_event[caused], return_index=True)
+    kept = profile.host_event < 0
+    kept[caused[first]] = True
     return profile if kept.all() else events_of(profile, np.flatnonzero(kept), profile.name)
 
 

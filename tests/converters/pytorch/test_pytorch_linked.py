@@ -270,7 +270,7 @@ def test_a_host_graph_node_by_node(waits: bool, tmp_path: Path) -> None:
     assert graph.op_name(2) == "c10d::allreduce_"
     after = [2, 1] if waits else [1]
     assert [(data, sorted(control)) for data, control in deps(graph)] == [
-        ([], []), ([], [0]), ([0], [1]), ([], sorted(after)), ([2], [3]),
+        ([], []), ([], [0]), ([0], []), ([], sorted(after)), ([2], [3]),
     ]  # fmt: skip
     assert graph.collectives.comm_bytes.tolist() == [64.0]
     assert graph.group_sets[0].is_world(4)

@@ -10,6 +10,7 @@ import pytest
 
 from hespas import api
 from hespas.graph.errors import UsageError
+from tests.converters.pytorch.traces import Json, Value, host, kernel, launch, node, write_et, write_kineto
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "rescale"
 
@@ -84,3 +85,16 @@ def test_the_document_holds_every_figure() -> None:
     assert document["order"]["exact"] == 245
     assert len(report.to_pandas()) == len(document["operations"]) == 3
     assert report.headline() == "0 is what ran (1 ranks, 1 runs)"
+
+
+def test_an_operation_of_several_kernels_is_one(tmp_path: Path) -> None:
+    """A product that is split along its inner dimension, and the sum of the parts."""
+    tensors: list[Value] = [
+        ([number, number, 0, 4096, 4, "cuda:0"], [64, 64], "Tensor(float)") for number in (5, 6, 7)
+    ]
+    program = write_et(tmp_path / "et.json", [node(10, "aten::mm", 2, 11, tensors[:2], tensors[2:])])
+    shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [host("aten::mm", 0, 9, 11, shapes), launch(1, 1), launch(3, 2)]
+    events += [kernel("gemm_split_k", 20, 5, 1), kernel("splitKreduce_kernel", 26, 2, 2)]
+    done = api.validate_capture(program, write_kineto(tmp_path / "kineto.json", events)).result
+    assert (done.captured_operations, done.measured_operations, done.operations) == (1, 1, ())
