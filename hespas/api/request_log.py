@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from hespas.files.documents import check_column_names
 from hespas.files.streams import limits, read_bytes
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.simulator.serving import Requests, arrivals_of_bursts, arrivals_of_poisson, lengths
@@ -154,6 +155,7 @@ def _csv_rows(path: Path) -> list[Mapping[str, object]]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     rows: list[Mapping[str, object]] = []
     try:
+        check_column_names((name.strip().casefold() for name in reader.fieldnames or ()), path)
         for row in reader:
             if any(row.pop(None, ())):
                 raise FormatError(

@@ -6,7 +6,8 @@ A document is a ``msgspec.Struct``; its schema in ``hespas/schemas`` is generate
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Annotated, cast
 
@@ -15,9 +16,12 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from hespas.graph.errors import FormatError, clipped
+
 __all__ = [
     "Count",
     "Figure",
+    "check_column_names",
     "document_bytes",
     "encoded",
     "inert",
@@ -31,6 +35,18 @@ Figure = Annotated[float, Meta(extra_json_schema={"nullable": True})]
 
 Count = Annotated[int, Meta(ge=0)]
 """How many of something there are."""
+
+
+def check_column_names(names: Iterable[str], path: PurePath | str) -> None:
+    """Raise ``FormatError`` where several columns of a table have one name: readers take the last."""
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise FormatError(
+            f"several columns are called {clipped(repeated[0])!r}",
+            path=str(path),
+            position="header",
+            hint="give each a name of its own; case and blanks around it do not count",
+        )
 
 
 def document_bytes(document: object) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from math import isinf
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
+from hespas.files.documents import check_column_names
 from hespas.files.streams import (
     STANDARD_STREAM,
     PackedInput,
@@ -92,7 +92,7 @@ class Columns:
         have one name.
         """
         folded = self._frame.rename(columns=_folded)
-        _refuse_repeated([str(name) for name in folded.columns], self.path)
+        check_column_names([str(name) for name in folded.columns], self.path)
         return Columns(self.path, folded)
 
     def numbers(self, name: str, default: float | None = None) -> FloatArray:
@@ -380,7 +380,7 @@ def _check_columns(names: list[str], path: Path) -> None:
             position="header",
             hint=_HINT,
         )
-    _refuse_repeated([name for name in names if name], path)
+    check_column_names(names, path)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -411,17 +411,6 @@ class _Unpacked(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def _refuse_repeated(names: list[str], path: Path) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise FormatError(
-            f"several columns are called {clipped(repeated[0])!r}",
-            path=str(path),
-            position="header",
-            hint="give each a name of its own; case and blanks around it do not count",
-        )
 
 
 def _too_large(path: Path, what: str) -> FormatError:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import convert
 
+from hespas.files.documents import check_column_names
 from hespas.files.streams import limits, read_document
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import ModelFile, model_of
@@ -55,7 +56,9 @@ def model_in_table(table: Path, name: str) -> Model | None:
         return None
     try:
         text = read_document(table, limits().report_bytes, "a table of models").decode("utf-8-sig")
-        rows = list(enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True)))
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        check_column_names(reader.fieldnames or (), table)
+        rows = list(enumerate(reader))
     except (UnicodeDecodeError, csv.Error) as error:
         raise FormatError(f"cannot be read: {error}", path=str(table)) from error
     found = next(((number, row) for number, row in rows if row.get("model") == name), None)
