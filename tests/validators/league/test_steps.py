@@ -56,8 +56,9 @@ def test_parts_sum_to_the_step_are_never_negative_and_grow_evenly(layout: Layout
             assert (parts >= 0).all()
             assert parts.sum() == pytest.approx(done.time_ns)
         assert (done.spent_ns[BUBBLE] > 1e-3 * done.time_ns) == (layout.pp > 1)
-    for of in (lambda done: done.time_ns, lambda done: done.spent_ns[COMPONENTS.index("products")]):
-        few, more, many = map(of, steps)
+    products = COMPONENTS.index("products")
+    for values in ([done.time_ns for done in steps], [float(done.spent_ns[products]) for done in steps]):
+        few, more, many = values
         assert many - few == pytest.approx(6 * (more - few), rel=1e-6)
 
 
