@@ -36,10 +36,12 @@ MLPerf is under its rules; the names are those of their owners.
 
 The generator (docs/generation.md) writes the passes of each distinct pipeline stage. Each kernel takes what
 the estimator says, each collective and message what the network of the system makes of where its ranks lie.
-Passes are walked in program order, communication beside computation where the framework overlaps it, each
-communicator on a stream of its own, kernels not before their host has issued them; the schedule then runs
-pass by pass. The step is a sum over its critical path, so every prediction comes apart into matrix products,
-attention, collectives and so on without remainder: `parts` in the document.
+The simulator of `hespas simulate` then runs the step, so that both give the same time: tests/agreement
+compares them. Of a step with many micro-batches it runs steps of few, and the time that each more of them
+adds holds for the others. Every prediction comes apart into matrix products, attention, collectives and so on
+without remainder (`parts` in the document): kernels of the rank that is the last to finish, its communication
+while none of them runs, its waits for the host, and its idle time (`bubble`). Errors are put down to the
+critical path.
 
 The estimator is `training` (docs/user-guide.md) on `composite`. What nobody measured on a device is data with
 sources, by family of devices (`hespas/hardware/training`): products of 8 bits on NVIDIA's devices, fused
@@ -50,9 +52,7 @@ The configuration is the default of every command for a training step (`hespas/e
 `hespas generate llm --row TABLE.csv:N`, then `hespas simulate --system NAME` take the same estimator with the
 options that the row's text states (`attention=flash1` for llm-foundry, `power_w=500` for a board with that
 limit), the same launches of the host and the same share by which kernels are slower beside communication.
-tests/validators/league/test_pipeline.py compares both: without pipelines they agree to 0.05 %, pipelines with
-a sharded optimizer to 0.4 %, because the simulator puts gathers of updated weights elsewhere beside the first
-passes. Both take communicators as running side by side even where they share links, which do not get slower
+Both take communicators as running side by side even where they share links, which do not get slower
 for that.
 
 ## Calibration
@@ -65,11 +65,14 @@ for that.
 The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
 of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
 release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
-alone. How much of a correction is applied (none to all, in quarters) is decided for each software stack on
-each accelerator by the errors of held-out groups among the rows of the fit, where those of the accelerator
-and stack count most: the least that is as good as the best, as far as so many groups can tell. Without
-evidence it is none. Intervals of 90 % with a calibration are quantiles of residuals of rows of other groups,
-in which those of the own source count more the more there are: 20 as much as all others together.
+alone. A share of the correction (none to all, in quarters) is applied to a software stack on an accelerator:
+the one with the greatest sure gain, which is the mean gain on held-out rows less 1.645 standard errors (95 %
+sure). Without a sure gain it is none. With `leave-group-out` the held-out rows are groups among the rows of
+the fit, those of the accelerator and stack count most, and an accelerator without rows gets no correction.
+With `one-per-accelerator` they are the rows of other accelerators, each corrected by its own one row, which
+is one that needs no assumption where there is any. Intervals of 90 % with a calibration are quantiles of
+residuals of rows of other groups, in which those of the own source count more the more there are: 20 as much
+as all others together.
 `hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors
 of a device with their standard errors, and the errors before and on groups left out; factors hold for the
 estimator that they were fitted with.

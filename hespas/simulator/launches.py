@@ -21,12 +21,13 @@ from hespas.graph.opgraph import NODE_COLUMNS
 from hespas.graph.passes import UnrollLoops, all_deps, take_nodes
 from hespas.simulator.streams import COMPUTE, kinds_of, stream_codes
 
-__all__ = ["Launches", "launches_of", "unrolled"]
+__all__ = ["LAUNCH", "Launches", "launches_of", "unrolled"]
 
 _MOST_UNROLLED = 200_000
 """Operations of a rank up to which loops are unrolled; launches in longer ones are those of one trip."""
 
-_NAME = "host launch"
+LAUNCH = "host launch"
+"""Name and operation of launches."""
 _COUNTED = "moe_permute"
 """Operation whose result the host reads before it launches more: how many tokens reach each expert."""
 
@@ -70,7 +71,7 @@ class Launches:
     def _longer(self, graph: OpGraph) -> OpGraph:
         """Return the graph with the nodes of the launches behind all others, without dependencies."""
         strings = StringTableBuilder(graph.strings)
-        name = strings.add(_NAME)
+        name = strings.add(LAUNCH)
         stated: dict[str, object] = {
             "name_row": name, "op_row": name, "op_class": int(OpClass.FREE), "resource": int(Resource.HOST),
             "rate_dtype": -1, "duration_ns": self.duration_ns,

@@ -23,18 +23,19 @@ from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import Layer, Model
 from hespas.generators.llm.offload import bytes_away, load_activations, ports_away, store_activations
 from hespas.generators.llm.rank import Rank
-from hespas.generators.llm.schedule import Action, order_of
+from hespas.generators.llm.schedule import order_of
 from hespas.generators.llm.settings import Training
 from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, OpGraph, StridedGroups
 from hespas.graph.builder import GraphBuilder
 
-__all__ = ["StagePasses", "stage_graph", "stage_passes"]
+__all__ = ["StagePasses", "ordered_passes", "stage_graph", "stage_passes"]
 
 
 def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
     """What the ranks of a stage do in a step. O(nodes)."""
-    return _Stage(model, layout, training, stage, name).graph()
+    passes = _Stage(model, layout, training, stage, name).passes()
+    return ordered_passes(passes, layout, training, stage, micro_batches(layout, training))
 
 
 class StagePasses(NamedTuple):
@@ -57,6 +58,27 @@ class StagePasses(NamedTuple):
 def stage_passes(model: Model, layout: Layout, training: Training, stage: int) -> StagePasses:
     """The passes of a stage apart from their order: what a schedule of passes is made of. O(nodes)."""
     return _Stage(model, layout, training, stage, f"{model.name}.stage{stage}").passes()
+
+
+def ordered_passes(
+    passes: StagePasses, layout: Layout, training: Training, stage: int, count: int
+) -> OpGraph:
+    """Return the step of a stage with ``count`` micro-batches: its passes in the order of the schedule. The
+    passes may be of another stage that has the same layers. O(nodes of the step).
+    """
+    last = count - 1
+    sequence: list[Instance] = []
+    for action in order_of(training.schedule, layout, stage, count):
+        special = action.micro_batch == (0 if action.kind == "forward" else last)
+        part = passes.part(action.kind, action.chunk, special=special)
+        sequence.append(Instance(part, action.kind, action.micro_batch))
+    trips = 1
+    if layout.pp == 1 and last > 2:
+        trips = last - 1
+        body = [each._replace(loop=True) for each in sequence[2:4]]
+        sequence = sequence[:2] + body + sequence[-2:]
+    sequence.append(Instance(passes.end, "end", -1))
+    return assembled(passes.graph, passes.parts, sequence, trips=trips, tag_period=2 * layout.vp)
 
 
 class _Share(NamedTuple):
@@ -88,12 +110,6 @@ class _Stage:
     def chunks(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of layers of each chunk."""
         return layers_of_stages(self.model, self.layout)[self.stage]
-
-    @cached_property
-    def order(self) -> list[Action]:
-        return order_of(
-            self.training.schedule, self.layout, self.stage, micro_batches(self.layout, self.training)
-        )
 
     @property
     def splits(self) -> bool:
@@ -138,21 +154,6 @@ class _Stage:
                     variants[kind, chunk, special] = self._part(kind, chunk, special)
         end = self._end()
         return StagePasses(self.builder.build(), tuple(self.parts), variants, end)
-
-    def graph(self) -> OpGraph:
-        passes, last = self.passes(), micro_batches(self.layout, self.training) - 1
-        sequence: list[Instance] = []
-        for action in self.order:
-            special = action.micro_batch == (0 if action.kind == "forward" else last)
-            part = passes.part(action.kind, action.chunk, special=special)
-            sequence.append(Instance(part, action.kind, action.micro_batch))
-        trips = 1
-        if self.layout.pp == 1 and last > 2:
-            trips = last - 1
-            body = [each._replace(loop=True) for each in sequence[2:4]]
-            sequence = sequence[:2] + body + sequence[-2:]
-        sequence.append(Instance(passes.end, "end", -1))
-        return assembled(passes.graph, passes.parts, sequence, trips=trips, tag_period=2 * self.layout.vp)
 
     def _begin(self, kind: str, chunk: int) -> Kernels:
         part = Part(kind, chunk, len(self.builder))

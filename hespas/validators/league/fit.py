@@ -27,12 +27,17 @@ __all__ = [
     "Posterior",
     "Strength",
     "applied",
+    "applied_share",
     "central_rows",
     "dominating",
     "factors_of",
     "fitted",
+    "share_of_others",
     "strength_of",
 ]
+
+_Texts = np.ndarray[tuple[int], np.dtype[np.str_]]
+"""A column of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ class Fit:
         own = np.diag(self.covariance)[asked]
         return Posterior(gain @ self.target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
 
-    def left_out(self, groups: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[FloatArray, FloatArray]:
+    def left_out(self, groups: _Texts) -> tuple[FloatArray, FloatArray]:
         """Of the rows of the fit, what it would leave of each without those of its own of ``groups``, and how
         sure it would be, shapes ``(rows of the fit,)``: by blocks of the inverse (Rasmussen and Williams,
         Gaussian Processes for Machine Learning, 5.4.2), with noise as it is.
@@ -199,6 +204,8 @@ def _inverse(matrix: FloatArray) -> FloatArray:
 
 _STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of a correction that may be applied, from none on."""
+_SURE = 1.645
+"""Standard errors by which a gain has to be above 0: a normally distributed one is, in 95 of 100 cases."""
 _CELL_POOL, _SOURCE_POOL = 2.0, 4.0
 """Groups of an accelerator and stack that count as much as all other groups of the stack together, and groups
 of a stack as much as all other stacks: round figures, set with the development rows in sight.
@@ -217,41 +224,80 @@ class Strength:
 
     def posterior(self, said: Posterior, prior: FloatArray) -> Posterior:
         """Return a posterior as it is applied; ``prior``: deviations where nothing is."""
-        return Posterior(said.mean * self.share, _mixed(said.deviation, prior, self.share))
+        return applied_share(said, prior, self.share)
+
+
+def applied_share(said: Posterior, prior: FloatArray, share: float) -> Posterior:
+    """Return a posterior of which a share is applied; ``prior``: deviations where nothing is."""
+    return Posterior(said.mean * share, _mixed(said.deviation, prior, share))
 
 
 def strength_of(fit: Fit, facts: Facts, source: str, accelerator: str) -> Strength:
-    """Return how much of a correction to apply in a cell, decided on held-out rows of the fit alone.
+    """Return the share of a correction to apply in a cell, decided on held-out rows of the fit alone.
 
-    Each row is corrected by a fit without its group; without its accelerator, where the cell has no row,
-    since there nothing of the accelerator is known either. Rows of the cell count most, then those of its
-    stack. The least share counts that is as good as the best, as far as so many groups can tell, so that a
-    correction that does not show is none. A fit on one group has no other to be tested on, and stands.
+    Each row is corrected by a fit without its group. Groups of the cell count most, then those of its stack.
+    A cell without rows gets no correction: with all rows of an accelerator left out, corrections by other
+    accelerators do not lower the mean error for sure. A fit on one group cannot be tested, and is applied.
     """
-    names = {name: np.array([facts.keys[name][row] for row in fit.here.tolist()]) for name in _GROUP}
-    in_source = names["source"] == source
-    in_cell = in_source & (names["accelerator"] == accelerator)
-    columns = _GROUP if in_cell.any() else ("accelerator",)
-    keys = np.array(["\0".join(parts) for parts in zip(*(facts.keys[name] for name in columns), strict=True)])
-    left, deviation = fit.left_out(keys)
-    groups = np.array(["\0".join(parts) for parts in zip(*names.values(), strict=True)])
+    names = [np.array([facts.keys[name][row] for row in fit.here.tolist()]) for name in _GROUP]
+    in_source = names[0] == source
+    in_cell = in_source & (names[2] == accelerator)
     prior = np.sqrt(np.diag(fit.covariance)[fit.here])
-    if len(set(groups.tolist())) < 2:
+    groups = np.array(["\0".join(parts) for parts in zip(*names, strict=True)])
+    several = len(set(groups.tolist())) > 1
+    if several and not in_cell.any():
+        return Strength(0.0, fit.target, prior)
+    keys = np.array(["\0".join(parts) for parts in zip(*(facts.keys[name] for name in _GROUP), strict=True)])
+    left, deviation = fit.left_out(keys)
+    if not several:
         return Strength(1.0, left, deviation)
-    weight = _evidence(groups, in_cell, in_source)
-    corrected = fit.target - left
-    rests = [fit.target - share * corrected for share in _STRENGTHS]
-    errors = np.array([float(weight @ np.abs(np.expm1(-rest))) for rest in rests])
-    _, number = np.unique(groups, return_inverse=True)
-    of_group = np.bincount(number.reshape(-1), weight)
-    doubt = float(np.sqrt((of_group**2).sum()))
-    best = int(np.flatnonzero((1 - doubt) * errors <= errors.min())[0])
-    return Strength(_STRENGTHS[best], rests[best], _mixed(deviation, prior, _STRENGTHS[best]))
+    correction = fit.target - left
+    share = _share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
+    return Strength(share, fit.target - share * correction, _mixed(deviation, prior, share))
 
 
-def _evidence(
-    groups: np.ndarray[tuple[int], np.dtype[np.str_]], cell: BoolArray, source: BoolArray
-) -> FloatArray:
+def share_of_others(
+    facts: Facts, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
+) -> float:
+    """Return the share of a correction to apply in a cell of which one row is known, decided on rows of other
+    cells that are corrected likewise: ``mean`` of the rows ``tested``. Cells of the stack count most. Without
+    other cells nothing can be tested, and the correction is applied.
+    """
+    sources, accelerators = (np.array(facts.keys[name]) for name in ("source", "accelerator"))
+    in_source = sources == source
+    others = np.flatnonzero(tested & ~(in_source & (accelerators == accelerator)))
+    if not len(others):
+        return 1.0
+    cells = np.array(["\0".join(parts) for parts in zip(sources, accelerators, strict=True)])
+    weight = _evidence(cells[others], np.zeros(len(others), np.bool_), in_source[others])
+    return _share(facts.log_error[others], mean[others], weight, cells[others])
+
+
+def _share(
+    error: FloatArray,
+    correction: FloatArray,
+    weight: FloatArray,
+    unit: _Texts,
+) -> float:
+    """Return the share of corrections with the greatest sure gain: the mean by which it lowers errors less
+    :data:`_SURE` standard errors of that mean over units (groups or cells), whose rows err alike. 0 where no
+    gain is sure.
+    """
+    errors = np.abs(np.expm1(np.multiply.outer(_STRENGTHS, correction) - error))
+    gain = errors[0] - errors
+    _, number = np.unique(unit, return_inverse=True)
+    place = number.reshape(-1)
+    weight_of = np.bincount(place, weight)
+    spread = float((weight_of**2).sum())
+    if spread >= 1.0:
+        return 0.0
+    mean = gain @ weight
+    of_unit = np.array([np.bincount(place, weight * row) for row in gain]) / np.maximum(weight_of, 1e-300)
+    doubt = np.sqrt((weight_of**2 * (of_unit - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
+    return _STRENGTHS[int(np.argmax(mean - _SURE * doubt))]
+
+
+def _evidence(groups: _Texts, cell: BoolArray, source: BoolArray) -> FloatArray:
     """Return weights of rows, which sum to 1: groups alike, rows of a group alike."""
     _, number, size = np.unique(groups, return_inverse=True, return_counts=True)
     alone = 1.0 / size[number.reshape(-1)]
@@ -290,18 +336,19 @@ def dominating(facts: Facts, left: FloatArray) -> FloatArray:
     return found
 
 
-def central_rows(covariance: FloatArray, facts: Facts, eligible: BoolArray) -> list[int]:
-    """Of each accelerator and stack the row that says most of the others: a choice by settings alone."""
+def central_rows(covariance: FloatArray, facts: Facts, preferred: Sequence[BoolArray]) -> list[int]:
+    """Return of each accelerator and stack the row that says most of the others: a choice by settings alone,
+    among the first of the ``preferred`` rows that it has any of. A setting that several rows share is as good
+    as any, since one row of it is taken.
+    """
     texts = ["\0".join(parts) for parts in zip(facts.keys["source"], facts.keys["accelerator"], strict=True)]
     found: list[int] = []
     for name in dict.fromkeys(texts):
         mine = np.array([text == name for text in texts])
-        among = np.flatnonzero(mine & eligible)
-        if not len(among):
-            among = np.flatnonzero(mine)
+        choices = (np.flatnonzero(mine & rows) for rows in preferred)
+        among = next((rows for rows in choices if len(rows)), np.flatnonzero(mine))
         said = covariance[np.ix_(among, np.flatnonzero(mine))] ** 2
-        noise = _NOISE**2 / facts.weight[among]
-        worth = (said.sum(axis=1)) / (np.diag(covariance)[among] + noise)
+        worth = said.sum(axis=1) / (np.diag(covariance)[among] + _NOISE**2)
         found.append(int(among[int(np.argmax(worth))]))
     return found
 

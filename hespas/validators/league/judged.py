@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, isnan, nan
 from typing import Literal, get_args
 
@@ -17,9 +17,11 @@ from hespas.validators.league.fit import (
     Fit,
     Posterior,
     applied,
+    applied_share,
     central_rows,
     dominating,
     fitted,
+    share_of_others,
     strength_of,
 )
 from hespas.validators.league.parts import COMPONENTS
@@ -138,7 +140,8 @@ def judged(
     if calibrate == "none":
         said = _uncalibrated([row.predicted.level for row in some])
     else:
-        said = _said(facts, calibrate, factors)
+        complete = np.array([not row.predicted.assumptions for row in some], np.bool_)
+        said = _said(facts, calibrate, factors, complete)
     found: dict[int, JudgedRow] = {}
     error_parts = -dominating(facts, facts.log_error - said.mean)
     for place, row in enumerate(some):
@@ -201,7 +204,10 @@ class _Said:
     calibrating: BoolArray
 
 
-def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _Said:
+def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor], complete: BoolArray) -> _Said:
+    """Return corrections in a mode of calibration. Of one-per-accelerator, the row is one of those that are
+    ``complete`` (need no assumption), where there are any.
+    """
     groups, calibrating = np.array(_groups(facts)), np.zeros(len(facts), np.bool_)
     measured = ~np.isnan(facts.log_error)
     if calibrate == "factors":
@@ -211,9 +217,10 @@ def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor]) -> _S
     if calibrate == "leave-group-out":
         return _left_out(facts, groups, measured)
     covariance = facts.covariance()
-    calibrating[central_rows(covariance, facts, measured)] = True
+    calibrating[central_rows(covariance, facts, (measured & complete, measured))] = True
     calibrating &= measured
-    mean, deviation = _of_points(facts, fitted(covariance, facts, calibrating))
+    alone = replace(facts, weight=np.ones(len(facts)))  # one row of each cell: it has no repetitions
+    mean, deviation = _of_points(facts, fitted(covariance, alone, calibrating), measured & ~calibrating)
     low, high = np.zeros((2, len(facts)))
     left, sources = facts.log_error - mean, np.array(facts.keys["source"])
     for group in np.unique(groups):
@@ -251,17 +258,19 @@ def _left_out(facts: Facts, groups: np.ndarray[tuple[int], np.dtype[np.str_]], m
     return _Said(mean, low, high, np.zeros(len(facts), np.bool_))
 
 
-def _of_points(facts: Facts, fit: Fit) -> tuple[FloatArray, FloatArray]:
-    """Return means and deviations of all rows by a fit on a few, each as strongly as its cell shows."""
+def _of_points(facts: Facts, fit: Fit, tested: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Return means and deviations of all rows by a fit on one row of each cell. Each cell is corrected by the
+    share that helps the rows ``tested`` of other cells.
+    """
     said = fit.of(np.ones(len(facts), np.bool_))
     prior = np.sqrt(np.diag(fit.covariance))
     mean, deviation = np.zeros(len(facts)), prior.copy()
     cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
     for cell in dict.fromkeys(cells):
         rows = np.array([each == cell for each in cells], np.bool_)
-        strength = strength_of(fit, facts, *cell)
-        applied_to = strength.posterior(Posterior(said.mean[rows], said.deviation[rows]), prior[rows])
-        mean[rows], deviation[rows] = applied_to.mean, applied_to.deviation
+        share = share_of_others(facts, said.mean, tested, *cell)
+        found = applied_share(Posterior(said.mean[rows], said.deviation[rows]), prior[rows], share)
+        mean[rows], deviation[rows] = found.mean, found.deviation
     return mean, deviation
 
 

@@ -1,4 +1,4 @@
-"""Passes of a pipeline stage as timed nodes, and what of a step each node is: its component.
+"""Components of a step: parts that one physical figure scales, and the one that each node belongs to.
 
 A component is scaled by one physical figure: the efficiency of one kind of kernel, or the bandwidth that one
 kind of communication reaches. The time of a step is a sum over its critical path, so over components.
@@ -7,22 +7,19 @@ kind of communication reaches. The time of a step is a sum over its critical pat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from hespas.generators.llm.assemble import Part
+import numpy as np
+
 from hespas.graph import NodeKind, OpClass, OpGraph
-from hespas.graph.columns import DTYPES
+from hespas.graph.columns import DTYPES, IntArray
+from hespas.simulator.launches import LAUNCH
 
 __all__ = [
     "BUBBLE",
     "COMPONENTS",
-    "COMPUTE",
-    "DATA",
     "HOST",
     "OVERLAP",
-    "PIPELINE",
-    "StageNodes",
-    "stage_nodes",
+    "components_of",
 ]
 
 COMPONENTS = (
@@ -50,16 +47,12 @@ expert parallelism and messages between stages; copies to the host; waits for th
 concurrent communication; idle time of the last stage to finish, which waits for other stages.
 """
 _ROW = {name: row for row, name in enumerate(COMPONENTS)}
-DATA, PIPELINE = _ROW["data"], _ROW["pipeline"]
 HOST, OVERLAP, BUBBLE = _ROW["host"], _ROW["overlap"], _ROW["bubble"]
-COMPUTE = 0
-"""The stream of kernels that compute; any other stream communicates or copies."""
 
 _BY_CLASS: Mapping[int, str] = {
     int(OpClass.ATTENTION): "attention",
     int(OpClass.QUANTIZE): "quantize",
 }
-_COUNTED = "moe_permute"
 _BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
 _BY_OP: Mapping[str, str] = {
     "aten::bmm": "experts",
@@ -83,66 +76,27 @@ _BY_WORD: Sequence[tuple[str, str]] = (
 """Words in the names of communication; any other is of tensor parallelism."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageNodes:
-    """The passes of a stage, columns of shape ``(nodes,)`` as lists: ``time_ns`` of a node alone, its row of
-    :data:`COMPONENTS`, its stream, the nodes of its own part that it waits for, and whether the host is
-    ``waited`` for it before it issues more. ``parts`` are runs of nodes, ``variants`` and ``end`` say which
-    is which, as the generator has them.
-    """
-
-    time_ns: list[float]
-    component: list[int]
-    stream: list[int]
-    waits: list[list[int]]
-    waited: list[bool]
-    parts: Sequence[Part]
-    variants: Mapping[tuple[str, int, bool], int]
-    end: int
-
-    def part(self, kind: str, chunk: int, *, special: bool) -> int:
-        """The number of a pass; the special one where there is no other."""
-        found = self.variants.get((kind, chunk, special))
-        return self.variants[kind, chunk, True] if found is None else found
-
-
-def stage_nodes(
-    graph: OpGraph,
-    parts: Sequence[Part],
-    variants: Mapping[tuple[str, int, bool], int],
-    end: int,
-    time_ns: list[float],
-    *,
-    synchronizes: bool,
-) -> StageNodes:
-    """The nodes of a template graph with their times. ``synchronizes``: the host reads how many tokens reach
-    each expert before it issues their products. O(nodes + dependencies).
-    """
-    kinds, classes = graph.kind.tolist(), graph.op_class.tolist()
-    bits = dict(zip(graph.contractions.node.tolist(), graph.contractions.lhs.tolist(), strict=True))
-    component: list[int] = []
-    stream: list[int] = []
-    queue = graph.stream.tolist()
-    for node, kind in enumerate(kinds):
-        name = _component(graph, node, kind, classes[node], bits.get(node, -1))
-        component.append(_ROW[name])
-        stream.append(_stream(kind, queue[node]))
-    data, control = graph.data_deps, graph.control_deps
-    starts, values = data.offsets.tolist(), data.values.tolist()
-    more, others = control.offsets.tolist(), control.values.tolist()
-    waits = [
-        values[starts[node] : starts[node + 1]] + others[more[node] : more[node + 1]]
-        for node in range(len(kinds))
-    ]
-    waited = [synchronizes and graph.op_name(node) == _COUNTED for node in range(len(kinds))]
-    return StageNodes(time_ns, component, stream, waits, waited, parts, variants, end)
+def components_of(graph: OpGraph) -> IntArray:
+    """Return the row of :data:`COMPONENTS` of each node, shape ``(nodes,)``. O(nodes log nodes)."""
+    operand = np.full(len(graph), -1, np.int64)
+    operand[graph.contractions.node] = graph.contractions.lhs
+    key = graph.name_row.astype(np.int64) * len(graph.strings) + graph.op_row
+    for column, most in ((graph.kind, max(NodeKind)), (graph.op_class, max(OpClass)), (operand, len(DTYPES))):
+        key = key * (int(most) + 2) + column + 1
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    rows = [_ROW[_component(graph, node, int(operand[node]))] for node in first.tolist()]
+    found: IntArray = np.array(rows, np.int64)[place.reshape(-1)]
+    return found
 
 
 _TALKS = frozenset((int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))
 _COPIES = frozenset((int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
 
 
-def _component(graph: OpGraph, node: int, kind: int, op_class: int, code: int) -> str:
+def _component(graph: OpGraph, node: int, code: int) -> str:
+    if graph.op_name(node) == LAUNCH:
+        return "host"
+    kind = int(graph.kind[node])
     if kind in _COPIES:
         return "copies"
     name = graph.node_name(node)
@@ -151,14 +105,4 @@ def _component(graph: OpGraph, node: int, kind: int, op_class: int, code: int) -
     found = _BY_OP.get(graph.op_name(node))
     if found is None and code >= 0:
         return _BY_BITS.get(DTYPES[code].bits, "products")
-    return found or _BY_CLASS.get(op_class, "vector")
-
-
-_LOADS, _STORES = 2_000, 2_001
-
-
-def _stream(kind: int, queue: int) -> int:
-    """One stream computes, one each copies to and from the host, others communicate as the graph says."""
-    if kind in _COPIES:
-        return _LOADS if kind == int(NodeKind.MEM_LOAD) else _STORES
-    return 1 + max(queue, 0) if kind in _TALKS else COMPUTE
+    return found or _BY_CLASS.get(int(graph.op_class[node]), "vector")

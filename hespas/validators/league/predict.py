@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, isclose, isnan, nan
 from multiprocessing import get_context
 from os import cpu_count, getpid
@@ -12,10 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.configuration import beside_share, host_issue_ns
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.step_intervals import Level, device_level
 from hespas.files.sandbox import die_with_parent, safe_spawning
@@ -25,11 +24,11 @@ from hespas.generators.llm.published import PublishedRun, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError
-from hespas.hardware import Device, device_files, is_path, load_device, load_system
+from hespas.hardware import device_files, is_path, load_device, load_system
 from hespas.validators.league.parts import COMPONENTS
-from hespas.validators.league.pipeline import step_span
-from hespas.validators.league.runs import timed_run
+from hespas.validators.league.runs import RunSettings, settings_of, timed_run
 from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
+from hespas.validators.league.steps import Step, step_of
 from hespas.validators.league.table import NEEDED, read_runs
 
 __all__ = [
@@ -41,10 +40,11 @@ __all__ = [
     "layout_text",
     "league_rows",
     "predicted_rows",
-    "start_scale",
 ]
 
 _MARKS = "row."
+_KEPT_STEPS = 1_000
+"""Steps of settings that a process keeps while it predicts the rows of a table."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,12 +131,6 @@ class LeagueRow:
             ) from None
 
 
-def start_scale(run: PublishedRun, device: Device) -> list[float]:
-    """Return the factor of each component before any calibration, as in every other prediction of a step."""
-    own = {"host": host_issue_ns(run.facts(device), device), "overlap": beside_share(device)}
-    return [own.get(name, 1.0) for name in COMPONENTS]
-
-
 class Task(NamedTuple):
     """A row to predict: its cells with the name of its accelerator, and ``device``, how the row spells it."""
 
@@ -158,10 +152,11 @@ def predicted_rows(
 ) -> list[LeagueRow]:
     """Every row of ``table``; models that do not ship are read from ``models.csv`` beside it. What an earlier
     run found is taken from ``cache`` (None: the user's) where nothing changed that it depends on: the row,
-    its files, the package; ``diagnostics`` is told where nothing can be kept. About 0.3 s a row. Raises
+    its files, the package; ``diagnostics`` is told where nothing can be kept. About 1 s a row. Raises
     ``FormatError`` or ``UnsupportedError`` where none of them can be predicted.
     """
     load_estimator(estimator)
+    _step.cache_clear()
     kept = _Kept(ResultCache(cache or cache_folder("league"), Predicted), diagnostics)
     models = table.parent / "models.csv"
     stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
@@ -293,6 +288,16 @@ def _system_stamp(spelling: str) -> str:
     return content_stamp([Path(spelling)] if is_path(spelling) else [])
 
 
+@lru_cache(maxsize=_KEPT_STEPS)
+def _step(settings: RunSettings) -> tuple[Step, int, Diagnostics]:
+    """Return the step of some settings, the number of nodes without a time, and the diagnostics. Many rows of
+    a table differ in their measurement alone.
+    """
+    found = Diagnostics()
+    timed = timed_run(settings, found)
+    return step_of(timed, found), timed.unknown, found
+
+
 def _predicted(task: Task) -> Predicted:
     found, place = Diagnostics(), f"row {task.number}"
     try:
@@ -301,25 +306,24 @@ def _predicted(task: Task) -> Predicted:
         device = load_device(task.device)
         network = task.cells.get("network", "")
         system = load_system(network) if network else None
-        timed = timed_run(run, device, task.estimator, found, system)
-        span = step_span(timed.stages, timed.schedule, start_scale(run, device))
-        if not 0 < span.time_ns < inf:
+        step, unknown, diagnostics = _step(settings_of(run, device, task.estimator, system))
+        found.extend(diagnostics)
+        if not 0 < step.time_ns < inf:
             raise UnsupportedError("the estimator has no time for any part of the step", path=place)
         peak = max(each.peak_bytes for each in memory_of(run.model, run.layout, run.training))
     except HespasError as error:
         return Predicted(refusal=_refusal(error, place))
-    if timed.unknown:
-        message = f"{timed.unknown:,} nodes of the passes have no time, and count as none"
+    if unknown:
+        message = f"{unknown:,} nodes of the passes have no time, and count as none"
         found.warning("row.untimed", place, message)
     capacity = float(device.main_memory.capacity_bytes)
     if 0 <= capacity < peak:
         message = "the predicted peak memory is beyond the memory of the device"
         found.warning("memory.beyond-device", place, message)
-    scaled = span.parts * np.array(start_scale(run, device))
     return Predicted(
-        time_ns=span.time_ns,
-        parts=dict(zip(COMPONENTS, span.spent_ns.tolist(), strict=True)),
-        path=dict(zip(COMPONENTS, scaled.tolist(), strict=True)),
+        time_ns=step.time_ns,
+        parts=dict(zip(COMPONENTS, step.spent_ns.tolist(), strict=True)),
+        path=dict(zip(COMPONENTS, step.path_ns.tolist(), strict=True)),
         peak_memory_bytes=float(peak),
         capacity_bytes=capacity if capacity >= 0 else nan,
         assumed=_assumed(found),

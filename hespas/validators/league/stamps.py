@@ -15,7 +15,7 @@ _ROOMS = (
     "costs", "estimators", "files", "generators/llm", "graph", "hardware", "measurements", "operations",
     "programs", "schemas", "simulator",
 )  # fmt: skip
-_OWN = ("kernels", "parts", "pipeline", "places", "predict", "runs", "table", "walk")
+_OWN = ("kernels", "parts", "places", "predict", "runs", "steps", "table")
 """Rooms of the package, and modules of this folder."""
 
 

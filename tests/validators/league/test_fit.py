@@ -91,6 +91,6 @@ def test_the_row_that_is_calibrated_on_is_chosen_by_settings_alone() -> None:
     one = facts(shares, np.zeros(9))
     other = facts(shares, np.linspace(-1, 1, 9))
     everyone = np.ones(9, np.bool_)
-    chosen = central_rows(one.covariance(), one, everyone)
-    assert chosen == central_rows(other.covariance(), other, everyone)
+    chosen = central_rows(one.covariance(), one, [everyone])
+    assert chosen == central_rows(other.covariance(), other, [everyone])
     assert len(chosen) == 1
