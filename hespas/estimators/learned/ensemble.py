@@ -470,7 +470,7 @@ class _Verdicts:
         alive = np.bitwise_and.reduceat(verdicts, offsets[:-1], axis=0)
         alive[offsets[1:] == offsets[:-1]] = every_leaf  # a tree without inner nodes
         added = np.take_along_axis(self.value, _slots(alive), axis=1)
-        # Not `reduce`, which adds a single column pairwise: a time must not depend on how many rows are asked.
+        # Not `reduce`, which adds a single column pairwise: times must not depend on the number of rows.
         total[:] = np.add.accumulate(np.vstack((total, added)), axis=0)[-1]
 
 
