@@ -201,7 +201,11 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
     assert load_device(path).name == "Test"
 
 
-@pytest.mark.parametrize("junk", ["w" * 900_000, ("w" * 800 + " ") * 1000, "w." * 60 + "w " + "w" * 900_000])
+@pytest.mark.parametrize(
+    "junk",
+    ["w" * 900_000, ("w" * 800 + " ") * 1000, "w." * 60 + "w " + "w" * 900_000],
+    ids=["one word", "many words", "dotted"],
+)
 def test_long_words_take_no_time(tmp_path: Path, junk: str) -> None:
     """A search that looks at each letter of a word again for every letter before it takes half an hour."""
     path = tmp_path / "long.toml"
