@@ -95,6 +95,7 @@ def accuracy(
     workload: options.Workload = None,
     capture: options.Capture = None,
     estimator: _EstimatorOption = None,
+    allow_programs: options.AllowPrograms = False,
     report: _ReportOption = None,
     json_file: options.Json = None,
     max_mape: _MapeOption = None,

@@ -122,6 +122,7 @@ def calibrate(
     table: options.Tables = None,
     workload: options.Workload = None,
     estimator: _EstimatorOption = None,
+    allow_programs: options.AllowPrograms = False,
     split: _SplitOption = "",
     test_by: Annotated[
         list[_Test] | None,

@@ -139,6 +139,7 @@ def convert(
     recover: options.Recover = False,
     hardware: _Hardware = "",
     estimator: options.Estimator = STEP_ESTIMATOR,
+    allow_programs: options.AllowPrograms = False,
     ranks: _Ranks = "",
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,

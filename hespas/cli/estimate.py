@@ -59,6 +59,7 @@ def estimate(
         ),
     ] = None,
     estimator: options.Estimators = None,
+    allow_programs: options.AllowPrograms = False,
     granularity: options.Granularity = None,
     array: Annotated[
         str,

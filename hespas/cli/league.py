@@ -51,6 +51,7 @@ def league(
         ),
     ] = None,
     estimator: Annotated[str, typer.Option(metavar="NAME", help="Times of kernels.")] = "composite",
+    allow_programs: options.AllowPrograms = False,
     report: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=report_folder, help="Write a page, JSON and CSV into DIR."),

@@ -17,12 +17,14 @@ from hespas.api.parts import Parts
 from hespas.cli.session import set_loudness, version
 from hespas.converters import format as formats
 from hespas.files.streams import VARIABLE
+from hespas.files.trust import allowing_programs
 from hespas.graph.errors import UsageError
 
 __all__ = [
     "DEVICE",
     "INPUT",
     "OUTPUT",
+    "AllowPrograms",
     "AsJson",
     "Capture",
     "Cluster",
@@ -136,6 +138,11 @@ def _parse_shard(text: str) -> tuple[int, int] | None:
     if not slash or len(numbers) < 2:
         raise UsageError(f"--shard {text!r} is no share of several", hint="the first of four: --shard 1/4")
     return int(number), int(shares)
+
+
+def _allow_programs(context: typer.Context, allowed: bool) -> None:
+    if allowed:
+        context.with_resource(allowing_programs())
 
 
 def _assume_dtype(context: typer.Context, name: str) -> None:
@@ -300,6 +307,16 @@ Estimators = Annotated[
         help="Which estimator says how long: see 'hespas estimators'; repeated: a column each.",
         autocompletion=estimator_names,
         show_default=f"{preparation.STEP_ESTIMATOR}: by kind of workload",
+        rich_help_panel=DEVICE,
+    ),
+]
+AllowPrograms = Annotated[
+    bool,
+    typer.Option(
+        "--allow-programs",
+        callback=_allow_programs,
+        expose_value=False,
+        help="Let input files name estimators that run programs, execute the workload or read other files.",
         rich_help_panel=DEVICE,
     ),
 ]

@@ -104,6 +104,7 @@ def serve(
     prompt_us: _PromptUs = 0.0,
     request_ms: _RequestMs = 0.0,
     estimator: options.Estimator = DEFAULT_ESTIMATOR,
+    allow_programs: options.AllowPrograms = False,
     out: _Out = None,
     json_file: options.Json = None,
     rows: _Rows = False,

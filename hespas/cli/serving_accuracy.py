@@ -71,6 +71,7 @@ def serving(
     calibrate: _CalibrateOption = _Calibrate.NONE,
     recorded: _Recorded = None,
     estimator: options.Estimator = "composite",
+    allow_programs: options.AllowPrograms = False,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,

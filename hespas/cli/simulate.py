@@ -223,6 +223,7 @@ def simulate(
         options.hardware_option("Times of this device (default: those in SRC); repeated: a column each."),
     ] = None,
     estimator: options.Estimators = None,
+    allow_programs: options.AllowPrograms = False,
     granularity: options.Granularity = None,
     missing: options.Missing = "warn",
     system: _System = "",

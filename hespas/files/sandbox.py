@@ -26,6 +26,7 @@ from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from hespas.files.streams import limits
+from hespas.files.trust import permit_programs, programs_allowed
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 
 __all__ = [
@@ -45,7 +46,9 @@ __all__ = [
     "parser_time",
     "run_sandboxed",
     "safe_spawning",
+    "start_worker",
     "tied_to_parent",
+    "worker_state",
 ]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -217,6 +220,17 @@ def safe_spawning() -> Generator[None]:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
+
+
+def worker_state() -> tuple[int, bool]:
+    """Return the arguments of :func:`start_worker` in the worker processes of this one."""
+    return os.getpid(), programs_allowed()
+
+
+def start_worker(parent: int, allowed: bool) -> None:
+    """Begin a worker process of ``multiprocessing``: it ends with its parent, and has its permissions."""
+    die_with_parent(parent)
+    permit_programs(allowed)
 
 
 def die_with_parent(parent: int) -> None:

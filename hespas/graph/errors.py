@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "EXIT_CODES",
+    "BoundaryError",
     "CheckFailedError",
     "FormatError",
     "HespasError",
@@ -82,6 +83,10 @@ class OutputError(UsageError):
 
 class FormatError(HespasError):
     """The input is unreadable or malformed."""
+
+
+class BoundaryError(FormatError):
+    """An input file names a program, or a path outside of its folder: neither is run or opened."""
 
 
 class UnsupportedError(HespasError):
