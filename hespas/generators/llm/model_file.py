@@ -35,7 +35,7 @@ from hespas.graph.errors import UsageError, clipped
 from hespas.hardware.model import Row, Text
 from hespas.hardware.typed_toml import FileKind, fault, read_rows
 
-__all__ = ["PRESETS", "ModelFile", "load_model", "model_names", "model_of"]
+__all__ = ["PRESETS", "ModelFile", "load_model", "model_names", "model_of", "named_model"]
 
 PRESETS = Path(__file__).parent / "presets.toml"
 _ABOUT = FileKind(
@@ -256,6 +256,14 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     if text.endswith(".toml") or os.sep in text:
         path = Path(text)
         return model_of(read_rows(path, ModelFile, _ABOUT)[1], path)
+    return named_model(text)
+
+
+def named_model(text: str) -> Model:
+    """Return the model of that name or alias, which an input may state: it is never opened as a path.
+
+    Raises ``UsageError`` for an unknown name.
+    """
     owner = {_folded(alias): name for name, each in _shipped().items() for alias in (name, *each.aliases)}
     found = owner.get(_folded(text))
     if found is None:
