@@ -31,6 +31,7 @@ from hespas.generators.llm.model import (
     NormKind,
     Positions,
 )
+from hespas.generators.spec import MOST_COUNT
 from hespas.graph.errors import UsageError, clipped
 from hespas.hardware.model import Row, Text
 from hespas.hardware.typed_toml import FileKind, fault, read_rows
@@ -114,6 +115,9 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
     except ExpressionError as error:
         key, _, wrong = str(error).partition(": ")
         raise fault(path, key, wrong, _ABOUT.example) from error
+    for key, value in size.items():
+        if value > MOST_COUNT:
+            raise fault(path, key, f"{value:,} is beyond {MOST_COUNT:,}", "a smaller size")
     for key, wrong, remedy in _faults(file, size):
         raise fault(path, key, wrong, remedy)
     return Model(
