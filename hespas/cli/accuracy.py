@@ -108,6 +108,8 @@ def accuracy(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Compare estimates with what was measured, beside naive baselines and the noise of the measurement.
@@ -202,6 +204,8 @@ def compare(
     overwrite: options.Overwrite = False,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """What got better or worse between two accuracy reports.

@@ -145,6 +145,8 @@ def calibrate(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Fit estimators on measurements and write a hardware file that holds the fits.

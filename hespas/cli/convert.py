@@ -165,6 +165,8 @@ def convert(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
     show_version: options.Version = False,
 ) -> None:

@@ -62,6 +62,8 @@ def league(
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Predict the step of every run of a table from its settings, and judge it beside what was measured.

@@ -110,6 +110,8 @@ def serve(
     rows: _Rows = False,
     overwrite: options.Overwrite = False,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Serve a language model: time to the first token, time between tokens and throughput of requests.

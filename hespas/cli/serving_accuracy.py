@@ -77,6 +77,8 @@ def serving(
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Measured runs of servers beside their predicted times to the first token and per token.

@@ -245,6 +245,8 @@ def simulate(
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
     source_format: options.SourceFormat = "",
     num_devices: options.NumDevices = None,

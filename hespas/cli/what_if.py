@@ -25,7 +25,7 @@ _OWN = frozenset(
     {
         "source", "grid", "estimator", "allow_programs", "compare", "jobs", "json_file", "report",
         "overwrite", "progress", "loudness", "debug", "max_input_bytes", "comm_groups", "default_dtype",
-        "dim", "run_time_unit",
+        "dim", "run_time_unit", "untrusted", "limit",
     }
 )  # fmt: skip
 """What may stand beside a grid or a comparison."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
-from hespas.files.trust import check_program, programs_allowed
+from hespas.files.trust import check_program, programs_allowed, refuse_in_untrusted
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
@@ -375,6 +375,8 @@ def load_estimator(spelling: str) -> Estimator:
     name, _, text = spelling.partition(":")
     factory = estimator_factory(name)
     options = _options(name, factory, text) if text else {}
+    if vars(factory).get("inert_options") is None if isinstance(factory, type) else True:
+        refuse_in_untrusted(f"estimator {clipped(name)!r} runs programs or the workload")
     made = guarded(name, lambda: factory(**options))
     if not isinstance(made, Estimator):
         absent = object()

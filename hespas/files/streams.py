@@ -20,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from hespas.files.trust import check_link
 from hespas.graph.errors import FormatError, OutputError, UsageError
 
 __all__ = [
@@ -102,7 +103,7 @@ class Limits:
 
 
 def limits() -> Limits:
-    """The limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
+    """Return the limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
     return _stated(os.environ.get(VARIABLE, ""))
 
 
@@ -156,6 +157,7 @@ def open_input(path: Path, buffering: int = -1) -> BinaryIO:
     """The bytes of a file. Raises ``OSError`` where it cannot be opened, and for pipes, devices, sockets and
     folders: the wait for a pipe's other end would be forever.
     """
+    check_link(path)
     handle = os.open(located(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

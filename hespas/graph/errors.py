@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "EXIT_CODES",
     "BoundaryError",
+    "BudgetError",
     "CheckFailedError",
     "FormatError",
     "HespasError",
@@ -87,6 +88,10 @@ class FormatError(HespasError):
 
 class BoundaryError(FormatError):
     """An input file names a program, or a path outside of its folder: neither is run or opened."""
+
+
+class BudgetError(FormatError):
+    """The input takes more processor time or memory, or has more ranks, than it may."""
 
 
 class UnsupportedError(HespasError):
