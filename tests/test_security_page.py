@@ -1,4 +1,4 @@
-"""Tests of each statement of SECURITY.md: a table names them; those without another place are in this module."""
+"""Tests of each statement of SECURITY.md: a table names them; those without another place are here."""
 
 from __future__ import annotations
 
