@@ -16,17 +16,20 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hespas
 from hespas.cli import convert, main, validate
 from hespas.files.streams import Limits
 from hespas.files.wire import field_bytes
+from hespas.graph import Workload
 from tests.limits import SAFETY_S
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
@@ -638,6 +641,29 @@ def test_a_job_of_millions_of_equal_ranks_takes_what_one_takes(
     done = run_command(name, *command, str(path), limits=limits)
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-600:]
     assert "16,777,216 ranks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "command"), [("validate", ["check"]), ("main", ["simulate", "--hardware", "TPU-v4"])]
+)
+def test_millions_of_ranks_of_several_classes_are_refused(
+    tmp_path: Path, module: str, command: list[str]
+) -> None:
+    """They are compared one by one, in memory and time that grow with them."""
+    program, path, ranks = tmp_path / "m.hlo.txt", tmp_path / "m.json", 1 << 22
+    program.write_text(_WORLD.format(ranks=ranks, groups=1, size=ranks))
+    read = hespas.read(program)
+    assert isinstance(read, Workload)
+    (graph,) = read.classes
+    rank_class = np.zeros(ranks, np.int32)
+    rank_class[ranks // 2 :] = 1
+    hespas.write(Workload(name="m", classes=(graph, replace(graph)), rank_class=rank_class), path)
+    limits = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 5}
+    name = {"main": "hespas", "validate": "hespas-validate"}[module]
+    done = run_command(name, *command, str(path), limits=limits)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "4,194,304 ranks of several kinds are more than 2,097,152" in done.stdout + done.stderr
+    assert "--max-input-bytes 268435456" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

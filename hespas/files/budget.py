@@ -27,6 +27,7 @@ __all__ = [
     "command_budget",
     "parser_hint",
     "reading_budget",
+    "refuse_comparison",
     "refuse_ranks",
     "untrusted",
 ]
@@ -34,6 +35,7 @@ __all__ = [
 _READING_S, _PACKED = 10.0, 10.0
 """CPU time for any input, and how much more a compressed byte may take than another."""
 _READING_S_PER_BYTE = 1.5e-6
+_RANK_BYTES = 64
 _REPEATED_S = 0.5
 """A library may swallow what a signal raises: it is raised again."""
 _STATM = Path("/proc/self/statm")
@@ -147,6 +149,20 @@ def refuse_ranks(num_ranks: int, path: str) -> None:
             f"{num_ranks:,} ranks are more than {stated.ranks:,}, the limit of untrusted inputs",
             path=path or None,
             hint=f"`limit=ranks={num_ranks}`",
+        )
+
+
+def refuse_comparison(num_ranks: int, path: str) -> None:
+    """Raise ``BudgetError`` where more ranks would be compared one by one than
+    :attr:`~hespas.files.streams.Limits.compared_ranks_bytes` has room for.
+    """
+    wanted, most = _RANK_BYTES * num_ranks, limits().compared_ranks_bytes
+    if wanted > most:
+        raise BudgetError(
+            f"{num_ranks:,} ranks of several kinds are more than {most // _RANK_BYTES:,}, which are compared "
+            "one by one at most",
+            path=path or None,
+            hint=f"`max_input_bytes={wanted}` raises the limit",
         )
 
 

@@ -67,7 +67,8 @@ class Limits:
     times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
     a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
     its text. Real models have 400 trees, and have seen 10,000 octaves of sizes. XLA takes hours for programs
-    of fewer operations than a replay may have.
+    of fewer operations than a replay may have. Ranks that differ in class or situation are compared one by
+    one, 64 bytes each.
     """
 
     input_bytes: int = 64 << 30
@@ -97,6 +98,7 @@ class Limits:
     program_bytes: int = 10**9
     program_cpu_s: int = 6
     parser_cpu_s: float = 1.5
+    compared_ranks_bytes: int = 64 << 21
     replayed_operations: int = 200_000
     replayed_edges: int = 500_000
     replayed_characters: int = 32 << 20

@@ -254,7 +254,7 @@ class Job:
     @cached_property
     def equivalence(self) -> RankEquivalence:
         """Ranks that cannot be told apart, merged; only for complete jobs."""
-        return rank_equivalence_of(self.workload)
+        return rank_equivalence_of(self.workload, self.path)
 
     @cached_property
     def orders(self) -> tuple[_IssueOrder, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.files.budget import refuse_comparison
 from hespas.graph import GroupSet, OpGraph, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.membership import Membership, Peers, membership_of, peers_of, salted
@@ -108,14 +109,16 @@ class _Relations:
         return table
 
 
-def rank_equivalence_of(workload: Workload) -> RankEquivalence:
+def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     """The coarsest partition of the ranks of a complete job that is safe to check on.
 
     O(rounds x ranks x (group sets + permutations)), vectorised; rounds are at most the number of kinds. O(1)
-    where all ranks run one class and are in one situation by the form of their groups.
+    where all ranks run one class and are in one situation by the form of their groups. Raises ``BudgetError``
+    for more ranks than are compared one by one; ``path`` is their file.
     """
     if _is_regular(workload):
         return _regular(workload)
+    refuse_comparison(workload.num_ranks, path or workload.name)
     relations = _Relations(workload)
     kind, channel_hash = _refine(relations)
     representatives, sizes = np.unique(kind, return_index=True, return_counts=True)[1:]
