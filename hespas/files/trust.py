@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import cast
 
 import msgspec
 
@@ -163,7 +164,9 @@ def _stated(text: str) -> Untrusted | None:
 def _limit(text: str) -> tuple[str, float]:
     """Return a limit that is stated as ``NAME=N``."""
     name, equals, number = (part.strip() for part in text.partition("="))
-    kinds: Mapping[str, type] = {field.name: type(field.default) for field in fields(Untrusted)}
+    kinds: Mapping[str, type[object]] = {
+        field.name: type(cast("object", field.default)) for field in fields(Untrusted)
+    }
     try:
         value = float(number)
     except ValueError:

@@ -85,8 +85,9 @@ def has_idle_parts(workload: Workload, index: int) -> bool:
     if not all(graph.group_sets[row].holds_all(workload.num_ranks) for row in used):
         return True
     ways = graph.p2p.permutation[(graph.p2p.permutation >= 0) & ~graph.p2p.host]
-    peers = (peers_of(graph.permutations[way], workload.num_ranks) for way in np.unique(ways))
-    ranks = np.arange(workload.num_ranks) if len(ways) else ways
+    rows: list[int] = np.unique(ways).tolist()
+    peers = (peers_of(graph.permutations[way], workload.num_ranks) for way in rows)
+    ranks: IntArray = np.arange(workload.num_ranks if len(ways) else 0, dtype=np.int64)
     return any(
         bool((((peer.target < 0) & (peer.source < 0)) | (peer.target == ranks)).any()) for peer in peers
     )

@@ -136,9 +136,9 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
 
 def _is_regular(workload: Workload) -> bool:
     """Return True if a shift of the ranks maps every group and message to another: no rank differs then."""
-    if len(workload.classes) > 1 or not workload.is_complete:
+    if len(workload.classes) != 1 or not workload.is_complete:
         return False
-    (graph,) = workload.classes
+    graph = workload.classes[0]
     ranks = workload.num_ranks
     even = all(
         isinstance(groups, StridedGroups) and not groups.base and groups.num_ranks == ranks
@@ -152,7 +152,7 @@ def _regular(workload: Workload) -> RankEquivalence:
     """The partition with one kind. Group sets of the same members share a channel, as do unused ones of a
     size, which no rule asks about.
     """
-    (graph,) = workload.classes
+    graph = workload.classes[0]
     ranks = workload.num_ranks
     everybody = StridedGroups.all_ranks(ranks)
     found: dict[object, int] = {}
@@ -164,7 +164,8 @@ def _regular(workload: Workload) -> RankEquivalence:
         if row == len(channels):
             channels.append(Channel(_first_members(groups), frozenset([0]), ()))
         rows.append(row)
-    sends, receives = [], []
+    sends: list[tuple[Pair, int] | None] = []
+    receives: list[tuple[Pair, int] | None] = []
     for way in graph.permutations:
         pair = Pair(0, 0, frozenset([0]))
         target, source = way.target_of(0), way.source_of(0)
