@@ -57,7 +57,7 @@ def compared(data: Path) -> Iterator[Compared]:
     """Every row of the table."""
     for number, row in enumerate(rows_of(data / "published_training.csv")):
         try:
-            run = run_of(row, f"row {number}", Diagnostics(), data / "models.csv")
+            run = run_of(row, f"row {number}", Diagnostics(), data / "published_training.csv")
             check_layout(run.model, run.layout, run.training)
         except HespasError as error:
             yield Compared(number, row, refused=error.message)

@@ -16,17 +16,20 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hespas
 from hespas.cli import convert, main, validate
 from hespas.files.streams import Limits
 from hespas.files.wire import field_bytes
+from hespas.graph import Workload
 from tests.limits import SAFETY_S
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
@@ -589,6 +592,78 @@ def test_a_bomb_is_refused(tmp_path: Path, name: str) -> None:
     assert (done.returncode, bomb.says in done.stderr) == (bomb.code, True), done.stderr[-600:]
     assert f"error: {tmp_path}" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _BOMBS)
+def test_a_bomb_of_a_stranger_takes_half_a_gigabyte_at_most(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.et").write_bytes(et_file(et_node(1)))
+    bomb, source = _BOMBS[name], tmp_path / _BOMBS[name].name
+    source.write_bytes(bomb.make())
+    (tmp_path / "out").mkdir()
+    places = {"src": str(source), "out": str(tmp_path / "out"), "dir": str(tmp_path)}
+    arguments = [part.format(**places) for part in bomb.arguments]
+    command = {"main": "hespas", "convert": "hespas-convert", "validate": "hespas-validate"}[bomb.module]
+    limits = {resource.RLIMIT_DATA: 500 << 20, resource.RLIMIT_CPU: 5}
+    done = run_command(command, *arguments, "--untrusted", limits=limits)
+    assert done.returncode in {1, 2, 3, 4}, done.stderr[-600:]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+_WORLD = """HloModule m, num_partitions={ranks}, replica_count=1
+
+add {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}}
+
+ENTRY e {{
+  p = f32[1024]{{0}} parameter(0)
+  ROOT r = f32[1024]{{0}} all-reduce(p), replica_groups=[{groups},{size}]<=[{ranks}], channel_id=1,
+    use_global_device_ids=true, to_apply=add
+}}
+"""
+
+
+@pytest.mark.parametrize("groups", [1, 1 << 21])
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [("validate", ["check"]), ("main", ["simulate", "--hardware", "TPU-v4"]), ("main", ["view"])],
+)
+def test_a_job_of_millions_of_equal_ranks_takes_what_one_takes(
+    tmp_path: Path, module: str, command: list[str], groups: int
+) -> None:
+    path = tmp_path / "m.hlo.txt"
+    path.write_text(_WORLD.format(ranks=1 << 24, groups=groups, size=(1 << 24) // groups))
+    name = {"main": "hespas", "validate": "hespas-validate"}[module]
+    limits = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 5}
+    done = run_command(name, *command, str(path), limits=limits)
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr[-600:]
+    assert "16,777,216 ranks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "command"), [("validate", ["check"]), ("main", ["simulate", "--hardware", "TPU-v4"])]
+)
+def test_millions_of_ranks_of_several_classes_are_refused(
+    tmp_path: Path, module: str, command: list[str]
+) -> None:
+    """They are compared one by one, in memory and time that grow with them."""
+    program, path, ranks = tmp_path / "m.hlo.txt", tmp_path / "m.json", 1 << 22
+    program.write_text(_WORLD.format(ranks=ranks, groups=1, size=ranks))
+    read = hespas.read(program)
+    assert isinstance(read, Workload)
+    (graph,) = read.classes
+    rank_class = np.zeros(ranks, np.int32)
+    rank_class[ranks // 2 :] = 1
+    hespas.write(Workload(name="m", classes=(graph, replace(graph)), rank_class=rank_class), path)
+    limits = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 5}
+    name = {"main": "hespas", "validate": "hespas-validate"}[module]
+    done = run_command(name, *command, str(path), limits=limits)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "4,194,304 ranks of several kinds are more than 2,097,152" in done.stdout + done.stderr
+    assert "--max-input-bytes 268435456" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

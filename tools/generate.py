@@ -133,6 +133,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
         "CPU seconds, one more for every 200 kB; four times that and 20 s on the clock",
     ),
     "parser_cpu_s": ("`stablehlo`, `hlo` (binary)", "CPU seconds of the native parser, as above"),
+    "compared_ranks_bytes": ("`check`, `simulate`", "64 for each rank of a job whose ranks differ"),
     "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
     "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
     "replayed_characters": ("writing `stablehlo` as a replay", "text of the program (exit 4)"),

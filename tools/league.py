@@ -96,9 +96,10 @@ Free text (`notes`) changes nothing in a table with these columns. In a table wi
 phrases of `notes` and `accelerator_variant` fill it when the table is read; `python -m
 tools.published_settings IN.csv OUT.csv` writes the columns. Settings that a row does not state are assumed,
 and the row is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
-path of a device file (`my-device.toml`, from where the command runs); groups and factors go by the name that
+path of a device file in the folder of the table (`my-device.toml`); groups and factors go by the name that
 the device has. `network` is the system it stands in, by name (`dgx-h100-roce`) or file, sized to the row;
-without it, the usual one of the device. Models that do not ship are read from `models.csv` beside the table.
+without it, the usual one of the device. Models that do not ship are read from `models.csv` in that folder.
+A cell never opens a file out of the folder: absolute paths, `..` and links that lead elsewhere are refused.
 Rows are kept between runs, so one that is stopped goes on where it was; a row is predicted again where it, or
 a file that it or the estimator names, has changed.
 """

@@ -18,15 +18,18 @@ import msgspec
 
 from hespas._version import __version__
 from hespas.api.arguments import checked
-from hespas.api.grid_file import Grid, Value, read_grid
+from hespas.api.grid_file import AXES, Grid, Value, read_grid
 from hespas.api.grid_page import grid_page
 from hespas.api.grid_row import GridRow, grid_row
 from hespas.api.io import Document, Result, findings
+from hespas.estimators.registry import named_paths
 from hespas.files.documents import document_bytes, encoded, inert_cell
 from hespas.files.output import check_destination, write_atomically
-from hespas.files.sandbox import die_with_parent, safe_spawning
+from hespas.files.sandbox import safe_spawning, start_worker, worker_state
+from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError
+from hespas.hardware import is_path
 
 if TYPE_CHECKING:
     import pandas
@@ -115,7 +118,9 @@ def simulate_grid(
     source: str | Path | None = None,
     *,
     folder: str | Path | None = None,
+    estimator: str | None = None,
     jobs: int = 1,
+    allow_programs: bool = False,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -124,10 +129,42 @@ def simulate_grid(
 
     Into ``folder`` goes each row as it is finished, so that a run that was interrupted goes on where it was;
     at the end ``grid.json``, ``grid.csv`` and a page (``index.html``), which ``overwrite`` replaces. A row
-    that cannot be simulated says why, and is tried again. Raises ``FormatError`` for the file,
+    that cannot be simulated says why, and is tried again.
+
+    The file is data: it names files in its folder only, and no estimator that runs programs, executes the
+    workload or has an option that names files, unless ``allow_programs`` permits them or ``estimator`` is
+    the same one. Where the file names no estimator, ``estimator`` is that of all rows.
+
+    Raises ``FormatError`` for the file, ``BoundaryError`` where it names what needs permission,
     ``OutputError`` for a folder that holds an earlier table, without ``overwrite``.
     """
-    grid = path if isinstance(path, Grid) else read_grid(Path(path), None if source is None else Path(source))
+    with allowing_programs(allow_programs or programs_allowed()):
+        return _simulated_grid(
+            path,
+            source,
+            estimator,
+            folder=folder,
+            jobs=jobs,
+            overwrite=overwrite,
+            diagnostics=diagnostics,
+            progress=progress,
+        )
+
+
+def _simulated_grid(
+    path: str | Path | Grid,
+    source: str | Path | None,
+    estimator: str | None,
+    *,
+    folder: str | Path | None,
+    jobs: int,
+    overwrite: bool,
+    diagnostics: Diagnostics | None,
+    progress: Callable[[int, int], None] | None,
+) -> GridResult:
+    grid = path
+    if not isinstance(grid, Grid):
+        grid = read_grid(Path(grid), None if source is None else Path(source), estimator)
     target = None if folder is None else Path(folder)
     if target is not None:
         _make(target / _ROWS)
@@ -176,10 +213,10 @@ def _each(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, GridRow]]:
     if jobs <= 1 or len(tasks) <= 1:
         yield from map(_one, tasks)
         return
-    context, parent = get_context("spawn"), (os.getpid(),)
+    context = get_context("spawn")
     with (
         safe_spawning(),
-        ProcessPoolExecutor(min(jobs, len(tasks)), context, die_with_parent, parent) as pool,
+        ProcessPoolExecutor(min(jobs, len(tasks)), context, start_worker, worker_state()) as pool,
     ):
         for finished in as_completed([pool.submit(_one, task) for task in tasks]):
             yield finished.result()
@@ -189,9 +226,17 @@ def _key(settings: Mapping[str, Value]) -> str:
     """A name for a row: its settings, the files they name as they are now, and this version."""
     digest = blake2b(digest_size=12)
     digest.update(msgspec.json.encode([__version__, sorted(settings.items(), key=lambda item: item[0])]))
-    for value in settings.values():
-        digest.update(_stamp(Path(value)) if isinstance(value, str) else b"")
+    for key, value in settings.items():
+        for path in _named_by(key, str(value)):
+            digest.update(_stamp(path))
     return digest.hexdigest()
+
+
+def _named_by(key: str, text: str) -> list[Path]:
+    """Return the files that a setting names, or an option of an estimator, of which some are no files."""
+    if key == "estimator":
+        return named_paths(text.partition(":")[2])
+    return [Path(text)] if AXES[key].is_path or is_path(text) else []
 
 
 def _stamp(path: Path) -> bytes:

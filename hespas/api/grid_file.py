@@ -1,8 +1,10 @@
-"""A grid of simulations as a TOML file: a key per axis with a list of values, or one value for all rows."""
+"""A grid of simulations as a TOML file: a key per axis with a list of values, or one value for all rows.
+
+The file is data: files that it names lie in its folder, and estimators that run programs need permission.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,9 +13,12 @@ from pathlib import Path
 from typing import cast, get_args
 
 from hespas.api.preparation import Granularity, Missing, Mode
+from hespas.estimators.registry import check_stated_estimator
 from hespas.files.streams import read_toml
+from hespas.files.trust import file_beside
 from hespas.graph.columns import DTypeKind, find_dtype
-from hespas.graph.errors import FormatError, clipped
+from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.hardware import is_path
 from hespas.simulator.astra import Backend
 
 __all__ = ["AXES", "Grid", "Value", "read_grid"]
@@ -27,7 +32,7 @@ _EXAMPLE = 'a line is an axis: hardware = ["H100-SXM", "B200-SXM"]'
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """What an axis takes: ``is_path`` values are looked for beside the grid's file."""
+    """Values of an axis: ``is_path`` values are files in the folder of the grid's file."""
 
     expected: str
     holds: Callable[[Value], bool]
@@ -55,6 +60,7 @@ def _one_of(*names: str) -> _Axis:
     return _Axis(f"one of {', '.join(names)}", lambda value: value in names)
 
 
+_BY_NAME_OR_FILE = ("hardware", "system")
 _NAME, _FILE, _COUNT = _Axis("a name", _text), _Axis("a path", _text, True), _Axis("a whole number", _count)
 AXES: Mapping[str, _Axis] = {
     "source": _FILE,
@@ -97,10 +103,12 @@ class Grid:
         ]
 
 
-def read_grid(path: Path, source: Path | None = None) -> Grid:
-    """Read a grid. ``source`` is what it is a grid of where the file names none.
+def read_grid(path: Path, source: Path | None = None, estimator: str | None = None) -> Grid:
+    """Read a grid. ``source`` is the workload where the file names none; ``estimator``, which the user has
+    typed, is the one of all rows where the file names none, and otherwise permits the same one in the file.
 
-    Raises ``FormatError`` naming the key, what was expected and what to do.
+    Raises ``FormatError`` naming the key, what was expected and what to do; ``BoundaryError`` for a file
+    outside of the folder, or an estimator that needs permission.
     """
     stated = read_toml(path, "a grid", where="give a TOML file with axes", example=_EXAMPLE)
     axes: dict[str, tuple[Value, ...]] = {}
@@ -112,9 +120,11 @@ def read_grid(path: Path, source: Path | None = None) -> Grid:
                 hint=f"one of {', '.join(AXES)}",
             )  # fmt: skip
         if isinstance(value, list):
-            axes[key] = _values(path, key, cast("list[object]", value))
+            axes[key] = _values(path, key, cast("list[object]", value), estimator)
         else:
-            shared[key] = _checked(path, key, value)
+            shared[key] = _checked(path, key, value, estimator)
+    if estimator is not None:
+        _take_typed(path, estimator, axes, shared)
     if "source" not in axes and "source" not in shared:
         if source is None:
             raise FormatError("no source", path=str(path), hint='give SRC, or source = ["a.mlir", "b.mlir"]')
@@ -125,26 +135,38 @@ def read_grid(path: Path, source: Path | None = None) -> Grid:
     return Grid(str(path), axes, shared)
 
 
-def _values(path: Path, key: str, listed: Sequence[object]) -> tuple[Value, ...]:
-    values = tuple(_checked(path, key, value) for value in listed)
+def _take_typed(
+    path: Path, estimator: str, axes: Mapping[str, tuple[Value, ...]], shared: dict[str, Value]
+) -> None:
+    """Add the estimator that the user has typed. Raises ``UsageError`` where the file names only others."""
+    stated = axes["estimator"] if "estimator" in axes else (shared.setdefault("estimator", estimator),)
+    if estimator not in stated:
+        raise UsageError(
+            f"{path} names other estimators than `estimator={clipped(estimator)}`",
+            hint="leave it out: the estimators of the file are simulated",
+        )
+
+
+def _values(path: Path, key: str, listed: Sequence[object], estimator: str | None) -> tuple[Value, ...]:
+    values = tuple(
+        _checked(path, key, value, estimator, f"{key}[{place}]") for place, value in enumerate(listed)
+    )
     if not values or len(set(values)) < len(values):
         fault = "lists a value twice" if values else "lists nothing"
         raise FormatError(f"{key} {fault}", path=str(path), position=key, hint=_EXAMPLE)
     return values
 
 
-def _checked(path: Path, key: str, value: object) -> Value:
+def _checked(path: Path, key: str, value: object, estimator: str | None, position: str = "") -> Value:
     axis = AXES[key]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not axis.holds(value):
         raise FormatError(
             f"{key} has the value {clipped(repr(value))}", path=str(path), position=key,
             hint=f"expected {axis.expected}, or a list of such",
         )  # fmt: skip
-    return str(path.parent / str(value)) if axis.is_path or _is_file(key, value) else value
-
-
-def _is_file(key: str, value: Value) -> bool:
-    """Whether a device or a system is given by its file."""
-    if key not in ("hardware", "system") or not isinstance(value, str):
-        return False
-    return value.endswith(".toml") or any(each in value for each in (os.sep, os.altsep) if each)
+    if not isinstance(value, str):
+        return value
+    if key == "estimator" and value != estimator:
+        check_stated_estimator(value, path, position or key)
+    is_file = axis.is_path or (key in _BY_NAME_OR_FILE and is_path(value))
+    return str(file_beside(path, value, position or key)) if is_file else value

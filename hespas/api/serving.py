@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -359,10 +360,12 @@ def serve(
     *,
     with_rows: bool = False,
     diagnostics: Diagnostics | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ServingResult:
     """Let a server answer requests: those of a log (CSV or JSON lines: arrival, prompt tokens, output
     tokens), of ``poisson:rate=4,prompt=1024,output=256``, ``bursts:`` or ``closed:concurrency=16``, or as a
-    value. ``with_rows``: the document has a row for each. Replicas of attention (``dp``) take turns; those
+    value. ``with_rows``: the document has a row for each. ``progress`` is called with the finished requests
+    and all. Replicas of attention (``dp``) take turns; those
     beyond the requests that are under way at any time are idle.
 
     Raises ``UsageError`` for settings that contradict each other, ``UnsupportedError`` for what does not fit
@@ -377,7 +380,11 @@ def serve(
     times = server.times(step, int((asked.prompt + asked.output).max()), found)
     busy = min(server.dp, len(asked), asked.concurrency or len(asked))
     shares = [share_of(asked, place, busy) for place in range(busy)]
-    runs = tuple(run_server(each, times, policy, cache_tokens=room) for each in shares)
+    runs: list[ServingRun] = []
+    for share in shares:
+        before = sum(len(run.requests) for run in runs)
+        told = _counted_on(progress, before, len(asked))
+        runs.append(run_server(share, times, policy, cache_tokens=room, progress=told))
     put_back = sum(int(run.put_back.sum()) for run in runs)
     found.info(
         "serving.put-back",
@@ -388,12 +395,19 @@ def serve(
     return ServingResult(
         server=server,
         model=step.model.name,
-        runs=runs,
+        runs=tuple(runs),
         cache_tokens=room,
         with_rows=with_rows,
         inputs=_inputs(server, requests),
         diagnostics=found,
     )
+
+
+def _counted_on(
+    progress: Callable[[int, int], None] | None, before: int, total: int
+) -> Callable[[int, int], None] | None:
+    """Return a callback for a replica that adds the requests of those before it."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
 
 
 def _inputs(server: Server, requests: str | Path | Requests) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from threading import Lock
 from types import ModuleType
 from typing import TextIO, cast
 
+from hespas.files.trust import refuse_in_untrusted
 from hespas.graph.errors import HespasError, MissingExtraError, UsageError
 
 __all__ = ["load_function", "load_object", "users_code"]
@@ -32,6 +33,7 @@ def load_function(target: str) -> Callable[..., object]:
 
 def load_object(target: str, beside: str = "") -> object:
     """What ``target`` names; a name alone is one of the module of ``beside``. Raises ``UsageError``."""
+    refuse_in_untrusted(f"{target!r} names a module of yours, which runs")
     place, colon, name = target.rpartition(":")
     if not colon:
         place, name = beside.rpartition(":")[0], target

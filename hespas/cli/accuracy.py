@@ -95,6 +95,7 @@ def accuracy(
     workload: options.Workload = None,
     capture: options.Capture = None,
     estimator: _EstimatorOption = None,
+    allow_programs: options.AllowPrograms = False,
     report: _ReportOption = None,
     json_file: options.Json = None,
     max_mape: _MapeOption = None,
@@ -107,6 +108,8 @@ def accuracy(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Compare estimates with what was measured, beside naive baselines and the noise of the measurement.
@@ -201,6 +204,8 @@ def compare(
     overwrite: options.Overwrite = False,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """What got better or worse between two accuracy reports.

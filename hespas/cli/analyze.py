@@ -86,6 +86,8 @@ def analyze(
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Where the time of measured profiles went: busy and idle, operations, kernels, what there is to win."""

@@ -122,6 +122,7 @@ def calibrate(
     table: options.Tables = None,
     workload: options.Workload = None,
     estimator: _EstimatorOption = None,
+    allow_programs: options.AllowPrograms = False,
     split: _SplitOption = "",
     test_by: Annotated[
         list[_Test] | None,
@@ -144,6 +145,8 @@ def calibrate(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Fit estimators on measurements and write a hardware file that holds the fits.

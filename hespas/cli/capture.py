@@ -12,6 +12,7 @@ from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.cli import options
 from hespas.cli.session import answer_apart, check_reports, command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
+from hespas.files.children import ending_what_it_starts
 from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def capture(
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Capture a program of JAX or PyTorch for a mesh of devices that need not be there.
@@ -151,7 +154,7 @@ def capture(
         others = {name: [path] for name, path in named.items() if path}
         check_reports({"--json": json_file}, others, overwrite=overwrite)
         axes = tuple(part.strip() for part in explicit.split(",") if part.strip())
-        with progress_bar("writing", progress) as callback, answer_apart():
+        with progress_bar("writing", progress) as callback, answer_apart(), ending_what_it_starts():
             parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
             done = api.capture(
                 target,

@@ -38,6 +38,8 @@ def capture(
     overwrite: options.Overwrite = False,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Whether a captured program is what ran: operations, their order, collectives and bytes, exactly.

@@ -139,6 +139,7 @@ def convert(
     recover: options.Recover = False,
     hardware: _Hardware = "",
     estimator: options.Estimator = STEP_ESTIMATOR,
+    allow_programs: options.AllowPrograms = False,
     ranks: _Ranks = "",
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,
@@ -164,6 +165,8 @@ def convert(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
     show_version: options.Version = False,
 ) -> None:

@@ -59,6 +59,7 @@ def estimate(
         ),
     ] = None,
     estimator: options.Estimators = None,
+    allow_programs: options.AllowPrograms = False,
     granularity: options.Granularity = None,
     array: Annotated[
         str,
@@ -94,6 +95,8 @@ def estimate(
     run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Time per operation class of one step on a device, or of each operation of a table."""

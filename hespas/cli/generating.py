@@ -104,6 +104,8 @@ def _output(
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> _Output:
     """The options of every command, and their defaults."""

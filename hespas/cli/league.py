@@ -51,6 +51,7 @@ def league(
         ),
     ] = None,
     estimator: Annotated[str, typer.Option(metavar="NAME", help="Times of kernels.")] = "composite",
+    allow_programs: options.AllowPrograms = False,
     report: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=report_folder, help="Write a page, JSON and CSV into DIR."),
@@ -61,6 +62,8 @@ def league(
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Predict the step of every run of a table from its settings, and judge it beside what was measured.

@@ -58,6 +58,8 @@ def estimators(
     *,
     as_json: options.AsJson = False,
     overwrite: options.Overwrite = False,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """The estimators: what each is, whether it can be used here, and what to install."""
@@ -105,6 +107,8 @@ def hardware_list(
     *,
     as_json: options.AsJson = False,
     overwrite: options.Overwrite = False,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """The devices, and the systems of them, that ship with the package."""
@@ -180,6 +184,8 @@ def _main_memory(device: Device) -> tuple[float, int]:
 @hardware_app.command("show")
 def hardware_show(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A device or a hardware file.")],
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """A device as the TOML file that describes it, sources included."""
@@ -196,6 +202,8 @@ def hardware_measure(
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Where to write the hardware file.")],
     name: Annotated[str, typer.Option(help="The name of the device in the file.")] = "this-cpu",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE where it exists.")] = False,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Measure this machine's CPU (some ten seconds) and write it as a hardware file."""

@@ -16,13 +16,16 @@ from hespas.api import preparation
 from hespas.api.parts import Parts
 from hespas.cli.session import set_loudness, version
 from hespas.converters import format as formats
+from hespas.files import trust
 from hespas.files.streams import VARIABLE
+from hespas.files.trust import allowing_programs, check_limits, untrusted_limits
 from hespas.graph.errors import UsageError
 
 __all__ = [
     "DEVICE",
     "INPUT",
     "OUTPUT",
+    "AllowPrograms",
     "AsJson",
     "Capture",
     "Cluster",
@@ -54,6 +57,8 @@ __all__ = [
     "SourceFormat",
     "Tables",
     "Tokens",
+    "Untrusted",
+    "UntrustedLimit",
     "Version",
     "Workload",
     "device_names",
@@ -109,16 +114,39 @@ def format_names(incomplete: str) -> Sequence[str]:
 
 def _trust(context: typer.Context, number: int | None) -> None:
     """Raise the limits on inputs, of this process and its children, until the command ends."""
-    if number is None:
+    if number is not None:
+        _set_variable(context, VARIABLE, str(number))
+
+
+def _distrust(context: typer.Context, untrusted: bool) -> None:
+    """Treat inputs as untrusted, in this process and its children, until the command ends."""
+    if untrusted and untrusted_limits() is None:
+        _set_variable(context, trust.VARIABLE, "1")
+
+
+def _limit(context: typer.Context, stated: list[str] | None) -> None:
+    """Change limits of untrusted inputs until the command ends."""
+    if not stated:
         return
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(number)
+    if untrusted_limits() is None:
+        raise typer.BadParameter("is a limit of untrusted inputs: add --untrusted")
+    text = ",".join([os.environ[trust.VARIABLE], *stated])
+    try:
+        check_limits(text)
+    except UsageError as error:
+        raise typer.BadParameter(f"{error.message}; {error.hint}") from error
+    _set_variable(context, trust.VARIABLE, text)
+
+
+def _set_variable(context: typer.Context, name: str, text: str) -> None:
+    before = os.environ.get(name)
+    os.environ[name] = text
 
     def restore() -> None:
         if before is None:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(name, None)
         else:
-            os.environ[VARIABLE] = before
+            os.environ[name] = before
 
     context.call_on_close(restore)
 
@@ -138,6 +166,11 @@ def _parse_shard(text: str) -> tuple[int, int] | None:
     if not slash or len(numbers) < 2:
         raise UsageError(f"--shard {text!r} is no share of several", hint="the first of four: --shard 1/4")
     return int(number), int(shares)
+
+
+def _allow_programs(context: typer.Context, allowed: bool) -> None:
+    if allowed:
+        context.with_resource(allowing_programs())
 
 
 def _assume_dtype(context: typer.Context, name: str) -> None:
@@ -324,6 +357,16 @@ Estimators = Annotated[
         rich_help_panel=DEVICE,
     ),
 ]
+AllowPrograms = Annotated[
+    bool,
+    typer.Option(
+        "--allow-programs",
+        callback=_allow_programs,
+        expose_value=False,
+        help="Let input files name estimators that run programs, execute the workload or read other files.",
+        rich_help_panel=DEVICE,
+    ),
+]
 Granularity = Annotated[
     preparation.Granularity | None,
     typer.Option(
@@ -428,6 +471,29 @@ Loudness = Annotated[
         show_default=False,
         help="Also tell what hardly anybody misses; or only results and errors.",
         rich_help_panel=OUTPUT,
+    ),
+]
+Untrusted = Annotated[
+    bool,
+    typer.Option(
+        "--untrusted",
+        callback=_distrust,
+        expose_value=False,
+        is_eager=True,
+        help="Limit processor time, memory and ranks, and run no programs of others: for inputs of strangers "
+        "(SECURITY.md).",
+        rich_help_panel=INPUT,
+    ),
+]
+UntrustedLimit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=N",
+        callback=_limit,
+        expose_value=False,
+        help="Change a limit of --untrusted: cpu_s, memory_bytes or ranks; repeatable.",
+        rich_help_panel=INPUT,
     ),
 ]
 Debug = Annotated[

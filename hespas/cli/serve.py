@@ -9,7 +9,14 @@ import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
-from hespas.cli.session import check_reports, command_line, emit, hardware_files, say_diagnostics
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    hardware_files,
+    progress_bar,
+    say_diagnostics,
+)
 from hespas.cli.text import count_text, counted, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics
 
@@ -104,11 +111,15 @@ def serve(
     prompt_us: _PromptUs = 0.0,
     request_ms: _RequestMs = 0.0,
     estimator: options.Estimator = DEFAULT_ESTIMATOR,
+    allow_programs: options.AllowPrograms = False,
     out: _Out = None,
     json_file: options.Json = None,
     rows: _Rows = False,
     overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Serve a language model: time to the first token, time between tokens and throughput of requests.
@@ -134,7 +145,8 @@ def serve(
             cache_tokens=cache_tokens, host_us=host_us, sequence_us=sequence_us, prompt_us=prompt_us,
             request_ms=request_ms, estimator=estimator,
         )  # fmt: skip
-        done = api.serve(server, requests, with_rows=rows, diagnostics=diagnostics)
+        with progress_bar("serving", progress) as callback:
+            done = api.serve(server, requests, with_rows=rows, diagnostics=diagnostics, progress=callback)
         if out:
             api.write_request_rows(done, out, overwrite=overwrite)
         if json_file:

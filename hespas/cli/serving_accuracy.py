@@ -71,11 +71,14 @@ def serving(
     calibrate: _CalibrateOption = _Calibrate.NONE,
     recorded: _Recorded = None,
     estimator: options.Estimator = "composite",
+    allow_programs: options.AllowPrograms = False,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Measured runs of servers beside their predicted times to the first token and per token.

@@ -23,10 +23,18 @@ from hespas.api.io import is_standard_output, spooled_input
 from hespas.cli.text import flagged, plain_text
 from hespas.converters import find_format
 from hespas.converters.format import ReadOptions
+from hespas.files.budget import beyond_memory, command_budget
 from hespas.files.output import placed_together
 from hespas.files.streams import STANDARD_STREAM, first_bytes, limits, read_document, standard_input_in
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
+from hespas.graph.errors import (
+    FormatError,
+    HespasError,
+    OutputError,
+    UsageError,
+    clipped,
+    exit_code,
+)
 from hespas.graph.plugins import set_aside
 
 __all__ = [
@@ -193,7 +201,7 @@ def command_line(
     _fill_closed_descriptors()
     before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
     try:
-        with _heeding_signals(), _standard_input(reads), _plugins_told(), _results_last():
+        with _heeding_signals(), command_budget(), _standard_input(reads), _plugins_told(), _results_last():
             _check_assumed()
             yield
     except (HespasError, MemoryError) as error:
@@ -201,7 +209,7 @@ def command_line(
             say_diagnostics(diagnostics, source)
         if debug:
             raise
-        known = error if isinstance(error, HespasError) else _too_much(source)
+        known = error if isinstance(error, HespasError) else beyond_memory(source)
         raise typer.Exit(_ended_by(known)) from error
     except KeyboardInterrupt as error:
         raise _interrupted() from error
@@ -262,7 +270,7 @@ def _unforeseen(
     of ours, nor is memory that it does not give.
     """
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return _ended_by(_too_much(source))
+        return _ended_by(beyond_memory(source))
     if isinstance(error, OSError) and (known := _refused(error, reads, writes)):
         return _ended_by(known)
     say(
@@ -311,18 +319,6 @@ def _refuse_zeros(beginning: Path) -> None:
             find_format(beginning, None)
         except FormatError as error:
             raise FormatError(error.message, path=STANDARD_STREAM, hint=error.hint) from error
-
-
-def _too_much(source: str) -> FormatError:
-    """What is said where memory ran out: an input that asks for more than the machine, or a limit set on the
-    process, gives.
-    """
-    return FormatError(
-        "asks for more memory than there is",
-        path=source or None,
-        position="the input as a whole",
-        hint="convert a part of it, or use a machine with more memory; is the file damaged?",
-    )
 
 
 def _told(error: HespasError) -> list[str]:

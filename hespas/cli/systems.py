@@ -39,6 +39,8 @@ def hardware_system(
     ] = None,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """A system as the TOML file that describes it, sources included; or as ASTRA-sim's configuration files.

@@ -42,16 +42,16 @@ _LONGEST = 1e15
 
 
 _SAME_NAME = (
-    "against alone args astra_bin astra_timeout backend batch beside cache cache_tokens calibrate capacity "
-    "capture classes cluster comm_groups compile_for compiled context context_all_to_all cp "
-    "default_dtype devices dp drafts ep estimator etp expert_node explicit factors framework global_batch "
-    "granularity grid hardware imbalance lora_rank max_batched_tokens max_e2e max_input_bytes max_mape "
-    "max_regression measured memory_config mesh micro_batch min_coverage missing mode model_flops "
-    "network_config "
-    "num_devices num_replicas only_classes out overlap overwrite page partitioner platform pp precision "
-    "profile prompt queues_per_dim ranks real_tensors recompute recorded recover report requests rescale "
-    "resume ring_attention run_time_unit schedule seq sequence_parallel shard split system system_config "
-    "table test_by timeline timeout tokens tp vp workload zero"
+    "against allow_programs alone args astra_bin astra_timeout backend batch beside cache "
+    "cache_tokens calibrate capacity capture classes cluster comm_groups compile_for compiled context "
+    "context_all_to_all cp default_dtype devices dp drafts ep estimator etp expert_node explicit "
+    "factors framework global_batch granularity grid hardware imbalance limit lora_rank "
+    "max_batched_tokens max_e2e max_input_bytes max_mape max_regression measured memory_config mesh "
+    "micro_batch min_coverage missing mode model_flops network_config num_devices num_replicas "
+    "only_classes out overlap overwrite page partitioner platform pp precision profile prompt "
+    "queues_per_dim ranks real_tensors recompute recorded recover report requests rescale resume "
+    "ring_attention run_time_unit schedule seq sequence_parallel shard split system system_config "
+    "table test_by timeline timeout tokens tp untrusted vp workload zero"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
     "broken": "--break",

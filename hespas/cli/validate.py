@@ -103,6 +103,8 @@ def check(
     comm_groups: options.CommGroups = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Structure and rank rules of any file: ids, dependencies, cycles, sizes, matching across ranks.
@@ -197,6 +199,8 @@ def roundtrip(
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
     """Take files through every pair of formats and back: what each pair keeps, as a matrix.

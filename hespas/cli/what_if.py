@@ -23,8 +23,9 @@ __all__ = ["WhatIf"]
 
 _OWN = frozenset(
     {
-        "source", "grid", "compare", "jobs", "json_file", "report", "overwrite", "progress", "loudness",
-        "debug", "max_input_bytes", "comm_groups", "default_dtype", "dim", "run_time_unit",
+        "source", "grid", "estimator", "allow_programs", "compare", "jobs", "json_file", "report",
+        "overwrite", "progress", "loudness", "debug", "max_input_bytes", "comm_groups", "default_dtype",
+        "dim", "run_time_unit", "untrusted", "limit",
     }
 )  # fmt: skip
 """What may stand beside a grid or a comparison."""
@@ -76,7 +77,7 @@ class WhatIf:
             taken: Mapping[str, Sequence[str | Path]] = {"an input": [each for each in reads if each]}
             check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
             if self.grid is not None:
-                self._grid(self.grid, source, diagnostics)
+                self._grid(self.grid, source, several["estimator"], context, diagnostics)
             elif self.compare is not None:
                 self._compare(self.compare, source, diagnostics)
             elif source is not None:
@@ -110,14 +111,28 @@ class WhatIf:
         _show_columns(done)
         _end(done)
 
-    def _grid(self, path: Path, source: Path | None, diagnostics: Diagnostics) -> None:
+    def _grid(
+        self,
+        path: Path,
+        source: Path | None,
+        estimators: Sequence[str],
+        context: typer.Context,
+        diagnostics: Diagnostics,
+    ) -> None:
         from hespas import api
+
+        if len(estimators) > 1:
+            raise UsageError(
+                "--grid takes one --estimator", hint="list them in the grid and --allow-programs"
+            )
+        is_typed = _is_shared(context, "estimator")
 
         with progress_bar("simulating", self.progress) as callback:
             done = api.simulate_grid(
                 path,
                 source,
                 folder=self.report,
+                estimator=estimators[0] if is_typed else None,
                 jobs=self.jobs,
                 overwrite=self.overwrite,
                 diagnostics=diagnostics,

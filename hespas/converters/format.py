@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hespas.files.budget import reading_budget, refuse_ranks
 from hespas.files.streams import limits
 from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
 from hespas.graph.plugins import attribute_of
@@ -211,6 +212,25 @@ class Format:
     extra: str = ""
     as_workload: str = ""
     empty_code: str = ""
+
+    def __post_init__(self) -> None:
+        """Give the reader its budget."""
+        if self.read is not None and not isinstance(self.read, _Budgeted):
+            object.__setattr__(self, "read", _Budgeted(self.read))
+
+
+@dataclass(frozen=True, slots=True)
+class _Budgeted:
+    """A reader with the budget of every input: see :mod:`hespas.files.budget`."""
+
+    reader: Callable[[Path, ReadOptions, Diagnostics], Value]
+
+    def __call__(self, path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+        with reading_budget(path):
+            value = self.reader(path, options, diagnostics)
+        if isinstance(value, Workload):
+            refuse_ranks(value.num_ranks, str(path))
+        return value
 
 
 def warn_of_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import isnan
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Calibrated:
 
     chip_wide: bool = True
     num_ranks: int = -1
+
+    inert_options: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:

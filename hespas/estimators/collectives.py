@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import exp, inf, isnan, nan
+from typing import ClassVar
 
 import numpy as np
 
@@ -164,6 +165,8 @@ class Collectives:
     num_ranks: int = -1
     kin: tuple[str, ...] = MEASURED
     clusters: bool = True
+
+    inert_options: ClassVar[frozenset[str]] = frozenset({"library"})
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import isnan, nan
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class Compiler:
     """Cycles as the compiler states them. ``clock_ghz``: the clock they count (0: that of the device)."""
 
     clock_ghz: float = 0.0
+
+    inert_options: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from hespas.estimators.registry import (
     Estimator,
     OperationModel,
     Prediction,
+    check_stated_estimator,
     estimate_with,
     for_job,
     load_estimator,
@@ -91,7 +92,8 @@ def _checked(order: tuple[str, ...], where: str) -> tuple[str, ...]:
 def read_order(path: str) -> Order:
     """An order from a TOML file: a list ``order``, and a table ``kinds`` of lists by kind of operation.
 
-    Raises ``FormatError`` naming the key that is wrong.
+    Raises ``FormatError`` naming the key that is wrong, ``BoundaryError`` for an estimator that needs
+    permission.
     """
     example = 'a whole file is: order = ["calibrated", "roofline"]'
     root = read_toml(Path(path), "an order of estimators", where="check the path", example=example)
@@ -121,6 +123,8 @@ def _list(value: object, path: str, where: str) -> tuple[str, ...]:
     items = tuple(item for item in stated if isinstance(item, str))
     if not isinstance(value, list) or len(items) != len(stated):
         raise FormatError("expected a list of estimators", path=path, position=where)
+    for item in items:
+        check_stated_estimator(item, path, where)
     try:
         return _checked(items, where)
     except UsageError as error:
@@ -281,6 +285,8 @@ class Composite:
     order: str = ""
     path: str = ""
     num_ranks: int = -1
+
+    inert_options: ClassVar[frozenset[str]] = frozenset()
     _plan: Order = field(init=False, repr=False, compare=False)
     _models: tuple[Estimator, ...] = field(init=False, repr=False, compare=False)
 

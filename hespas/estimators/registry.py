@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
+from hespas.files.trust import check_program, programs_allowed, refuse_in_untrusted
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
@@ -35,6 +36,7 @@ __all__ = [
     "OperationModel",
     "Prediction",
     "Probed",
+    "check_stated_estimator",
     "estimate_by_operation",
     "estimate_with",
     "estimator_factory",
@@ -60,6 +62,10 @@ class Estimator(Protocol):
     """A model of time: a frozen dataclass whose fields are its options.
 
     A node it does not cover gets NaN, never 0; a node that costs nothing gets 0, and no other does.
+
+    A class that runs no program and executes no workload declares ``inert_options``, a frozenset of those of
+    its text options that name no file, program or estimator. Input files may name such a class with these
+    options, numbers and booleans; any other needs the user's permission (:func:`check_stated_estimator`).
     """
 
     @property
@@ -369,6 +375,8 @@ def load_estimator(spelling: str) -> Estimator:
     name, _, text = spelling.partition(":")
     factory = estimator_factory(name)
     options = _options(name, factory, text) if text else {}
+    if vars(factory).get("inert_options") is None if isinstance(factory, type) else True:
+        refuse_in_untrusted(f"estimator {clipped(name)!r} runs programs or the workload")
     made = guarded(name, lambda: factory(**options))
     if not isinstance(made, Estimator):
         absent = object()
@@ -376,6 +384,36 @@ def load_estimator(spelling: str) -> Estimator:
         listed = " and no ".join(map(repr, lacks))
         raise _TABLE.unusable(name, f"what it makes is no estimator: it has no {listed}")
     return made
+
+
+def check_stated_estimator(spelling: str, file: str | Path, position: str) -> None:
+    """Check an estimator that an input file states.
+
+    Raises ``BoundaryError`` without permission where it runs a program, executes the workload, or has an
+    option that names a file, a program or other estimators. An unknown name passes: nothing runs by it.
+    """
+    if programs_allowed():
+        return
+    name, _, text = spelling.partition(":")
+    try:
+        factory = estimator_factory(name)
+    except HespasError:
+        return
+    if why := _not_inert(factory, text):
+        check_program(f"estimator {clipped(spelling)!r} {why}", file, position, typed="type this estimator")
+
+
+def _not_inert(factory: object, text: str) -> str:
+    """Return the reason why an estimator with these options needs permission; empty where it needs none."""
+    inert = vars(factory).get("inert_options") if isinstance(factory, type) else None
+    if not isinstance(inert, frozenset):  # not inherited: a class declares it for its own code
+        return "runs programs or the workload"
+    kinds = {field.name: field.default for field in fields(factory)} if is_dataclass(factory) else {}
+    for part in text.split(",") if text else ():
+        key = part.partition("=")[0]
+        if key not in inert and not isinstance(kinds.get(key, ""), (bool, int, float)):
+            return f"has the option {clipped(key)!r}, which may name files or programs"
+    return ""
 
 
 def named_paths(spelling: str) -> list[Path]:

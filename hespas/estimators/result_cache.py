@@ -7,6 +7,7 @@ renamed), so an interrupted run is resumed where it stopped; one that cannot be 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,12 +56,14 @@ class ResultCache(Generic[_Result]):
     type: type[_Result]
 
     def get(self, key: str) -> _Result | None:
-        """What is kept; None where nothing is, or nothing that can be read."""
+        """Return a saved result; None where it is absent, unreadable, or others may have written it."""
         path = self._file(key)
         try:
             if not path.is_file():  # a pipe that nobody writes to would be waited for
                 return None
             with path.open("rb") as file:
+                if not _is_own(os.fstat(file.fileno())):
+                    return None
                 data = file.read(_LARGEST + 1)
             return None if len(data) > _LARGEST else msgspec.json.decode(data, type=self.type)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -161,6 +164,13 @@ class _Lock:
         except OSError as error:
             raise _cannot(self.path.parent, error) from error
         return True
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Return True if only this user can have written a file."""
+    if not hasattr(os, "getuid"):  # Windows
+        return True
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _cannot(folder: Path, error: OSError) -> OutputError:

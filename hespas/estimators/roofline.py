@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,8 @@ class Roofline:
     default_dtype: str = ""
     num_ranks: int = -1
     algorithm: Algorithm = "auto"
+
+    inert_options: ClassVar[frozenset[str]] = frozenset({"algorithm", "default_dtype"})
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import isnan
+from typing import ClassVar
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class Training:
     bandwidth: float = 1.0
     fused: bool = True
     num_ranks: int = -1
+
+    inert_options: ClassVar[frozenset[str]] = frozenset({"attention"})
     _model: Estimator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

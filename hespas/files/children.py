@@ -1,9 +1,12 @@
-"""What a supervised child process leaves behind: how it ended, and the error that it hands to its parent."""
+"""Ends of child processes: how one ended, the error that it hands to its parent, and what others started."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from hespas.graph.errors import (
     FormatError,
@@ -14,7 +17,7 @@ from hespas.graph.errors import (
     clipped,
 )
 
-__all__ = ["end_of", "error_as_text", "error_from_text"]
+__all__ = ["end_of", "ending_what_it_starts", "error_as_text", "error_from_text"]
 
 _KINDS: Mapping[str, type[HespasError]] = {
     kind.__name__: kind for kind in (FormatError, InvariantError, UnsupportedError, UsageError)
@@ -48,3 +51,39 @@ def error_from_text(told: Mapping[str, str]) -> HespasError:
     """The error that a child has told by :func:`error_as_text`."""
     kind = _KINDS.get(told["kind"], UnsupportedError)
     return kind(told["message"], hint=told["hint"] or None, position=told.get("position") or None)
+
+
+@contextmanager
+def ending_what_it_starts() -> Generator[None]:
+    """End the processes that code of the user starts within, and theirs, where it is interrupted. Linux
+    lists them; elsewhere they stay.
+    """
+    before = _descendants()
+    try:
+        yield
+    except KeyboardInterrupt:
+        for pid in _descendants() - before:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _descendants() -> set[int]:
+    """Return the processes below this one."""
+    found: set[int] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        tasks = Path(f"/proc/{waiting.pop()}/task")
+        for task in _listed(tasks):
+            with suppress(OSError):
+                children = set(map(int, (task / "children").read_text().split()))
+                waiting += children - found
+                found |= children
+    return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # it has ended, or the system has no such list
+        return []

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock, current_thread
@@ -26,6 +27,7 @@ from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from hespas.files.streams import limits
+from hespas.files.trust import permit_programs, programs_allowed, untrusted_limits
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 
 __all__ = [
@@ -45,7 +47,9 @@ __all__ = [
     "parser_time",
     "run_sandboxed",
     "safe_spawning",
+    "start_worker",
     "tied_to_parent",
+    "worker_state",
 ]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -109,9 +113,13 @@ def allowance(size: int) -> Allowance:
     a place of its own, take 39 for each byte of their bytecode), all of it 1 GB and 20 bytes a byte (calls
     may make a small program a large graph). CPU time: 1.5 s for a parser, 6 s in all, and a second more for
     every 200 kB (the slowest program seen takes a second for 3 MB; parsers loop without end on some damaged
-    bytes). An input of any size gets what one of ``trusted_bytes`` would.
+    bytes). An input of any size gets what one of ``trusted_bytes`` would; an untrusted one a share of the
+    limits of a command.
     """
-    bounds = limits()
+    bounds, stranger = limits(), untrusted_limits()
+    if stranger is not None:
+        seconds, size_bytes = stranger.cpu_s / 4, stranger.memory_bytes
+        return Allowance(size_bytes // 2, size_bytes, ceil(seconds), 60.0 + 20.0 * seconds, seconds)
     size = max(size, bounds.trusted_bytes)
     parser = bounds.parser_bytes + 64 * size
     cpu_s = bounds.program_cpu_s + size // 200_000 + 1
@@ -217,6 +225,17 @@ def safe_spawning() -> Generator[None]:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
+
+
+def worker_state() -> tuple[int, bool]:
+    """Return the arguments of :func:`start_worker` in the worker processes of this one."""
+    return os.getpid(), programs_allowed()
+
+
+def start_worker(parent: int, allowed: bool) -> None:
+    """Begin a worker process of ``multiprocessing``: it ends with its parent, and has its permissions."""
+    die_with_parent(parent)
+    permit_programs(allowed)
 
 
 def die_with_parent(parent: int) -> None:

@@ -20,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from hespas.files.trust import check_link
 from hespas.graph.errors import FormatError, OutputError, UsageError
 
 __all__ = [
@@ -66,7 +67,8 @@ class Limits:
     times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
     a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
     its text. Real models have 400 trees, and have seen 10,000 octaves of sizes. XLA takes hours for programs
-    of fewer operations than a replay may have.
+    of fewer operations than a replay may have. Ranks that differ in class or situation are compared one by
+    one, 64 bytes each.
     """
 
     input_bytes: int = 64 << 30
@@ -96,13 +98,14 @@ class Limits:
     program_bytes: int = 10**9
     program_cpu_s: int = 6
     parser_cpu_s: float = 1.5
+    compared_ranks_bytes: int = 64 << 21
     replayed_operations: int = 200_000
     replayed_edges: int = 500_000
     replayed_characters: int = 32 << 20
 
 
 def limits() -> Limits:
-    """The limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
+    """Return the limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
     return _stated(os.environ.get(VARIABLE, ""))
 
 
@@ -156,6 +159,7 @@ def open_input(path: Path, buffering: int = -1) -> BinaryIO:
     """The bytes of a file. Raises ``OSError`` where it cannot be opened, and for pipes, devices, sockets and
     folders: the wait for a pipe's other end would be forever.
     """
+    check_link(path)
     handle = os.open(located(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

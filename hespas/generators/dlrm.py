@@ -15,7 +15,7 @@ from typing import Literal
 
 from hespas.generators.llm.assemble import Part
 from hespas.generators.llm.kernels import Kernels, Tensor
-from hespas.generators.spec import Account
+from hespas.generators.spec import Account, Bounded
 from hespas.graph import CollectiveKind, GraphBuilder, OpClass, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
 
@@ -28,7 +28,7 @@ Sharding = Literal["table", "row", "column"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DlrmStep:
+class DlrmStep(Bounded):
     """``batch`` samples on each rank; ``tables`` of ``rows`` x ``width`` with ``lookups`` a sample.
     ``bottom`` are widths from the dense features to before ``width``; ``top`` of layers before the last,
     which has one.

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hespas.generators.spec import Account, cuts_of
+from hespas.generators.spec import Account, Bounded, cuts_of
 from hespas.graph import (
     CollectiveKind,
     ExplicitGroups,
@@ -44,7 +44,7 @@ _MOST_RANKS, _MOST_NODES = 1 << 16, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomJob:
+class RandomJob(Bounded):
     """``nodes`` events of which ``collective_share`` are collectives and ``p2p_share`` messages; the rest is
     work of one class each. Rank r runs class r mod ``classes``. Nodes wait for up to three of the last
     ``width`` nodes of their rank. Equal settings make equal jobs.

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from math import nan
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from hespas.graph import CollectiveKind, Workload
+from hespas.graph.errors import UsageError
 
-__all__ = ["REDUCES", "Account", "Filling", "Generator", "cuts_of", "fillings"]
+__all__ = [
+    "MOST_COUNT",
+    "REDUCES",
+    "Account",
+    "Bounded",
+    "Filling",
+    "Generator",
+    "beyond_bound",
+    "cuts_of",
+    "fillings",
+]
+
+MOST_COUNT = 1 << 31
+"""The bound of every setting of a generator that is a number: products of three stay within 128 bits, and one
+with its byte count within the 64 bits that a dimension of a tensor has.
+"""
+
+
+def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:
+    """Yield each number of a dataclass that is beyond :data:`MOST_COUNT`, with a short form of it."""
+    for name in (field.name for field in fields(cast("Any", settings))):
+        value: object = getattr(settings, name)
+        for number in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not abs(number) <= MOST_COUNT:
+                is_far = isinstance(number, int) and abs(number) > 1 << 1000
+                yield name, "far" if is_far else f"{number:g}"
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Base class of settings: a frozen dataclass whose numbers are bounded when it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises ``UsageError`` for one beyond :data:`MOST_COUNT`."""
+        for name, shown in beyond_bound(self):
+            raise UsageError(f"{name}: {shown} is beyond {MOST_COUNT:,}", hint=f"a smaller `{name}`")
+
 
 REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE})
 """Collectives that add up what ranks bring."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hespas.generators.llm.assemble import Part
 from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor
-from hespas.generators.spec import Account
+from hespas.generators.spec import Account, Bounded
 from hespas.graph import CollectiveKind, GraphBuilder, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
 
@@ -25,7 +25,7 @@ _FREQUENCIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisionModel:
+class VisionModel(Bounded):
     """``image`` and ``patch`` are sides in pixels (of the latent for DiT). ``classes`` are those of the head,
     or labels that condition a ``diffusion`` model, which predicts noise and its variance; one more label
     stands for none.
@@ -113,7 +113,7 @@ def dit_xl_2() -> VisionModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisionStep:
+class VisionStep(Bounded):
     """``batch`` images on each of ``dp`` ranks; ``fsdp``: weights, gradients and states are sharded."""
 
     model: VisionModel

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 __all__ = [
     "EXIT_CODES",
+    "BoundaryError",
+    "BudgetError",
     "CheckFailedError",
     "FormatError",
     "HespasError",
@@ -82,6 +84,14 @@ class OutputError(UsageError):
 
 class FormatError(HespasError):
     """The input is unreadable or malformed."""
+
+
+class BoundaryError(FormatError):
+    """An input file names a program, or a path outside of its folder: neither is run or opened."""
+
+
+class BudgetError(FormatError):
+    """The input takes more processor time or memory, or has more ranks, than it may."""
 
 
 class UnsupportedError(HespasError):

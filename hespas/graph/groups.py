@@ -182,6 +182,10 @@ class StridedGroups:
         rows: list[list[int]] = (groups[:, None] + _spread(self.member_digits)).tolist()
         return rows
 
+    def holds_all(self, num_ranks: int) -> bool:
+        """Return True if each of ranks 0..num_ranks-1 is in a group. O(1)."""
+        return self.base == 0 and num_ranks <= self.num_ranks
+
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
         return self.base == 0 and not self.group_digits and self.member_digits in {((num_ranks, 1),), ()}
@@ -245,6 +249,11 @@ class ExplicitGroups:
     def rows_of_ranks(self) -> Sequence[Sequence[int]]:
         """The ranks of each group in ring order, as Python's numbers."""
         return self.rows
+
+    def holds_all(self, num_ranks: int) -> bool:
+        """Return True if each of ranks 0..num_ranks-1 is in a group. O(ranks)."""
+        listed = {rank for row in self.rows for rank in row if 0 <= rank < num_ranks}
+        return len(listed) == num_ranks
 
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""

@@ -399,12 +399,13 @@ class Timeline:
         self._fill("stream", nowhere)
         self._fill("region", nowhere)
         self._fill("trips", np.broadcast_to(np.float64(1.0), (spans,)))
-        self._fill("shown_by", np.arange(ranks, dtype=np.int32))
-        self._fill("busy_ns", np.full((ranks, len(self.resources)), np.nan))
+        if not len(self.shown_by):
+            self._fill("shown_by", np.arange(ranks, dtype=np.int32))
+        self._fill("busy_ns", np.broadcast_to(np.float64(np.nan), (ranks, len(self.resources))))
         self._fill("wait_ns", np.broadcast_to(np.float64(0.0), (spans,)))
         self._fill("awaited", nowhere)
-        self._fill("exposed_wait_ns", np.full((ranks, len(WAITS)), np.nan))
-        self._fill("interference_ns", np.full(ranks, np.nan))
+        self._fill("exposed_wait_ns", np.broadcast_to(np.float64(np.nan), (ranks, len(WAITS))))
+        self._fill("interference_ns", np.broadcast_to(np.float64(np.nan), (ranks,)))
         of_spans = (
             "node",
             "rank",

@@ -147,6 +147,23 @@ class Workload:
             raise InvariantError(f"workload {self.name!r}: rank {rank} is not here")
         return self.classes[index]
 
+    def by_rank(self, values: IntArray) -> IntArray:
+        """Return the value of each rank by its class (``values`` of shape ``(classes + 1,)``, the last for
+        :data:`ABSENT`); a view of one where all ranks run one class.
+        """
+        if self._is_constant:
+            return np.broadcast_to(values[int(self.rank_class[0])], (self.num_ranks,))
+        return values[self.rank_class]
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each class, -1 where no rank runs it."""
+        if self._is_constant:
+            return tuple(0 if row == self.rank_class[0] else -1 for row in range(len(self.classes)))
+        classes, firsts = np.unique(self.rank_class, return_index=True)
+        found: dict[int, int] = dict(zip(classes.tolist(), firsts.tolist(), strict=True))
+        return tuple(found.get(row, -1) for row in range(len(self.classes)))
+
     def ranks_of(self, index: int) -> IntArray:
         """The ranks of one class, ascending."""
         return np.flatnonzero(self.rank_class == index).astype(np.int64, copy=False)

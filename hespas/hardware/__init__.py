@@ -16,6 +16,7 @@ from hespas.hardware.library import (
     is_path,
     load_device,
     named_device,
+    stated_by,
 )
 from hespas.hardware.model import (
     ANY,
@@ -65,6 +66,7 @@ __all__ = [
     "peak_for",
     "product_peak",
     "read_system",
+    "stated_by",
     "system_names",
     "system_to_toml",
     "type_multiplied",

@@ -19,6 +19,7 @@ from typing import Annotated, Any, cast
 from msgspec import Meta, structs
 
 from hespas.files.output import write_atomically
+from hespas.files.trust import file_beside
 from hespas.graph.columns import find_dtype
 from hespas.graph.errors import OutputError, clipped
 from hespas.hardware.model import (
@@ -159,20 +160,19 @@ _SAME = frozenset(Device.__dataclass_fields__) - {"sources", "learned_models"}
 
 
 def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """The absolute paths of cards; whether they are there is seen when they are asked."""
-    folder = Path(os.path.realpath(path)).parent
+    """Return the absolute paths of cards in the folder of the file, which are opened when they are used."""
     cards_by_target: dict[Path, str] = {}
     for index, card in enumerate(cards):
         where = f"learned_models[{index}]"
         if not card.endswith(".json") or "\0" in card:
             expected = f"expected the path of a card (.json), got {clipped(repr(card))}"
             raise fault(path, where, expected, _CARDS)
-        target = Path(os.path.realpath(folder / card))  # where links lead, too
-        if Path(card).is_absolute() or not target.is_relative_to(folder):
-            raise fault(path, where, f"'{clipped(card)}' is not within the folder of this file", _CARDS)
+        place = file_beside(path, card, where)
+        file_beside(path, f"{card.removesuffix('.json')}.npz", where)
+        target = Path(os.path.realpath(place))
         if target in cards_by_target:
             raise fault(path, where, f"'{clipped(card)}' is stated already", "name each card once")
-        cards_by_target[target] = os.path.normpath(folder / card)
+        cards_by_target[target] = os.path.normpath(place if place.is_absolute() else Path.cwd() / place)
     return tuple(cards_by_target.values())
 
 

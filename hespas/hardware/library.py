@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from hespas.files.streams import STANDARD_STREAM
+from hespas.files.trust import file_beside
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware.device_file import has_shipped_fits, read_device, read_fits, shipped_fits
 from hespas.hardware.model import Device, Fit
@@ -33,6 +34,7 @@ __all__ = [
     "load_device",
     "named_device",
     "starts_of",
+    "stated_by",
 ]
 
 DATA_FOLDER = Path(__file__).parent / "data"
@@ -86,7 +88,7 @@ def load_device(name_or_path: str | os.PathLike[str]) -> Device:
     """The device of that name or alias, or the one in that file; only one file is decoded.
 
     A path is anything that ends in ``.toml``, holds a path separator, or is a ``PathLike``: only what the
-    user wrote on a command line or in a call is asked for here, :func:`named_device` for what a file says.
+    user wrote on a command line or in a call is loaded here; :func:`stated_by` resolves what a file states.
     Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
     """
     text = os.fspath(name_or_path)
@@ -103,6 +105,14 @@ def is_path(name_or_path: str | os.PathLike[str]) -> bool:
         or text.endswith(".toml")
         or any(s in text for s in separators)
     )
+
+
+def stated_by(file: Path, text: str, position: str) -> str:
+    """Return the name, or the path in the folder of ``file``, of a device or system that ``file`` states.
+
+    Raises ``BoundaryError`` for a path out of that folder.
+    """
+    return str(file_beside(file, text, position)) if is_path(text) else text
 
 
 def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:

@@ -448,7 +448,7 @@ class ListScheduler:
         parts = [self.scheduled(workload, index, counts[index], of[index], diagnostics) for index in used]
         place = np.full(len(workload.classes) + 1, -1, np.int64)  # the last: of ranks that are not here
         place[used] = np.arange(len(used))
-        return simulation_of(self.name, workload, parts, place[workload.rank_class])
+        return simulation_of(self.name, workload, parts, workload.by_rank(place))
 
     def scheduled(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,12 +235,12 @@ def simulation_of(
         resources=STREAMS,
         **spans._asdict(),
         awaited=across.awaited,
-        finish_ns=finish[part_of],
-        exposed_comm_ns=exposed[part_of],
-        shown_by=shown[part_of],
-        busy_ns=busy[part_of],
-        exposed_wait_ns=waited[part_of],
-        interference_ns=added[part_of],
+        finish_ns=_of_ranks(finish, part_of),
+        exposed_comm_ns=_of_ranks(exposed, part_of),
+        shown_by=_of_ranks(shown, part_of),
+        busy_ns=_of_ranks(busy, part_of),
+        exposed_wait_ns=_of_ranks(waited, part_of),
+        interference_ns=_of_ranks(added, part_of),
     )
     return Simulation(
         simulator=name,
@@ -249,6 +249,17 @@ def simulation_of(
         classes=_by_class(results),
         path=across.path,
     )
+
+
+_Rows = TypeVar("_Rows", bound="NDArray[Any]")
+
+
+def _of_ranks(rows: _Rows, part_of: IntArray) -> _Rows:
+    """Return the row of each rank; a view of one row where all ranks have the same."""
+    if part_of.strides != (0,):
+        return cast("_Rows", rows[part_of])
+    row = rows[int(part_of[0])]
+    return cast("_Rows", np.broadcast_to(row, (len(part_of), *row.shape)))
 
 
 def _by_class(results: Sequence[ClassResult]) -> tuple[ClassResult, ...]:

@@ -163,7 +163,18 @@ def test_every_option_of_a_step_has_a_value_here() -> None:
     params = command.commands["generate"].commands["llm"].params
     own = {name for each in params if each.rich_help_panel != "Output" for name in each.opts}
     spelt = {name.replace("--no-", "--") for name in _VALUES}
-    others = {"model", "--row", "--list", "--out", "--to", "--dry-run", "--hardware", "--system"}
+    others = {
+        "--untrusted",
+        "--limit",
+        "model",
+        "--row",
+        "--list",
+        "--out",
+        "--to",
+        "--dry-run",
+        "--hardware",
+        "--system",
+    }
     assert own - spelt == others
 
 

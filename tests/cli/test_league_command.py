@@ -132,7 +132,7 @@ def own_device(path: Path, name: str = "TPU-v5e") -> Path:
 
 
 def test_an_edited_device_file_changes_what_was_kept(tmp_path: Path) -> None:
-    runs = table(tmp_path, {"accelerator": str(own_device(tmp_path / "my.toml"))})
+    runs = table(tmp_path, {"accelerator": own_device(tmp_path / "my.toml").name})
     before = step_ms(runs)
     assert step_ms(runs) == before
     own_device(tmp_path / "my.toml")
@@ -312,7 +312,7 @@ def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     text = system_to_toml(load_system("tpu-v5e"))
     columns = [*ROW, "network"]
-    cells: list[dict[str, str]] = [{}, *({"network": each} for each in ("tpu-v5e", str(mine), "no such"))]
+    cells: list[dict[str, str]] = [{}, *({"network": each} for each in ("tpu-v5e", mine.name, "no such"))]
     found: list[list[float]] = []
     for share in (1.0, 0.5):
         mine.write_text(with_bandwidth(text, share))

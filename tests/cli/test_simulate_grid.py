@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -84,7 +85,8 @@ def test_a_grid_in_which_all_rows_fail_ends_as_they_do(tmp_path: Path) -> None:
     assert done.exit_code == 2, done.output
     assert "2 rows, 2 without a time" in done.output
     assert [row["exit_code"] for row in document(out, "grid")["rows"]] == [2, 2]
-    sources = f'source = ["{PROGRAM}", "{cut}"]\n'
+    shutil.copy(PROGRAM, tmp_path / "whole.mlir")
+    sources = 'source = ["whole.mlir", "cut.mlir"]\n'
     mixed = api.simulate_grid(grid(tmp_path, f'{sources}hardware = "No-Such"\n'))
     assert ([row.exit_code for row in mixed.rows], mixed.exit_code) == ([2, 3], 3)
     some = api.simulate_grid(grid(tmp_path, f'{sources}hardware = "H100-SXM"\n'))
@@ -144,8 +146,8 @@ def test_files_of_systems_and_devices_are_beside_the_grid(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "mine.toml").write_text(system_to_toml(load_system("dgx-h100")), encoding="utf-8")
     (folder / "chip").write_text(device_to_toml(load_device("A100-SXM-80GB")), encoding="utf-8")
-    text = f'source = "{RING}"\nsystem = "mine.toml"\nhardware = ["./chip", "A100-SXM-80GB"]\n'
-    one, two = api.simulate_grid(grid(folder, text)).rows
+    text = 'system = "mine.toml"\nhardware = ["./chip", "A100-SXM-80GB"]\n'
+    one, two = api.simulate_grid(grid(folder, text), RING).rows
     assert (one.fault, two.fault) == ("", "")
     assert one.comm_ns == two.comm_ns > 0
 
@@ -168,11 +170,11 @@ def test_modes_and_configurations_of_astra_sim(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["hespas", "astra"])
 def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
-    text = f'mode = "{mode}"\nsystem = ["dgx-a100", "dgx-h100"]\nsource = "{RING}"\nhardware = "H100-SXM"\n'
-    one, two = api.simulate_grid(grid(tmp_path, text)).rows
+    text = f'mode = "{mode}"\nsystem = ["dgx-a100", "dgx-h100"]\nhardware = "H100-SXM"\n'
+    one, two = api.simulate_grid(grid(tmp_path, text), RING).rows
     assert (one.fault, two.fault, one.ranks) == ("", "", 8)
     assert two.comm_ns < one.comm_ns
-    half, same = api.simulate_grid(grid(tmp_path, f"{text}link_bandwidth = [0.01, 1.0]")).rows[2:]
+    half, same = api.simulate_grid(grid(tmp_path, f"{text}link_bandwidth = [0.01, 1.0]"), RING).rows[2:]
     assert half.comm_ns > same.comm_ns
 
 

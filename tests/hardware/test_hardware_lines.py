@@ -116,7 +116,8 @@ def test_learned_models_are_named_relative_to_the_file(tmp_path: Path) -> None:
         ('["/etc/a.json"]', r"learned_models\[0\]", "not within the folder"),
         ('["../a.json"]', r"learned_models\[0\]", "not within the folder"),
         ('["b/../../a.json"]', r"learned_models\[0\]", "not within the folder"),
-        ('["b/../a.json", "a.json"]', r"learned_models\[1\]", "stated already"),
+        ('["b/../a.json"]', r"learned_models\[0\]", "not within the folder"),
+        ('["./a.json", "a.json"]', r"learned_models\[1\]", "stated already"),
     ],
 )
 def test_what_names_no_card_is_a_fault(tmp_path: Path, value: str, position: str, message: str) -> None:

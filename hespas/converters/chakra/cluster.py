@@ -21,6 +21,7 @@ from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.job_traces import Account, Change, JobTraces
 from hespas.converters.chakra.rank_files import RankFolder, write_ranks
 from hespas.converters.chakra.wire import Longs
+from hespas.files.trust import refuse_in_untrusted
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import MissingExtraError, OutputError, UsageError
 
@@ -57,8 +58,10 @@ def write_on_cluster(
     """What :func:`write_ranks` does, on the workers of the scheduler at ``address``.
 
     Raises :class:`MissingExtraError` without dask.distributed, :class:`UsageError` where no scheduler
-    answers, :class:`OutputError` where a part cannot be written by any worker.
+    answers, :class:`OutputError` where a part cannot be written by any worker, ``UnsupportedError`` where
+    inputs are untrusted.
     """
+    refuse_in_untrusted("`cluster` runs code of a scheduler")
     if not _ADDRESS.match(address):  # the library would ask for ever
         raise UsageError("is no address of a scheduler", path=address, hint="tcp://HOST:PORT")
     distributed = _distributed()

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from hespas.converters.format import Head
+from hespas.files.budget import parser_hint
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.wire import BYTES, VARINT, WireError, decode_varint, fields
 from hespas.graph.errors import FormatError, MissingExtraError
@@ -376,7 +377,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     try:
         text = run_sandboxed(f"{__name__}:print_text", data, "XLA")
     except ParserFailedError as error:
-        raise _no_module(data, path, f"it {error}") from None
+        raise _no_module(data, path, f"it {error}", is_bounded=True) from None
     if text.startswith(_REFUSED):
         raise _no_module(data, path, text.removeprefix(_REFUSED).decode("utf-8", "replace"))
     return text.decode("utf-8", "surrogateescape")
@@ -406,12 +407,13 @@ def _check_ids(data: bytes, path: str) -> None:
         raise _no_module(data, path, f"an instruction has number {largest:,} in its computation")
 
 
-def _no_module(data: bytes, path: str, reason: str) -> FormatError:
+def _no_module(data: bytes, path: str, reason: str, *, is_bounded: bool = False) -> FormatError:
+    hint = "copy the file again, or dump the module as text (--xla_dump_hlo_as_text)"
     return FormatError(
         f"expected a serialised HloModuleProto: {reason}",
         path=path,
         position=f"within {len(data):,} bytes",
-        hint="copy the file again, or dump the module as text (--xla_dump_hlo_as_text)",
+        hint=parser_hint(hint) if is_bounded else hint,
     )
 
 

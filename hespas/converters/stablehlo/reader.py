@@ -30,8 +30,9 @@ from hespas.converters.stablehlo.program import Form, Parsed, parse_program, und
 from hespas.converters.stablehlo.template import Devices, Template, assemble
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Shared
+from hespas.files.budget import parser_hint
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
-from hespas.files.streams import VARIABLE, read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
@@ -420,7 +421,7 @@ def parse_in_sandbox(data: bytes, path: str, options: ReadOptions) -> Sandboxed:
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
         hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
-        hint = f"{hint}; if you trust it, {VARIABLE} (or `max_input_bytes`) raises the limits"
+        hint = parser_hint(hint)
         raise FormatError(
             f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
         ) from None

@@ -8,7 +8,7 @@ sizes, or more than a step of their grid away, has no time and a reason.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class Database:
     framework: str = ""
     num_ranks: int = -1
     measurements: Measurements | None = None
+
+    inert_options: ClassVar[frozenset[str]] = frozenset({"framework", "split"})
     _library: Library | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from hespas.estimators.registry import Availability, Prediction, estimate_by_ope
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.systolic.lines import clock_hz
 from hespas.files.sandbox import clean_environment, isolated_script, tied_to_parent
+from hespas.files.trust import refuse_in_untrusted
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import Device
@@ -61,8 +62,9 @@ def run_command(
 ) -> str:
     """Run a program in ``folder`` and return what it wrote, errors included (the last 16 MiB of it).
 
-    Raises :class:`CommandError`.
+    Raises :class:`CommandError`, and ``UnsupportedError`` where inputs are untrusted.
     """
+    refuse_in_untrusted("the estimator runs a program")
     with TemporaryFile() as output:
         try:
             process = subprocess.Popen(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,8 @@ class Learned:
     num_ranks: int = -1
     shipped: bool = True
     own: bool = True
+
+    inert_options: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -91,6 +92,8 @@ class Systolic:
     words_per_cycle: float = 0.0
     buffer_kb: float = 1024.0
     shipped: bool = True
+
+    inert_options: ClassVar[frozenset[str]] = frozenset({"array", "dataflow"})
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""

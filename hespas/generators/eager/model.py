@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from hespas.generators.spec import Bounded
 from hespas.graph.errors import UsageError
 
 __all__ = ["EagerModel", "Written", "eager_model", "eager_models"]
@@ -18,7 +19,7 @@ Written = Literal["bert", "gpt2", "opt", "switch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagerModel:
+class EagerModel(Bounded):
     """Sizes of a model. ``layers`` are those of the only stack, or of each (Switch: encoder and decoder).
     ``positions`` are those with an embedding of their own (Switch: none).
     ``experts`` share every second layer's tokens, each at most ``capacity`` of a sequence.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hespas.generators.eager.kernels import Operators
 from hespas.generators.eager.layers import Layers
 from hespas.generators.eager.model import EagerModel
-from hespas.generators.spec import Account
+from hespas.generators.spec import Account, Bounded
 from hespas.graph import GraphBuilder, StepFacts, Workload
 from hespas.graph.errors import UsageError
 
@@ -17,7 +17,7 @@ _MOST_ELEMENTS, _MOST_LAYERS = 1 << 50, 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagerStep:
+class EagerStep(Bounded):
     """``batch`` sequences of ``length`` tokens: forward, and where ``training`` the backward pass of a loss
     (gradients are added to those of the step before; there is no optimizer). ``compiled``: operators between
     products are fused as TorchInductor fuses them; forward only.

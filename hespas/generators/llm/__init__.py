@@ -2,7 +2,7 @@
 
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Model
-from hespas.generators.llm.model_file import load_model, model_names
+from hespas.generators.llm.model_file import load_model, model_names, named_model
 from hespas.generators.llm.published import row_of
 from hespas.generators.llm.serving import ServingStep, serving_layout
 from hespas.generators.llm.settings import Overlap, Training, offload_of, precision_of, recompute_of
@@ -17,6 +17,7 @@ __all__ = [
     "Training",
     "load_model",
     "model_names",
+    "named_model",
     "offload_of",
     "precision_of",
     "recompute_of",

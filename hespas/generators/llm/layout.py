@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mamba, Mlp, Model
 from hespas.generators.llm.settings import Overlap, Training
+from hespas.generators.spec import MOST_COUNT, beyond_bound
 from hespas.graph import Permutation, StridedGroups
 from hespas.graph.errors import UsageError
 
@@ -342,6 +343,13 @@ def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[Broken
             shown = f"{value:,}" if value < 1e15 else f"{value:.0e}" if value < 1e300 else "far"
             yield BrokenRule(
                 f"{name}-bounded", f"{what}: {shown} is beyond {most:,.0f}", f"a smaller `{setting}`"
+            )
+    for settings in (layout, training):
+        for name, shown in beyond_bound(settings):
+            yield BrokenRule(
+                f"{name.replace('_', '-')}-bounded",
+                f"{name}: {shown} is beyond {MOST_COUNT:,}",
+                f"a smaller `{name}`",
             )
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from hespas.generators.spec import Bounded
+
 __all__ = [
     "BLOCK_NAMES",
     "Activation",
@@ -44,7 +46,7 @@ Activation = Literal["silu", "gelu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(Bounded):
     """Multi-head attention with ``kv_heads`` key heads; ``window`` is the longest distance to a key (0: any),
     ``chunk`` the length of blocks that attend to themselves only (0: none); either limits the keys a query
     sees. ``qk_norm``: heads of queries and keys are normalised.
@@ -60,7 +62,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Bounded):
     """Multi-head latent attention: queries and keys pass through ``q_lora`` (0: queries do not) and
     ``kv_lora`` dimensions; each head has ``nope_dim`` dimensions without and ``rope_dim`` with rotation, and
     ``v_dim`` of values. The rotated key is one for all heads.
@@ -80,7 +82,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mlp:
+class Mlp(Bounded):
     """A feed-forward block of width ``ffn``; ``gated`` ones have three matrices, plain ones two."""
 
     ffn: int
@@ -90,7 +92,7 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class Experts(Bounded):
     """A mixture of ``experts`` feed-forward blocks of width ``ffn``, of which a token uses ``topk``, beside
     ``shared_ffn`` dimensions that every token uses (0: none). ``latent``: experts work on so many dimensions
     between two projections (0: on the hidden ones).
@@ -107,7 +109,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba:
+class Mamba(Bounded):
     """A Mamba-2 block: ``heads`` of ``head_dim`` with a state of ``state`` dimensions, whose input and output
     maps are shared by the heads of each of ``groups``; ``conv`` taps, scanned in chunks of ``chunk`` tokens.
     """
@@ -139,7 +141,7 @@ BLOCK_NAMES: Mapping[type[Block], str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Bounded):
     """A decoder. ``tied``: the output head is the embedding; ``post_norms``: what a block adds is normalised
     too; ``max_positions`` counts learned positions. ``mtp_layers`` predict further tokens: each is one more
     layer (the last kind) behind a projection of two hidden vectors, with the same embedding and head.

@@ -31,11 +31,12 @@ from hespas.generators.llm.model import (
     NormKind,
     Positions,
 )
+from hespas.generators.spec import MOST_COUNT
 from hespas.graph.errors import UsageError, clipped
 from hespas.hardware.model import Row, Text
 from hespas.hardware.typed_toml import FileKind, fault, read_rows
 
-__all__ = ["PRESETS", "ModelFile", "load_model", "model_names", "model_of"]
+__all__ = ["PRESETS", "ModelFile", "load_model", "model_names", "model_of", "named_model"]
 
 PRESETS = Path(__file__).parent / "presets.toml"
 _ABOUT = FileKind(
@@ -114,6 +115,9 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
     except ExpressionError as error:
         key, _, wrong = str(error).partition(": ")
         raise fault(path, key, wrong, _ABOUT.example) from error
+    for key, value in size.items():
+        if value > MOST_COUNT:
+            raise fault(path, key, f"{value:,} is beyond {MOST_COUNT:,}", "a smaller size")
     for key, wrong, remedy in _faults(file, size):
         raise fault(path, key, wrong, remedy)
     return Model(
@@ -256,6 +260,14 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     if text.endswith(".toml") or os.sep in text:
         path = Path(text)
         return model_of(read_rows(path, ModelFile, _ABOUT)[1], path)
+    return named_model(text)
+
+
+def named_model(text: str) -> Model:
+    """Return the model of that name or alias, which an input may state: it is never opened as a path.
+
+    Raises ``UsageError`` for an unknown name.
+    """
     owner = {_folded(alias): name for name, each in _shipped().items() for alias in (name, *each.aliases)}
     found = owner.get(_folded(text))
     if found is None:

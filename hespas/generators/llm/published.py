@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +18,11 @@ from itertools import islice
 from pathlib import Path
 
 from hespas.files.streams import limits, read_document
+from hespas.files.trust import file_beside
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
-from hespas.generators.llm.model_file import load_model
+from hespas.generators.llm.model_file import named_model
 from hespas.generators.llm.model_table import model_in_table
 from hespas.generators.llm.published_settings import CHOICES, NUMBERS, from_notes
 from hespas.generators.llm.settings import (
@@ -39,9 +39,10 @@ from hespas.generators.llm.step import Board, LlmStep, training_facts
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
 from hespas.graph.step_facts import Launch, StepFacts
-from hespas.hardware import Device, canonical, load_device
+from hespas.hardware import Device, canonical, load_device, stated_by
 
 __all__ = [
+    "MODELS",
     "PUBLISHERS",
     "PublishedRun",
     "convention_of",
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 _MOST_COUNT = 10**9
+MODELS = "models.csv"
+"""The table of models that do not ship, in the folder of a table of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class PublishedRun:
     training: Training
     row: Mapping[str, str]
     place: str
+    table: Path = Path()
+    """Where a file that the row names lies."""
 
     def board(self, device: Device) -> Board | None:
         """Return the board of the run where its row says that it differs from the file of its device."""
@@ -78,11 +83,13 @@ class PublishedRun:
         return training_facts(self.model, self.training, self.board(device))
 
     def step(self) -> LlmStep:
-        """Return the step as a generator. Raises ``UsageError`` where a row that describes its board names a
-        device that is not known.
+        """Return the step as a generator. Raises ``UsageError`` where a row that describes its board names an
+        unknown device, ``BoundaryError`` where it names a file out of the folder of its table.
         """
         varies = bool(self.row.get("power_limit_w") or self.row.get("memory_bandwidth_gb_per_s"))
-        board = self.board(load_device(self.row.get("accelerator", ""))) if varies else None
+        spelling = self.row.get("accelerator", "")
+        device = stated_by(self.table, spelling, "column accelerator") if varies else ""
+        board = self.board(load_device(device)) if varies else None
         return LlmStep(model=self.model, layout=self.layout, training=self.training, board=board)
 
 
@@ -142,19 +149,23 @@ def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
     row = next(islice(rows_of(table), number, None), None)
     if row is None:
         raise UsageError(f"{table} has no row {number:,}", hint="rows count from 0, the header not counted")
-    return run_of(row, f"{table}:{number}", diagnostics, table.parent / "models.csv")
+    return run_of(row, f"{table}:{number}", diagnostics, table)
 
 
 def run_of(
-    row: Mapping[str, str], place: str, diagnostics: Diagnostics, models: Path | None = None
+    row: Mapping[str, str], place: str, diagnostics: Diagnostics, table: Path | None = None
 ) -> PublishedRun:
-    """The run that the cells of a row describe; ``models`` is a table of models that do not ship."""
+    """Return the run that the cells of a row describe. Models that do not ship are read from ``models.csv``
+    in the folder of ``table``.
+    """
     cells = _Cells(row, place, diagnostics)
     _check_settings(cells)
-    model = _model(cells, models)
+    model = _model(cells, table)
     layout = _layout(cells, model)
     training = _with_possible_overlap(cells, model, layout, _training(cells, layout))
-    return PublishedRun(model=model, layout=layout, training=training, row=row, place=place)
+    return PublishedRun(
+        model=model, layout=layout, training=training, row=row, place=place, table=table or Path()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +225,17 @@ def _is_positive(text: str) -> bool:
         return False
 
 
-def _model(cells: _Cells, beside: Path | None) -> Model:
-    """A model that ships, else one of the table of models beside that of runs."""
-    name = cells.text("model")
+def _model(cells: _Cells, table: Path | None) -> Model:
+    """Return a model that ships, else one of the table of models in the folder of the table of runs."""
+    name, hint = cells.text("model"), ""
     try:
-        found = load_model(name) if not name.endswith(".toml") and os.sep not in name else None
-        hint = "describe it in a .toml file"
+        found = named_model(name)
     except UsageError as error:
         found, hint = None, error.hint or ""
-    if found is None and beside is not None and (found := model_in_table(beside, name)):
-        cells.assumed("model", f"the configuration of {clipped(name)} is that of {beside.name}")
+    if found is None and table is not None:
+        models = file_beside(table, MODELS, "column model")
+        if found := model_in_table(models, name):
+            cells.assumed("model", f"the configuration of {clipped(name)} is that of {MODELS}")
     if found is None:
         raise UnsupportedError(
             f"the configuration of model {clipped(name)!r} is not known",

@@ -40,7 +40,7 @@ from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.serving_experts import fused_experts
 from hespas.generators.llm.serving_memory import Serving, ServingMemory, serving_memory
 from hespas.generators.llm.settings import PRECISIONS, Precision, Style, Training
-from hespas.generators.spec import Account
+from hespas.generators.spec import MOST_COUNT, Account
 from hespas.graph import (
     PROGRAM_BYTES,
     CollectiveKind,
@@ -231,9 +231,9 @@ class ServingStep:
             raise UsageError(f"no such element type: {self.cache!r}", hint="bf16, f16, f8E4M3FN, i8 ...")
         for phase in _pools(self.phase):
             tokens = sum(each.batch * (each.queries + each.context) for each in self.sequences(phase))
-            if tokens > _MOST_TOKENS:
+            if tokens > MOST_COUNT:
                 raise UsageError(
-                    f"{float(tokens):.3g} tokens of a replica and its cache are beyond {_MOST_TOKENS:,}",
+                    f"{float(tokens):.3g} tokens of a replica and its cache are beyond {MOST_COUNT:,}",
                     code="tokens-bounded",
                     hint="smaller `batch`, `context` and `prompt`",
                 )
@@ -258,7 +258,6 @@ class ServingStep:
 
 _HELD = ("weights", "keys and values")
 """Parts of the memory account that stay from step to step."""
-_MOST_TOKENS = 1 << 40
 
 
 def _pools(phase: Phase) -> tuple[Phase, ...]:

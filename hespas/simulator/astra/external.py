@@ -19,6 +19,7 @@ from time import monotonic
 
 import numpy as np
 
+from hespas.files.trust import refuse_in_untrusted
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError, UsageError
 from hespas.simulator.astra.options import AstraOptions
@@ -93,6 +94,7 @@ def run_external(
     Raises ``CheckFailedError`` where not all ranks finish, or not in time; ``UsageError`` where it cannot be
     started.
     """
+    refuse_in_untrusted("`astra_bin` runs a program")
     with TemporaryDirectory(prefix="hespas-astra-sim-") as scratch:
         folder = Path(scratch)
         out, faults = folder / "stdout", folder / "stderr"

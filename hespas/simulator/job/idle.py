@@ -79,12 +79,15 @@ def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
 
 def has_idle_parts(workload: Workload, index: int) -> bool:
     """Return True if some rank of a job of one class takes no part in some of its communication."""
-    graph, ranks = workload.classes[index], np.arange(workload.num_ranks)
+    graph = workload.classes[index]
     stated = graph.collectives.group_set
-    if any((graph.group_sets[row].groups_of(ranks) < 0).any() for row in np.unique(stated[stated >= 0])):
+    used: list[int] = np.unique(stated[stated >= 0]).tolist()
+    if not all(graph.group_sets[row].holds_all(workload.num_ranks) for row in used):
         return True
     ways = graph.p2p.permutation[(graph.p2p.permutation >= 0) & ~graph.p2p.host]
-    peers = (peers_of(graph.permutations[way], workload.num_ranks) for way in np.unique(ways))
+    rows: list[int] = np.unique(ways).tolist()
+    peers = (peers_of(graph.permutations[way], workload.num_ranks) for way in rows)
+    ranks: IntArray = np.arange(workload.num_ranks if len(ways) else 0, dtype=np.int64)
     return any(
         bool((((peer.target < 0) & (peer.source < 0)) | (peer.target == ranks)).any()) for peer in peers
     )

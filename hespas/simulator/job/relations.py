@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hespas.files.budget import refuse_comparison
 from hespas.graph import ABSENT, GroupSet, NodeKind, OpGraph, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.membership import membership_of, peers_of
@@ -63,8 +64,11 @@ class Relations:
 
 
 def relations_of(workload: Workload) -> Relations:
-    """The columns; O(ranks x (sets + permutations))."""
+    """Return the columns. O(ranks x (sets + permutations)). Raises ``BudgetError`` for more ranks than are
+    compared one by one.
+    """
     ranks = workload.num_ranks
+    refuse_comparison(ranks, workload.name)
     everybody = StridedGroups.all_ranks(ranks)
     sets = _numbered(*workload.group_sets, everybody)
     permutations = _numbered(*chain.from_iterable(graph.permutations for graph in workload.classes))

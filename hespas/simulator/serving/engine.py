@@ -10,6 +10,7 @@ together; so time is proportional to events, not to tokens. Requests under way a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -26,10 +27,20 @@ __all__ = ["serve"]
 
 _AT_ONCE = 1 << 16
 """Steps that are computed together at most."""
+_SHOWN_EVERY = 100
+"""Finished requests between two reports of progress."""
 
 
-def serve(requests: Requests, steps: StepTimes, policy: Policy, *, cache_tokens: float = inf) -> ServingRun:
-    """The requests on a server whose cache holds so many tokens. O(events x sequences under way).
+def serve(
+    requests: Requests,
+    steps: StepTimes,
+    policy: Policy,
+    *,
+    cache_tokens: float = inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> ServingRun:
+    """Return the run of requests on a server whose cache holds ``cache_tokens``; ``progress`` is called with
+    the finished requests and all. O(events x sequences under way).
 
     Raises ``UnsupportedError`` where a request alone does not fit into the cache, or into a step of a policy
     that does not cut prompts.
@@ -47,7 +58,7 @@ def serve(requests: Requests, steps: StepTimes, policy: Policy, *, cache_tokens:
             f"{policy.tokens:,}",
             hint="a larger `max_batched_tokens`, or chunked prompts",
         )
-    return _Server(requests, steps, policy, pages).run()
+    return _Server(requests, steps, policy, pages).run(progress)
 
 
 @dataclass
@@ -102,9 +113,13 @@ class _Server:
         self.log = Steps()
         self.outside, self.gain = steps.correction.request_ns, steps.gain
 
-    def run(self) -> ServingRun:
-        """All steps, until nobody is left."""
+    def run(self, progress: Callable[[int, int], None] | None = None) -> ServingRun:
+        """Simulate all steps until no request is left."""
+        shown = 0
         while self.coming < len(self.requests) or self.waiting or self.prompting or len(self.decoding):
+            if progress and self.finished >= shown:
+                progress(self.finished, len(self.requests))
+                shown = self.finished + _SHOWN_EVERY
             self._arrive()
             if not (self.waiting or self.prompting or len(self.decoding)):
                 self.now = max(self.now, float(self.arrival[self.coming]) + self.outside)
@@ -300,7 +315,11 @@ class _Server:
 
     def _log_gaps(self, requests: IntArray) -> None:
         """Each of these gives a token now. Those that gave their latest in one step are logged together."""
-        before, tokens = np.unique(self.latest[requests], return_counts=True)
+        before, tokens = self.latest[requests], np.array([len(requests)])
+        if len(before) and before.min() == before.max():
+            before = before[:1]
+        else:
+            before, tokens = np.unique(before, return_counts=True)
         self.log.add_gaps(self.now - before, np.asarray(tokens, np.int64))
         self.latest[requests] = self.now
 

@@ -199,12 +199,23 @@ class StepTimes:
         names = ("tokens", "rows", "batch", "context", "prompts", "length", "before")
         return {name: np.array(getattr(self.grids, name), np.float64) for name in names}
 
+    @cached_property
+    def _points(self) -> dict[str, tuple[float, ...]]:
+        """The axes as Python's numbers, which single values are looked up in faster."""
+        return {name: tuple(axis.tolist()) for name, axis in self._axes.items()}
+
+    @cached_property
+    def _lines_of_tokens(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The first two tables as Python's numbers."""
+        by_tokens, by_rows = self._tables[:2]
+        return tuple(by_tokens.tolist()), tuple(by_rows.tolist())
+
     def decode_ns(self, batch: int, context: FloatArray) -> FloatArray:
         """Steps in which ``batch`` sequences decode, with so many tokens each in the mean, [ns]."""
         decode = self._tables[2]
-        axes = self._axes
+        axes, points = self._axes, self._points
         fixed = self._of_decoded(batch, batch * self.queries) + self._sampled_ns(batch * self.queries)
-        row = _row(axes["batch"], decode, float(batch))
+        row = _row(points["batch"], decode, float(batch))
         fixed += self.correction.step_ns + self.correction.sequence_ns * batch
         return fixed + _lines(axes["context"], row, context)
 
@@ -215,16 +226,18 @@ class StepTimes:
         ``new_tokens`` together, behind ``before`` tokens each in the mean. ``sampled`` tokens come of it.
         """
         _, _, decode, prompt = self._tables
-        axes = self._axes
+        axes, points = self._axes, self._points
         tokens = batch * self.queries + new_tokens
         time = self._of_decoded(batch, tokens)
         time += self._sampled_ns(max(sampled + batch * self.drafts, 1))
         if batch:
-            time += float(_lines(axes["context"], _row(axes["batch"], decode, batch), np.array([context]))[0])
+            time += float(
+                _lines(axes["context"], _row(points["batch"], decode, batch), np.array([context]))[0]
+            )
         if prompts:
-            plane = _row(axes["prompts"], prompt, prompts)
-            line = _row(axes["length"], plane, new_tokens / prompts)
-            time += _line(axes["before"], line, before)
+            plane = _row(points["prompts"], prompt, prompts)
+            line = _row(points["length"], plane, new_tokens / prompts)
+            time += _line(points["before"], line.tolist(), before)
             if tokens > self.captured:
                 time = _overlapped(time, self.correction.launch_ns * self.kernels)
         host = self.correction.step_ns + self.correction.sequence_ns * batch
@@ -232,7 +245,7 @@ class StepTimes:
 
     def _of_decoded(self, batch: int, tokens: int) -> float:
         """What depends on the tokens of a step, and what guesses for ``batch`` sequences take."""
-        axis, table = self._axes["tokens"], self._tables[0]
+        axis, table = self._points["tokens"], self._lines_of_tokens[0]
         time = _line(axis, table, float(tokens))
         if self.drafts and batch:
             guess = self.draft_share * _line(axis, table, float(batch)) + self._sampled_ns(batch)
@@ -240,7 +253,7 @@ class StepTimes:
         return time
 
     def _sampled_ns(self, rows: int) -> float:
-        return _line(self._axes["rows"], self._tables[1], float(rows))
+        return _line(self._points["rows"], self._lines_of_tokens[1], float(rows))
 
 
 def _overlapped(device_ns: float, host_ns: float) -> float:
@@ -253,15 +266,15 @@ def _overlapped(device_ns: float, host_ns: float) -> float:
 _OVERLAP = 4
 
 
-def _place(axis: FloatArray, value: float) -> tuple[int, float]:
+def _place(axis: Sequence[float], value: float) -> tuple[int, float]:
     """The grid point at or before a value and how far it is to the next; beyond the ends lines go on."""
     if len(axis) == 1:
         return 0, 0.0
     at = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
-    return at, float((value - axis[at]) / (axis[at + 1] - axis[at]))
+    return at, (value - axis[at]) / (axis[at + 1] - axis[at])
 
 
-def _row(axis: FloatArray, table: FloatArray, value: float) -> FloatArray:
+def _row(axis: Sequence[float], table: FloatArray, value: float) -> FloatArray:
     """The table at a value of its first dimension; below the first grid point it is that of the first."""
     at, part = _place(axis, value)
     part = max(part, 0.0)
@@ -270,8 +283,12 @@ def _row(axis: FloatArray, table: FloatArray, value: float) -> FloatArray:
     return np.asarray(table[at] + part * (table[at + 1] - table[at]), np.float64)
 
 
-def _line(axis: FloatArray, values: FloatArray, value: float) -> float:
-    return float(_row(axis, values, value))
+def _line(axis: Sequence[float], values: Sequence[float], value: float) -> float:
+    """The value of a table of one dimension, as :func:`_row` has it."""
+    at, part = _place(axis, value)
+    if len(axis) == 1:
+        return values[0]
+    return values[at] + max(part, 0.0) * (values[at + 1] - values[at])
 
 
 def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:

@@ -242,9 +242,19 @@ class Job:
         return self.workload.ranks_of(index)
 
     @cached_property
+    def class_sizes(self) -> tuple[int, ...]:
+        """How many ranks run each class."""
+        return self.workload.class_sizes
+
+    @cached_property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each class, -1 where no rank runs it."""
+        return self.workload.first_ranks
+
+    @cached_property
     def equivalence(self) -> RankEquivalence:
         """Ranks that cannot be told apart, merged; only for complete jobs."""
-        return rank_equivalence_of(self.workload)
+        return rank_equivalence_of(self.workload, self.path)
 
     @cached_property
     def orders(self) -> tuple[_IssueOrder, ...]:
@@ -314,12 +324,12 @@ class Report:
         the one that is at fault where not all of the class are.
         """
         graph = self.job.classes[index]
-        ranks = self.job.ranks_of(index)
-        if not len(ranks):
+        ranks = self.job.class_sizes[index]
+        if not ranks or not len(nodes):
             return
-        where = int(ranks[0]) if rank is None else rank
-        of_all = rank is None and len(ranks) > 1
-        suffix = f" (and on the {len(ranks) - 1:,} other ranks of its class)" if of_all else ""
+        where = self.job.first_ranks[index] if rank is None else rank
+        of_all = rank is None and ranks > 1
+        suffix = f" (and on the {ranks - 1:,} other ranks of its class)" if of_all else ""
         marked = np.flatnonzero(nodes) if nodes.dtype == np.bool_ else np.unique(nodes)
         listed: list[int] = marked[: self.findings.keep].tolist()
         for node in listed:

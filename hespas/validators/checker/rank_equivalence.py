@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.files.budget import refuse_comparison
 from hespas.graph import GroupSet, OpGraph, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.membership import Membership, Peers, membership_of, peers_of, salted
@@ -31,7 +33,7 @@ class Channel:
     ``absent`` are members that the job does not have.
     """
 
-    members: tuple[int, ...]
+    members: Sequence[int]
     kinds: frozenset[int]
     absent: tuple[int, ...]
 
@@ -107,11 +109,16 @@ class _Relations:
         return table
 
 
-def rank_equivalence_of(workload: Workload) -> RankEquivalence:
+def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     """The coarsest partition of the ranks of a complete job that is safe to check on.
 
-    O(rounds x ranks x (group sets + permutations)), vectorised; rounds are at most the number of kinds.
+    O(rounds x ranks x (group sets + permutations)), vectorised; rounds are at most the number of kinds. O(1)
+    where all ranks run one class and are in one situation by the form of their groups. Raises ``BudgetError``
+    for more ranks than are compared one by one; ``path`` is their file.
     """
+    if _is_regular(workload):
+        return _regular(workload)
+    refuse_comparison(workload.num_ranks, path or workload.name)
     relations = _Relations(workload)
     kind, channel_hash = _refine(relations)
     representatives, sizes = np.unique(kind, return_index=True, return_counts=True)[1:]
@@ -125,6 +132,63 @@ def rank_equivalence_of(workload: Workload) -> RankEquivalence:
     return RankEquivalence(
         kind, tuple(firsts), tuple(sizes[order].tolist()), channels, channel_rows, sends, receives
     )
+
+
+def _is_regular(workload: Workload) -> bool:
+    """Return True if a shift of the ranks maps every group and message to another: no rank differs then."""
+    if len(workload.classes) != 1 or not workload.is_complete:
+        return False
+    graph = workload.classes[0]
+    ranks = workload.num_ranks
+    even = all(
+        isinstance(groups, StridedGroups) and not groups.base and groups.num_ranks == ranks
+        for groups in graph.group_sets
+    )
+    ring = all(way.pairs is None and way.wraps and way.num_ranks == ranks for way in graph.permutations)
+    return even and ring and len(graph.permutations) <= 1
+
+
+def _regular(workload: Workload) -> RankEquivalence:
+    """The partition with one kind. Group sets of the same members share a channel, as do unused ones of a
+    size, which no rule asks about.
+    """
+    graph = workload.classes[0]
+    ranks = workload.num_ranks
+    everybody = StridedGroups.all_ranks(ranks)
+    found: dict[object, int] = {}
+    channels: list[Channel] = []
+    rows: list[int] = []
+    for groups in (*graph.group_sets, everybody):
+        assert isinstance(groups, StridedGroups), "checked before"
+        row = found.setdefault((groups.communicator, frozenset(groups.member_digits)), len(channels))
+        if row == len(channels):
+            channels.append(Channel(_first_members(groups), frozenset([0]), ()))
+        rows.append(row)
+    sends: list[tuple[Pair, int] | None] = []
+    receives: list[tuple[Pair, int] | None] = []
+    for way in graph.permutations:
+        pair = Pair(0, 0, frozenset([0]))
+        target, source = way.target_of(0), way.source_of(0)
+        sends.append((pair, target) if _is_peer(target, 0) else None)
+        receives.append((pair, source) if _is_peer(source, 0) else None)
+    return RankEquivalence(
+        kind=np.broadcast_to(np.int64(0), (ranks,)),
+        representatives=(0,),
+        sizes=(ranks,),
+        channels=tuple(channels),
+        channel_rows=(tuple(rows),),
+        send_pairs=(tuple(sends),),
+        receive_pairs=(tuple(receives),),
+    )
+
+
+def _first_members(groups: StridedGroups) -> Sequence[int]:
+    """Return the ranks of the first group; a range where they are evenly spaced."""
+    if len(groups.member_digits) <= 1:
+        size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
+        return range(0, size * stride, stride)
+    members: list[int] = groups.members(0).tolist()
+    return members
 
 
 def _refine(relations: _Relations) -> tuple[IntArray, _Words]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isclose, isnan, nan
 from multiprocessing import get_context
-from os import cpu_count, getpid
+from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +17,15 @@ import msgspec
 from hespas.estimators import load_estimator
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.step_intervals import Level, device_level
-from hespas.files.sandbox import die_with_parent, safe_spawning
+from hespas.files.sandbox import safe_spawning, start_worker, worker_state
+from hespas.files.trust import file_beside
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
-from hespas.generators.llm.published import PublishedRun, run_of
+from hespas.generators.llm.published import MODELS, PublishedRun, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
-from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError
-from hespas.hardware import device_files, is_path, load_device, load_system
+from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
+from hespas.hardware import device_files, is_path, load_device, load_system, stated_by
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.runs import RunSettings, settings_of, timed_run
 from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
@@ -132,12 +133,14 @@ class LeagueRow:
 
 
 class Task(NamedTuple):
-    """A row to predict: its cells with the name of its accelerator, and ``device``, how the row spells it."""
+    """A row of ``table`` to predict: its cells with the name of its accelerator, and ``device``, the row's
+    spelling of it.
+    """
 
     number: int
     cells: Mapping[str, str]
     device: str
-    models: Path
+    table: Path
     estimator: str
 
 
@@ -152,23 +155,24 @@ def predicted_rows(
 ) -> list[LeagueRow]:
     """Every row of ``table``; models that do not ship are read from ``models.csv`` beside it. What an earlier
     run found is taken from ``cache`` (None: the user's) where nothing changed that it depends on: the row,
-    its files, the package; ``diagnostics`` is told where nothing can be kept. About 1 s a row. Raises
-    ``FormatError`` or ``UnsupportedError`` where none of them can be predicted.
+    its files, the package; ``diagnostics`` is told where nothing can be kept. About 1 s a row. Files that
+    a row names, and ``models.csv``, lie in the folder of ``table``. Raises ``FormatError`` or
+    ``UnsupportedError`` where none of them can be predicted.
     """
     load_estimator(estimator)
     _step.cache_clear()
     kept = _Kept(ResultCache(cache or cache_folder("league"), Predicted), diagnostics)
-    models = table.parent / "models.csv"
+    models = file_beside(table, MODELS, "column model")
     stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
     rows = read_runs(table)
-    devices = {cell: _device(cell) for cell in {row.get("accelerator", "") for row in rows}}
-    systems = {cell: _system_stamp(cell) for cell in {row.get("network", "") for row in rows}}
+    devices = {cell: _device(cell, table) for cell in {row.get("accelerator", "") for row in rows}}
+    systems = {cell: _system_stamp(cell, table) for cell in {row.get("network", "") for row in rows}}
     tasks: list[Task] = []
     keys: list[str] = []
     for number, row in enumerate(rows):
         cell = row.get("accelerator", "")
         name, stamp = devices[cell]
-        tasks.append(Task(number, {**row, "accelerator": name}, cell, models, estimator))
+        tasks.append(Task(number, {**row, "accelerator": name}, cell, table, estimator))
         own = [*stamps, stamp, systems[row.get("network", "")]]
         keys.append(content_key([*own, *_said(tasks[-1].cells)]))
     found = [kept.get(key) for key in keys]
@@ -249,7 +253,7 @@ def _all_of(tasks: Sequence[Task], places: Sequence[int], jobs: int) -> Iterator
         return
     context = get_context("spawn")
     workers = min(jobs, len(tasks), cpu_count() or 1)
-    with safe_spawning(), ProcessPoolExecutor(workers, context, die_with_parent, (getpid(),)) as pool:
+    with safe_spawning(), ProcessPoolExecutor(workers, context, start_worker, worker_state()) as pool:
         of = {pool.submit(_predicted, task): place for task, place in zip(tasks, places, strict=True)}
         try:  # as they come, so that an interrupted run has kept all that was done
             for done in as_completed(of):
@@ -273,19 +277,24 @@ def _said(cells: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _device(spelling: str) -> tuple[str, str]:
-    """The name of a device, and a text that changes with its files where it does not ship. Why it is none is
-    told with rows.
+def _device(spelling: str, table: Path) -> tuple[str, str]:
+    """Return the name of a device, and a text that changes with its files where it does not ship. An error
+    is reported with the rows.
     """
     try:
-        return load_device(spelling).name, content_stamp(device_files(spelling))
+        device = stated_by(table, spelling, "column accelerator")
+        return load_device(device).name, content_stamp(device_files(device))
     except HespasError as error:
         return spelling, str(error)
 
 
-def _system_stamp(spelling: str) -> str:
-    """A text that changes with the file of a system that does not ship."""
-    return content_stamp([Path(spelling)] if is_path(spelling) else [])
+def _system_stamp(spelling: str, table: Path) -> str:
+    """Return a text that changes with the file of a system that does not ship."""
+    try:
+        system = stated_by(table, spelling, "column network")
+    except BoundaryError as error:
+        return str(error)
+    return content_stamp([Path(system)] if is_path(system) else [])
 
 
 @lru_cache(maxsize=_KEPT_STEPS)
@@ -302,10 +311,10 @@ def _predicted(task: Task) -> Predicted:
     found, place = Diagnostics(), f"row {task.number}"
     try:
         _check_settings(task.cells, place)
-        run = run_of(task.cells, place, found, task.models)
-        device = load_device(task.device)
+        run = run_of(task.cells, place, found, task.table)
+        device = load_device(stated_by(task.table, task.device, "column accelerator"))
         network = task.cells.get("network", "")
-        system = load_system(network) if network else None
+        system = load_system(stated_by(task.table, network, "column network")) if network else None
         step, unknown, diagnostics = _step(settings_of(run, device, task.estimator, system))
         found.extend(diagnostics)
         if not 0 < step.time_ns < inf:

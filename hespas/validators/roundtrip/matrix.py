@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +17,7 @@ from msgspec import Meta
 from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
 from hespas.files.documents import Count, document_bytes
-from hespas.files.sandbox import die_with_parent, safe_spawning
+from hespas.files.sandbox import safe_spawning, start_worker, worker_state
 from hespas.files.streams import located
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.pairs import (
@@ -237,8 +236,8 @@ def _each(
     if jobs <= 1 or len(inputs) == 1 or not _stands_somewhere():
         yield from map(pairs_of, inputs)
         return
-    context, parent = get_context("spawn"), (os.getpid(),)
-    with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, parent) as pool:
+    context = get_context("spawn")
+    with safe_spawning(), ProcessPoolExecutor(jobs, context, start_worker, worker_state()) as pool:
         yield from pool.map(pairs_of, inputs)
 
 

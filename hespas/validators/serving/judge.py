@@ -17,7 +17,7 @@ import numpy as np
 from hespas.generators.llm.model import model_parameters
 from hespas.generators.llm.serving_memory import Serving, serving_memory
 from hespas.graph.columns import FloatArray, dtype
-from hespas.hardware import load_device
+from hespas.hardware import named_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
 from hespas.validators.accuracy.statistics import error_figures
@@ -303,7 +303,7 @@ def _needs(row: Row) -> _Needs | None:
     step = row.step
     if step is None:
         return None
-    device, ranks = load_device(row.hardware), step.layout.ranks
+    device, ranks = named_device(row.hardware), step.layout.ranks
     weights = model_parameters(step.model) * dtype(step.experts or step.precision.matmul).bits / 8
     clients, tokens = max(1, round(row.concurrency / step.layout.dp)), row.prompt + row.output // 2
     held = Serving(

@@ -13,7 +13,7 @@ from hespas.generators.llm import ServingStep
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
 from hespas.graph.errors import HespasError
-from hespas.hardware import load_device
+from hespas.hardware import named_device
 from hespas.simulator.serving import (
     Correction,
     Requests,
@@ -81,7 +81,7 @@ class Predictor:
         grids = Grids.up_to(tokens=_MOST_TOKENS, sequences=_MOST_SEQUENCES, context=1 << 14)
         return step_times(
             lattice_kernels(step, grids),
-            load_device(hardware),
+            named_device(hardware),
             models_of(stack, self.estimator),
             num_ranks=step.layout.ranks,
             diagnostics=Diagnostics(),
@@ -132,7 +132,7 @@ class Predictor:
         launch = row.launch
         key = (step, row.hardware, launch, row.concurrency)
         if key not in self._rooms:
-            memory = load_device(row.hardware).main_memory.capacity_bytes
+            memory = named_device(row.hardware).main_memory.capacity_bytes
             share = _USABLE if launch.of_free else launch.memory_share
             room = cached_tokens(step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency)
             self._rooms[key] = room * launch.memory_share if launch.of_free else room

@@ -17,12 +17,12 @@ from time import perf_counter
 
 import numpy as np
 
-from hespas.generators.llm import ServingStep, load_model, precision_of, serving_layout
+from hespas.generators.llm import ServingStep, named_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import HespasError, UnsupportedError, clipped
-from hespas.hardware import canonical, load_device
+from hespas.hardware import canonical, named_device
 from hespas.simulator.serving import (
     Correction,
     Policy,
@@ -233,14 +233,14 @@ def _made(run: RecordedRun, estimator: str) -> _Made:
     if run.is_early.all():
         raise UnsupportedError("no request was done after those that calibrate")
     start = perf_counter()
-    model = load_model(run.model)
+    model = named_model(run.model)
     step = ServingStep(
         model=model, layout=serving_layout(model, tp=run.tp, dp=run.dp, ep=run.ep),
         precision=precision_of(run.precision), fused=True,
     )  # fmt: skip
     policy = policy_of(run.stack, tokens=run.tokens, sequences=run.sequences)
     longest = int((run.requests.prompt + run.requests.output).max())
-    device = load_device(run.hardware)
+    device = named_device(run.hardware)
     steps = step_times(
         lattice_kernels(step, Grids.up_to(tokens=run.tokens, sequences=run.sequences, context=longest)),
         device,

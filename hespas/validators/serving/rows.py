@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
+from hespas.generators.llm import Layout, ServingStep, named_model, precision_of
 from hespas.generators.llm.model import Experts
-from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.graph.errors import UsageError, clipped
 from hespas.hardware import canonical
 from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.cells import Cells, read_cells
@@ -217,8 +217,8 @@ def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | Non
     """Whose kernels run, or why nobody's."""
     name = _MODELS.get(model, model)
     try:
-        found = load_model(name)
-    except (UsageError, FormatError):  # a name like that of a file, too
+        found = named_model(name)
+    except UsageError:
         return None, f"no model {model}"
     mixture = any(isinstance(block, Experts) for block in found.blocks())
     matrices, experts = _PRECISIONS.get(precision, ""), ""

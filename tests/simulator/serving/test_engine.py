@@ -277,3 +277,16 @@ def test_experts_have_a_factor_of_their_own_where_they_work_on_prompts() -> None
     assert time(2048, Correction(experts=3.0, products=2.0, prefill=1.5)) == pytest.approx(
         1.5 * 2 * (8000 + 3 * 8000)
     )
+
+
+def test_progress_counts_finished_requests() -> None:
+    seen: list[tuple[int, int]] = []
+    count = 250
+    requests = Requests(
+        arrival_ns=np.zeros(count), prompt=np.full(count, 8), output=np.full(count, 2), concurrency=4
+    )
+    serve(requests, _steps(), _SMALL, progress=lambda done, total: seen.append((done, total)))
+    assert [total for _, total in seen] == [count] * len(seen)
+    done = [each for each, _ in seen]
+    assert done == sorted(done)
+    assert 2 <= len(done) <= 4

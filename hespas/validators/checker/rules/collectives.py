@@ -194,6 +194,8 @@ def _members(job: Job, report: Report, index: int, row: int) -> None:
     """Ranks of a class that issue a collective over a set in which they are in no group."""
     graph = job.classes[index]
     groups = graph.group_sets[row]
+    if job.complete and groups.holds_all(job.workload.num_ranks):
+        return
     ranks = job.ranks_of(index)
     if job.complete:
         inside = membership_of(groups, job.workload.num_ranks, {}, []).group[ranks] >= 0

@@ -225,7 +225,7 @@ def positive_duration(job: Job, report: Report) -> None:
         shares_a_microsecond = (graph.duration_ns > 0) & (graph.duration_ns < _MICROSECOND_NS)
         untimed = real & ~(read_ns > 0) & ~shares_a_microsecond
         if untimed.any() and np.array_equal(untimed, real):
-            rank = next(iter(job.ranks_of(index).tolist()), None)
+            rank = job.first_ranks[index] if job.class_sizes[index] else None
             report.add(f"none of the {int(real.sum()):,} compute nodes has a duration", rank=rank)
         else:
             report.nodes(index, untimed, "it has no duration, or one of 0, of which ASTRA-sim makes 1 ns")
@@ -241,7 +241,7 @@ def _same_durations(job: Job, index: int, read_ns: FloatArray, report: Report) -
     )
     rounding_ns = 2 * _MICROSECOND_NS * lanes  # communication carries its remainders by itself
     if abs(total_ns - exact_ns) > max(_MOST_APART * exact_ns, rounding_ns):
-        rank = next(iter(job.ranks_of(index).tolist()), None)
+        rank = job.first_ranks[index] if job.class_sizes[index] else None
         message = (
             f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
             f"and duration_nanos to {exact_ns / 1e3:,.3f} us"

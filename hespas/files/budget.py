@@ -1,0 +1,213 @@
+"""Budgets of CPU time and memory, and the limits of a shared service.
+
+Reading has a budget that grows with the input, as native parsers have. ``--untrusted``, or
+``HESPAS_UNTRUSTED=1`` in the environment, bounds a whole command: CPU time, memory and ranks; no program of
+others runs, and no link leads out of the folder of an input (:mod:`hespas.files.trust`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import process_time
+from types import FrameType
+
+from hespas.files.streams import VARIABLE as LIMITS_VARIABLE
+from hespas.files.streams import limits
+from hespas.files.trust import VARIABLE, check_limits, untrusted_limits
+from hespas.graph.errors import BudgetError, FormatError
+
+__all__ = [
+    "beyond_memory",
+    "command_budget",
+    "parser_hint",
+    "reading_budget",
+    "refuse_comparison",
+    "refuse_ranks",
+    "untrusted",
+]
+
+_READING_S, _PACKED = 10.0, 10.0
+"""CPU time for any input, and how much more a compressed byte may take than another."""
+_READING_S_PER_BYTE = 1.5e-6
+_RANK_BYTES = 64
+_REPEATED_S = 0.5
+"""A library may swallow what a signal raises: it is raised again."""
+_STATM = Path("/proc/self/statm")
+
+
+@contextmanager
+def untrusted(
+    *, cpu_s: float | None = None, memory_bytes: int | None = None, ranks: int | None = None
+) -> Generator[None]:
+    """Treat inputs as those of strangers within, in this process and its children: see the module.
+
+    The limits of CPU time and memory are those of the process from here on. Raises ``BudgetError`` within
+    where one is exceeded. Outside of the main thread, readers alone have a budget of CPU time.
+    """
+    stated = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "ranks": ranks}
+    text = ",".join(["1", *(f"{name}={value}" for name, value in stated.items() if value is not None)])
+    check_limits(text)
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = text
+    try:
+        with command_budget(used_s=0.0):
+            yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+@contextmanager
+def command_budget(used_s: float | None = None) -> Generator[None]:
+    """Bound the CPU time and memory of what runs within, where inputs are untrusted. ``used_s`` is the CPU
+    time that counts already (None: that of the process).
+    """
+    stated = untrusted_limits()
+    if stated is None:
+        yield
+        return
+    left_s = stated.cpu_s - (process_time() if used_s is None else used_s)
+    error = BudgetError(
+        f"takes more than {stated.cpu_s:g} s of processor time, the limit of untrusted inputs",
+        hint=f"`limit=cpu_s={2 * stated.cpu_s:g}`, for example",
+    )
+    with _bounded_memory(stated.memory_bytes), _bounded_time(max(left_s, 0.01), error):
+        yield
+
+
+@contextmanager
+def reading_budget(path: Path) -> Generator[None]:
+    """Bound the CPU time of reading ``path``: 10 s, and 1.5 s for each MB (15 s where it is compressed).
+
+    Raises ``BudgetError`` beyond. Outside of the main thread there is no bound.
+    """
+    size = max(_size(path), limits().trusted_bytes)
+    seconds = _READING_S + _READING_S_PER_BYTE * size
+    error = BudgetError(
+        f"takes more than {seconds:.0f} s of processor time to read, the limit of an input of its size",
+        path=str(path),
+        hint=f"is it damaged? `max_input_bytes={4 * max(size, 1 << 20)}` raises the limit",
+    )
+    with _bounded_time(seconds, error):
+        yield
+
+
+def _size(path: Path) -> float:
+    """Return the bytes of a file, or of the files in a folder, compressed ones weighted."""
+    try:
+        entries = [*path.glob("*"), *path.glob("*/*")] if path.is_dir() else [path]
+        return sum(
+            each.stat().st_size * (_PACKED if each.suffix == ".gz" else 1)
+            for each in entries
+            if each.is_file()
+        )
+    except OSError:
+        return 0.0
+
+
+def parser_hint(hint: str) -> str:
+    """Return the remedy for a program that takes more than its parser may: how its limits are raised."""
+    stranger = untrusted_limits()
+    if stranger is None:
+        return f"{hint}; if you trust it, {LIMITS_VARIABLE} (or `max_input_bytes`) raises the limits"
+    more = f"`limit=cpu_s={2 * stranger.cpu_s:g}` and `limit=memory_bytes={2 * stranger.memory_bytes}`"
+    return f"{hint}; {more} raise the limits of untrusted inputs"
+
+
+def beyond_memory(source: str) -> FormatError:
+    """Return the error where memory ran out: an input asks for more than the machine, or a limit set on the
+    process, gives.
+    """
+    stranger = untrusted_limits()
+    if stranger is not None:
+        return BudgetError(
+            f"takes more than {stranger.memory_bytes:,} bytes of memory, the limit of untrusted inputs",
+            path=source or None,
+            hint=f"`limit=memory_bytes={2 * stranger.memory_bytes}`, for example",
+        )
+    return FormatError(
+        "asks for more memory than there is",
+        path=source or None,
+        position="the input as a whole",
+        hint="convert a part of it, or use a machine with more memory; is the file damaged?",
+    )
+
+
+def refuse_ranks(num_ranks: int, path: str) -> None:
+    """Raise ``BudgetError`` for a job of more ranks than untrusted inputs may have."""
+    stated = untrusted_limits()
+    if stated is not None and num_ranks > stated.ranks:
+        raise BudgetError(
+            f"{num_ranks:,} ranks are more than {stated.ranks:,}, the limit of untrusted inputs",
+            path=path or None,
+            hint=f"`limit=ranks={num_ranks}`",
+        )
+
+
+def refuse_comparison(num_ranks: int, path: str) -> None:
+    """Raise ``BudgetError`` where more ranks would be compared one by one than
+    :attr:`~hespas.files.streams.Limits.compared_ranks_bytes` has room for.
+    """
+    wanted, most = _RANK_BYTES * num_ranks, limits().compared_ranks_bytes
+    if wanted > most:
+        raise BudgetError(
+            f"{num_ranks:,} ranks of several kinds are more than {most // _RANK_BYTES:,}, which are compared "
+            "one by one at most",
+            path=path or None,
+            hint=f"`max_input_bytes={wanted}` raises the limit",
+        )
+
+
+@contextmanager
+def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
+    """Raise ``error`` once what runs within has used so much CPU time, if an outer bound is not less."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if sys.platform == "win32" or not is_main:
+        yield
+        return
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise error
+
+    outer_s, _ = signal.getitimer(signal.ITIMER_PROF)
+    if 0 < outer_s <= seconds:
+        yield
+        return
+    start_s = process_time()
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds, _REPEATED_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL if before is None else before)
+        if outer_s:
+            left_s = outer_s - (process_time() - start_s)
+            signal.setitimer(signal.ITIMER_PROF, max(left_s, 0.01), _REPEATED_S)
+
+
+@contextmanager
+def _bounded_memory(most: int) -> Generator[None]:
+    """Bound the private memory of the process within; beyond, ``MemoryError`` is raised. Only Linux counts
+    it; what the process has already stays, with as much again as its libraries need to load.
+    """
+    with ExitStack() as stack:
+        if _STATM.exists():
+            import resource
+
+            taken = int(_STATM.read_text().split()[5]) * resource.getpagesize()
+            before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            wanted = max(most, taken + (128 << 20))
+            bounds = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
+            resource.setrlimit(resource.RLIMIT_DATA, (min([wanted, *bounds]), hard))
+            stack.callback(resource.setrlimit, resource.RLIMIT_DATA, (before, hard))
+        yield
