@@ -486,16 +486,22 @@ def _place(path: str, location: str) -> str:
 _MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
+_MESSAGES_OF_A_CODE = 3
+
+
 def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
-    """One line per code on standard error: how often, and one example. Notes of passes speak elsewhere."""
+    """Print warnings and errors on standard error: of each code the count and a few messages that differ in
+    more than numbers. Notes of passes are printed elsewhere.
+    """
     counts = diagnostics.counts()
-    told: set[str] = set()
+    printed: dict[str, set[str]] = {}
     for found in diagnostics:
-        if found.code in told or found.severity is Severity.INFO:
+        texts, text = printed.setdefault(found.code, set()), re.sub(r"\d+", "", found.message)
+        if found.severity is Severity.INFO or text in texts or len(texts) == _MESSAGES_OF_A_CODE:
             continue
-        told.add(found.code)
         where = _place(found.path or str(source), found.location)
-        times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
+        times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 and not texts else ""
+        texts.add(text)
         shown = say if found.severity is Severity.ERROR else tell
         shown(f"{_MARKS[found.severity]}: {clipped(where)}: {clipped(found.message)} [{found.code}]{times}")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import nan
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -188,12 +189,20 @@ def report_shared_ids(
 # Several recordings of one job.
 
 
+class _Collective(NamedTuple):
+    """Kind and bytes of a collective (-1: unknown, or not the same on all ranks), and its number (-1)."""
+
+    kind: str
+    size_bytes: float
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingFacts:
     """Facts of one recording that those of a job have to share.
 
-    ``start_ns`` and ``end_ns`` are on the clock of all recordings (NaN: unknown). ``collectives`` counts
-    kind, bytes and number in its group (-1: unknown) by process group, as the profiler writes its ranks.
+    ``start_ns`` and ``end_ns`` are on the clock of all recordings (NaN: unknown). ``collectives`` lists, in
+    order of start, those of each process group, by the group's ranks as the profiler writes them.
     """
 
     path: str
@@ -201,9 +210,7 @@ class RecordingFacts:
     world_size: int | None
     start_ns: float = nan
     end_ns: float = nan
-    collectives: Mapping[str, Counter[tuple[str, float, int]]] = field(
-        default_factory=dict[str, Counter[tuple[str, float, int]]]
-    )
+    collectives: Mapping[str, list[_Collective]] = field(default_factory=dict[str, "list[_Collective]"])
 
 
 def facts_of(profile: Profile, path: str) -> RecordingFacts:
@@ -216,14 +223,17 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
     ends = profile.start_ns + profile.duration_ns
     span_ns = float(np.nanmax(ends)) if len(profile) and not np.all(np.isnan(ends)) else 0.0
     comms, strings = profile.comms, profile.strings
-    collectives: dict[str, Counter[tuple[str, float, int]]] = {}
+    collectives: dict[str, list[_Collective]] = {}
+    order = np.argsort(profile.start_ns[comms.event], kind="stable")
     sizes = np.nan_to_num(np.fmax(comms.operand_bytes, comms.result_bytes), nan=-1.0)
-    columns = (comms.ranks_row.tolist(), comms.kind_row.tolist(), sizes.tolist(), comms.sequence.tolist())
-    for ranks_row, kind_row, size, number in zip(*columns, strict=True):
+    columns = (comms.ranks_row, comms.kind_row, sizes, comms.sequence)
+    for ranks_row, kind_row, size, number in zip(
+        *(column[order].tolist() for column in columns), strict=True
+    ):
         if ranks_row:
             kind = strings[kind_row]
-            key = (kind, -1.0 if kind in _RAGGED else size, number)
-            collectives.setdefault(strings[ranks_row], Counter())[key] += 1
+            found = _Collective(kind, -1.0 if kind in _RAGGED else size, number)
+            collectives.setdefault(strings[ranks_row], []).append(found)
     return RecordingFacts(
         path=path,
         ranks=tuple(np.unique(profile.rank).tolist()),
@@ -288,31 +298,33 @@ def _report_collectives(recordings: Sequence[RecordingFacts], diagnostics: Diagn
     for group in sorted({group for facts in recordings for group in facts.collectives}):
         members = _members(group)
         here = [facts for facts in recordings if members.intersection(facts.ranks)]
-        counted = [_within(facts, here, group) for facts in here]
-        if len(here) < 2 or all(each == counted[0] for each in counted):
+        compared = [_within(facts, here, group) for facts in here]
+        if len(here) < 2 or all(each == compared[0] for each in compared):
             continue
-        totals = sorted({sum(each.values()) for each in counted})
+        totals = sorted(set(map(len, compared)))
         what = (
             f"{totals[0]:,} to {totals[-1]:,} collectives"
             if len(totals) > 1
-            else "collectives of other kinds or sizes"
+            else "collectives of other kinds or sizes, or in another order"
         )
         text = f"ranks of the process group {group[:60]} recorded {what}"
         _warn(diagnostics, "PR012", path, text)
 
 
-def _within(
-    facts: RecordingFacts, here: Sequence[RecordingFacts], group: str
-) -> Counter[tuple[str, float, int]]:
-    """Return the collectives of a group, those with a number that all recordings have."""
+def _within(facts: RecordingFacts, here: Sequence[RecordingFacts], group: str) -> list[_Collective]:
+    """Return the collectives of a group in order, those with a number that all recordings have."""
     all_numbers = [
-        [number for _, _, number in each.collectives.get(group, ()) if number >= 0] for each in here
+        [found.number for found in each.collectives.get(group, ()) if found.number >= 0] for each in here
     ]
-    mine = facts.collectives.get(group, Counter())
+    mine = facts.collectives.get(group, [])
     if not all(all_numbers):
-        return Counter({key: count for key, count in mine.items() if key[2] < 0})
+        return [found for found in mine if found.number < 0]
     low, high = max(map(min, all_numbers)), min(map(max, all_numbers))
-    return Counter({key: count for key, count in mine.items() if low <= key[2] <= high})
+    return sorted((found for found in mine if low <= found.number <= high), key=_number_of)
+
+
+def _number_of(found: _Collective) -> int:
+    return found.number
 
 
 def _members(group: str) -> frozenset[int]:

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 import hespas
+from hespas.generators.random_dag import RandomJob
+from hespas.graph import Severity
+from hespas.graph.errors import CheckFailedError
+from hespas.validators.checker import check_workload
 from tests.converters.pytorch.traces import Json, host, kernel, launch, write_kineto
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -61,3 +65,14 @@ def test_parts_of_an_exchange_may_differ(tmp_path: Path) -> None:
     rank(tmp_path, 0, [SMALL], numbered=True, kind="all_to_allv")
     rank(tmp_path, 1, [2 * SMALL], numbered=True, kind="all_to_allv")
     assert len(hespas.analyze(tmp_path).found.collective_instances) == 1
+
+
+@pytest.mark.parametrize("rule", ["sizes", "missing-collective", "order"])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_what_the_checker_refuses_is_not_simulated(rule: str, seed: int) -> None:
+    job = RandomJob(ranks=4, nodes=80, classes=2, collective_share=0.5, seed=seed, broken=rule)
+    workload = hespas.generate(job).workload
+    codes = {each.code for each in check_workload(workload).violations if each.severity is Severity.ERROR}
+    with pytest.raises(CheckFailedError) as caught:
+        hespas.simulate(workload, "H100-SXM")
+    assert caught.value.code in codes

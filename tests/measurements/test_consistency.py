@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -70,41 +71,50 @@ def test_a_recording_that_contradicts_itself_is_reported_by_every_command(code: 
     assert code in shown.stderr, shown.stderr
 
 
-def rank_of(number: int, *, world: int = 3, count: int = 3, elements: int = 4096, at_us: float = 0.0) -> Json:
-    """Return the arguments of `write_rank`."""
-    return {"number": number, "world": world, "count": count, "elements": elements, "at_us": at_us}
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What a rank records: all-reduces of so many ``elements``."""
+
+    number: int
+    world: int = 3
+    elements: Sequence[int] = (4096, 4096, 4096)
+    at_us: float = 0.0
 
 
-def write_rank(folder: Path, facts: Json) -> None:
+def write_rank(folder: Path, rank: Rank) -> None:
     """Write a rank's recording of all-reduces over all ranks of the job."""
-    number, world, count, elements = (
-        int(str(facts[name])) for name in ("number", "world", "count", "elements")
-    )
     events: list[Json] = []
-    for place in range(count):
-        start = float(str(facts["at_us"])) + 100.0 * place
+    for place, elements in enumerate(rank.elements):
+        start = rank.at_us + 100.0 * place
         stated: Json = {
             "Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements,
             "dtype": "Float", "Group size": 3, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]",
         }  # fmt: skip
         events += [host("c10d::allreduce_", start, 9, place + 1), launch(start + 2, place)]
         events.append(kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", start + 20, 50, place, stated))
-    info: Json = {"rank": number, "world_size": world, "backend": "nccl"}
+    info: Json = {"rank": rank.number, "world_size": rank.world, "backend": "nccl"}
     write_kineto(
-        folder / f"rank{number}-{len(list(folder.iterdir()))}.json",
+        folder / f"rank{rank.number}.json",
         events,
         distributedInfo=info,
         baseTimeNanoseconds=1_700_000_000_000_000_000,
     )
 
 
-SETS: dict[str, tuple[list[Json], set[str]]] = {
-    "sound": ([rank_of(0), rank_of(1), rank_of(2)], set()),
-    "a rank missing": ([rank_of(0), rank_of(2)], {"PR010"}),
-    "other world sizes": ([rank_of(0), rank_of(1, world=2), rank_of(2, world=8)], {"PR010", "PR011"}),
-    "other numbers": ([rank_of(0), rank_of(1, count=2), rank_of(2)], {"PR012"}),
-    "other sizes": ([rank_of(0), rank_of(1), rank_of(2, elements=8)], {"PR012"}),
-    "clocks apart": ([rank_of(0), rank_of(1), rank_of(2, at_us=11 * 86_400e6)], {"PR013"}),
+SETS: dict[str, tuple[list[Rank], set[str]]] = {
+    "sound": ([Rank(number=0), Rank(number=1), Rank(number=2)], set()),
+    "a rank missing": ([Rank(number=0), Rank(number=2)], {"PR010"}),
+    "other world sizes": (
+        [Rank(number=0), Rank(number=1, world=2), Rank(number=2, world=8)],
+        {"PR010", "PR011"},
+    ),
+    "other numbers": ([Rank(number=0), Rank(number=1, elements=[4096] * 2), Rank(number=2)], {"PR012"}),
+    "other sizes": ([Rank(number=0), Rank(number=1), Rank(number=2, elements=[4096, 4096, 8])], {"PR012"}),
+    "other order": (
+        [Rank(number=0), Rank(number=1, elements=[1, 2, 3]), Rank(number=2, elements=[3, 2, 1])],
+        {"PR012"},
+    ),
+    "clocks apart": ([Rank(number=0), Rank(number=1), Rank(number=2, at_us=11 * 86_400e6)], {"PR013"}),
 }
 
 
@@ -115,8 +125,8 @@ def test_recordings_that_cannot_be_of_one_job_are_reported_by_every_command(
     ranks, expected = SETS[name]
     folder = tmp_path / "ranks"
     folder.mkdir()
-    for facts in ranks:
-        write_rank(folder, facts)
+    for rank in ranks:
+        write_rank(folder, rank)
     for way, ask in ways(folder, tmp_path).items():
         assert found_by(ask) == expected, way
     assert checked_codes(folder) == expected

@@ -11,12 +11,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from hespas.files.documents import check_column_names
 from hespas.files.streams import limits, read_document
 from hespas.files.trust import file_beside
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
@@ -108,7 +108,7 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
                 hint="a table of runs has a column for each setting: model, accelerator, num_accelerators, "
                 "seq_len, global_batch, micro_batch, dp, tp, pp, ...",
             )  # fmt: skip
-        _check_header(reader.fieldnames or (), table)
+        check_column_names(reader.fieldnames or (), table)
         for number, row in enumerate(reader):
             beyond = any(row.pop(None, ()))
             if beyond or None in row.values():
@@ -125,15 +125,6 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
         raise _unreadable(error.message, table) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(str(error), table) from error
-
-
-def _check_header(names: Sequence[str], table: Path) -> None:
-    """Raise ``FormatError`` where two columns have a name: which of them counts, nobody says."""
-    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
-    if twice is not None:
-        raise FormatError(
-            f"two columns {clipped(twice)}", path=str(table), position="header", hint="leave one of them out"
-        )
 
 
 def _unreadable(why: str, table: Path) -> FormatError:

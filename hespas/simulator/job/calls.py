@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hespas.graph import ABSENT, CollectiveKind, Diagnostics
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.relations import NOBODY, Relations
@@ -29,7 +29,7 @@ class Calls:
 
     ``actor`` and ``task`` say whose and which, ``row`` that of the graph's collectives, ``group`` the group
     and ``meets`` groups like it, ``label`` the set it is called through, ``number`` which of its group it is,
-    ``stated`` whether the program names its group.
+    ``stated`` whether the program names its group; ``comm_bytes`` is NaN where unknown.
     """
 
     actor: IntArray
@@ -41,6 +41,7 @@ class Calls:
     number: IntArray
     kind: IntArray
     stated: BoolArray
+    comm_bytes: FloatArray
 
     def __len__(self) -> int:
         return len(self.task)
@@ -83,7 +84,7 @@ def matched_calls(
 
 
 def _calls(cast: Cast, talks: Sequence[Talk], relations: Relations, colours: Colours) -> Calls:
-    parts: list[tuple[IntArray | BoolArray, ...]] = []
+    parts: list[tuple[IntArray | BoolArray | FloatArray, ...]] = []
     for place, (actor, talk) in enumerate(zip(cast.actors, talks, strict=True)):
         group = relations.group[talk.call_set, actor.rank]
         mine = group != NOBODY
@@ -100,6 +101,7 @@ def _calls(cast: Cast, talks: Sequence[Talk], relations: Relations, colours: Col
                 occurrences(label),
                 actor.graph.collectives.kind[row].astype(np.int64),
                 talk.stated[mine],
+                actor.graph.collectives.comm_bytes[row],
             )
         )
     return Calls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -132,6 +134,7 @@ def _told(cast: Cast, calls: Calls, row: int) -> tuple[int, int, str]:
 def _broken(cast: Cast, calls: Calls, relations: Relations, colours: Colours) -> Iterator[_Broken]:
     yield from _other_kinds(cast, calls)
     yield from _other_counts(cast, calls)
+    yield from _other_sizes(cast, calls)
     for meets, group in zip(*np.unique(calls.meets, return_index=True), strict=True):
         first = int(group)
         silent = _silent(int(calls.group[first]), relations)
@@ -162,6 +165,20 @@ def _other_kinds(cast: Cast, calls: Calls) -> Iterator[_Broken]:
         rank, node, told = _told(cast, known, int(one[place]))
         other = _told(cast, known, int(two[place]))[2]
         text = f"{told} meets {other}: number {int(known.number[one[place]]) + 1:,} of their group"
+        yield _Broken(int(known.meets[one[place]]), rank, node, text)
+
+
+def _other_sizes(cast: Cast, calls: Calls) -> Iterator[_Broken]:
+    """Collectives of stated groups whose members state different sizes."""
+    known = calls.where(calls.stated & ~np.isnan(calls.comm_bytes))
+    order = np.lexsort((known.number, known.meets))
+    one, two = order[:-1], order[1:]
+    together = (known.meets[one] == known.meets[two]) & (known.number[one] == known.number[two])
+    for place in np.flatnonzero(together & (known.comm_bytes[one] != known.comm_bytes[two])).tolist():
+        sizes = known.comm_bytes[[one[place], two[place]]].tolist()
+        rank, node, label = _told(cast, known, int(one[place]))
+        other = _told(cast, known, int(two[place]))[2]
+        text = f"{label} of {sizes[0]:,.0f} bytes meets {other} of {sizes[1]:,.0f} bytes"
         yield _Broken(int(known.meets[one[place]]), rank, node, text)
 
 
