@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import hespas
 from hespas.cli.validate import app
+from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
 from hespas.validators.league import predict, stamps
@@ -306,6 +307,13 @@ def test_factors_go_by_the_name_of_a_device(
     plain, own = (hespas.league(runs, jobs=1, factors=factors).result.rows[0] for factors in (None, "f.json"))
     assert own.row.cells["accelerator"] == name
     assert own.predicted_ms != pytest.approx(plain.predicted_ms, rel=1e-3)
+
+
+def test_a_row_that_stands_twice_is_reported(tmp_path: Path) -> None:
+    for cells, count in (([{}, {}, {"step_time_ms": "1600"}], 1), ([{}, {"step_time_ms": "1600"}], 0)):
+        found = Diagnostics()
+        hespas.league(table(tmp_path, *cells), jobs=1, diagnostics=found)
+        assert found.counts().get("league.repeated-row", 0) == count
 
 
 def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:

@@ -165,6 +165,10 @@ def predicted_rows(
     models = file_beside(table, MODELS, "column model")
     stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
     rows = read_runs(table)
+    if diagnostics is not None:
+        repeated = len(rows) - len({tuple(sorted(row.items())) for row in rows})
+        message = "rows are equal to another one in all columns: their errors count once more"
+        diagnostics.warning("league.repeated-row", str(table), message, count=repeated)
     devices = {cell: _device(cell, table) for cell in {row.get("accelerator", "") for row in rows}}
     systems = {cell: _system_stamp(cell, table) for cell in {row.get("network", "") for row in rows}}
     tasks: list[Task] = []
