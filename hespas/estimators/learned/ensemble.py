@@ -463,7 +463,7 @@ class _Verdicts:
         """Do the same for all trees at once, in the same order of addition. For 2 rows, 128 trees take 0.3
         instead of 10 ms.
         """
-        place = codes[np.array(self.column)].astype(np.intp)
+        place = codes[np.array(self.column, np.intp)].astype(np.intp)
         every_leaf = np.full((1, len(total)), np.iinfo(np.uint64).max, np.uint64)
         verdicts = np.vstack((np.take_along_axis(self.leaves, place, axis=1), every_leaf))
         offsets = np.array(self.offsets)

@@ -63,6 +63,19 @@ def test_few_rows_and_many_give_the_same_sums() -> None:
         assert np.array_equal(whole[:400], np.concatenate(blocks))
 
 
+def test_trees_of_single_leaves_have_one_sum() -> None:
+    nothing = np.empty(0, np.uint8)
+    leaves = replace(
+        _two_trees(),
+        column=nothing, split=nothing, first=nothing, last=nothing,
+        node_offsets=np.zeros(3, np.int32),
+        leaf=np.array([4, 30], np.int16),
+        leaf_offsets=np.array([0, 1, 2], np.int32),
+    )  # fmt: skip
+    for rows in (1, 3, 5000):
+        assert leaves.predict(np.zeros((rows, 2), np.float32)).tolist() == [34.5] * rows
+
+
 def test_another_number_of_columns_is_refused() -> None:
     with pytest.raises(InvariantError, match="columns"):
         _two_trees().predict(np.zeros((1, 3), np.float32))
