@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from hespas.converters.measured_ops.bounds import KernelBounds, kernel_bounds
 from hespas.converters.measured_ops.build import CostedOps, costed_ops
-from hespas.converters.measured_ops.costs import (
+from hespas.converters.measured_ops.costs import EventCosts, event_costs, host_costs
+from hespas.converters.measured_ops.steps import (
     RECORDED_STEPS,
-    EventCosts,
     RecordedSteps,
-    event_costs,
-    host_costs,
     recorded_steps,
     recorded_steps_of,
 )

@@ -17,7 +17,8 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.converters.measured_ops.build import Role, communication_kind, event_roles, stated_group
-from hespas.converters.measured_ops.costs import RECORDED_STEPS, EventCosts, event_costs, recorded_steps
+from hespas.converters.measured_ops.costs import EventCosts, event_costs
+from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps
 from hespas.converters.measured_ops.waits import Launches, clock_ns, lanes_of, tell_waits, with_waits
 from hespas.graph import (
     ABSENT,
