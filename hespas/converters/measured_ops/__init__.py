@@ -10,6 +10,8 @@ from hespas.converters.measured_ops.steps import (
     RecordedSteps,
     recorded_steps,
     recorded_steps_of,
+    recording_text,
+    steps_since,
 )
 from hespas.converters.measured_ops.waits import (
     Launches,
@@ -37,6 +39,8 @@ __all__ = [
     "measured_workload",
     "recorded_steps",
     "recorded_steps_of",
+    "recording_text",
+    "steps_since",
     "tell_waits",
     "with_delays_alone",
     "with_waits",

@@ -9,11 +9,18 @@ from math import isclose
 import msgspec
 import numpy as np
 
-from hespas.graph import OpGraph
+from hespas.graph import OpGraph, Profile, StepRanges
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["RECORDED_STEPS", "RecordedSteps", "recorded_steps", "recorded_steps_of"]
+__all__ = [
+    "RECORDED_STEPS",
+    "RecordedSteps",
+    "recorded_steps",
+    "recorded_steps_of",
+    "recording_text",
+    "steps_since",
+]
 
 RECORDED_STEPS = "measured/steps.json"
 """The name of the document among the attachments of a graph."""
@@ -26,13 +33,15 @@ _LONGEST_NS = 2.0**65
 class RecordedSteps:
     """Per step of one rank the time from first start to last end, and that during which anything ran. Without
     annotated steps the whole recording is one. ``inside`` is the share of its device time in steps, 0..1.
-    ``times_ns`` is the sum of the times in the graph that they stay with, -1 unknown. ``is_annotated`` is
-    False where the recording has no steps and is counted as one.
+    ``period_ns`` is from the start of a step to that of the next, of a single step its length with its range
+    on the host; -1 unknown. ``times_ns`` is the sum of the times in the graph that they stay with, -1
+    unknown. ``is_annotated`` is False where the recording has no steps and is counted as one.
     """
 
     span_ns: list[float]
     busy_ns: list[float]
     inside: float
+    period_ns: float = -1.0
     times_ns: float = -1.0
     is_annotated: bool = True
 
@@ -64,10 +73,14 @@ def _known_ns(graph: OpGraph) -> float:
 
 
 def recorded_steps(
-    start_ns: FloatArray | IntArray, duration_ns: FloatArray | IntArray, step: SmallIntArray
+    start_ns: FloatArray | IntArray,
+    duration_ns: FloatArray | IntArray,
+    step: SmallIntArray,
+    ranges: StepRanges | None = None,
 ) -> RecordedSteps | None:
-    """The steps of one rank's events, None without any. ``step`` numbers them, -1 is outside; what lies
-    outside counts only where there is no step. O(events log events).
+    """Return the steps of one rank's events, None without any. ``step`` numbers them, -1 is outside; events
+    outside count only where there is no step. Starts in ``ranges`` count from the first start of an event.
+    O(events log events).
     """
     if not len(start_ns):
         return None
@@ -77,18 +90,60 @@ def recorded_steps(
     rows = np.flatnonzero(inside) if inside.any() else np.arange(len(step))
     order = rows[np.lexsort((begin[rows], step[rows]))]
     first = np.flatnonzero(np.append(True, np.diff(step[order]) != 0))
+    begins: list[float] = []
     spans: list[float] = []
     busy: list[float] = []
     for part in np.split(order, first[1:]):
         reached = np.maximum.accumulate(begin[part] + length[part])
         before = np.append(begin[part][0], reached[:-1])
         idle = float(np.maximum(begin[part] - before, 0.0).sum())
+        begins.append(float(begin[part][0]))
         spans.append(float(reached[-1] - begin[part][0]))
         busy.append(max(0.0, spans[-1] - idle))
     total = float(length.sum())
     share = float(length[rows].sum()) / total if total else 1.0
     annotated = bool(inside.any())
-    return RecordedSteps(span_ns=spans, busy_ns=busy, inside=min(share, 1.0), is_annotated=annotated)
+    return RecordedSteps(
+        span_ns=spans,
+        busy_ns=busy,
+        inside=min(share, 1.0),
+        period_ns=_period_ns(step[order[first]], begins, spans, ranges),
+        is_annotated=annotated,
+    )
+
+
+def _period_ns(
+    number: SmallIntArray, begin_ns: list[float], span_ns: list[float], ranges: StepRanges | None
+) -> float:
+    """Return the time from the start of a step to that of the next, of a single step its length; -1 unknown.
+    Steps start with their ranges where these are known, else with their first event.
+    """
+    known = StepRanges.empty() if ranges is None else ranges
+    if len(number) == 1:
+        rows = known.number == number[0]
+        begin = float(known.start_ns[rows].min(initial=begin_ns[0]))
+        end = known.start_ns[rows] + known.duration_ns[rows]
+        return float(end.max(initial=begin_ns[0] + span_ns[0])) - begin
+    first, last = (known.start_ns[known.number == each] for each in (number[0], number[-1]))
+    if len(first) and len(last):
+        # Steps between the two that were not recorded took their time too.
+        period = float(last.min() - first.min()) / int(number[-1] - number[0])
+    else:
+        period = (max(begin_ns) - min(begin_ns)) / (len(number) - 1)
+    return period if period > 0 else -1.0
+
+
+def steps_since(profile: Profile, rows: IntArray) -> StepRanges:
+    """Return the ranges of steps of a profile, with starts counted from the first of the events ``rows``."""
+    origin_ns = profile.start_ns[rows].min(initial=np.inf)
+    return replace(profile.steps, start_ns=profile.steps.start_ns - origin_ns)
+
+
+def recording_text(count: int, period_text: str) -> str:
+    """Return the number of recorded steps and how often one starts (empty: unknown) for a summary line."""
+    if count == 1:
+        return f"1 recorded step of {period_text}" if period_text else "1 recorded step"
+    return f"{count:,} recorded steps" + (f", a step every {period_text}" if period_text else "")
 
 
 def _since_first(start_ns: FloatArray | IntArray) -> FloatArray:
@@ -116,6 +171,8 @@ def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSt
     times = [*found.span_ns, *found.busy_ns]
     if not found.span_ns or len(found.span_ns) != len(found.busy_ns) or not 0 <= found.inside <= 1:
         raise _broken(name, "spans, busy times and their share do not fit together")
+    if found.period_ns != -1:
+        times.append(found.period_ns)
     if not all(0 <= each <= _LONGEST_NS for each in times):
         raise _broken(name, "a time is negative, or longer than any")
     if any(busy > span for span, busy in zip(found.span_ns, found.busy_ns, strict=True)):
