@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,10 @@ from hespas.analysis.operations import (
     unclassified_share,
     wins,
 )
-from hespas.analysis.recording import recordings_of
+from hespas.analysis.recording import Recording, recordings_of
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow, tree
-from hespas.converters.measured_ops import costed_ops
+from hespas.converters.measured_ops import costed_ops, recorded_steps, steps_since
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
@@ -59,13 +60,16 @@ class Analyses:
     """The tables of all analyses. ``hardware`` is the device whose roofs are meant, empty where none is
     known; ``notes`` say what the recording lacks for more, and how to record it. ``unclassified`` is the
     share of the device time of kernels whose name and operation state no class (0..1): some may communicate.
-    ``product_dtype`` is the element type of most of the time of matmuls (empty: unknown).
+    ``product_dtype`` is the element type of most of the time of matmuls (empty: unknown). ``period_ns`` is
+    the median over ranks of the time from the start of a step to that of the next, of a single step its
+    length with its range on the host (NaN: unknown, or a recording without steps).
     """
 
     hardware: str
     notes: tuple[str, ...]
     unclassified: float
     product_dtype: str
+    period_ns: float
     breakdown: Table[BreakdownRow]
     idle: Table[IdleRow]
     gaps: Table[GapRow]
@@ -87,7 +91,7 @@ class Analyses:
 
     def tables(self) -> Mapping[str, Table[Any]]:
         """The tables under their names."""
-        others = {"hardware", "notes", "unclassified", "product_dtype"}
+        others = {"hardware", "notes", "unclassified", "product_dtype", "period_ns"}
         names = [each.name for each in fields(self) if each.name not in others]
         return {name: getattr(self, name) for name in names}
 
@@ -137,6 +141,7 @@ def analyses_of(profiles: Sequence[Profile], device: Device | None, diagnostics:
         notes=tuple(notes_of(profiles, recordings)),
         unclassified=unclassified_share(recordings, measured),
         product_dtype=product_dtype(measured),
+        period_ns=_period_ns(recordings),
         breakdown=breakdown(recordings),
         idle=idle(recordings),
         gaps=gaps_before(recordings),
@@ -156,6 +161,17 @@ def analyses_of(profiles: Sequence[Profile], device: Device | None, diagnostics:
         memory=memory(profiles),
         memory_points=memory_points(profiles),
     )
+
+
+def _period_ns(recordings: Sequence[Recording]) -> float:
+    periods: list[float] = []
+    for recording in recordings:
+        profile, rows = recording.profile, recording.rows
+        ranges = steps_since(profile, rows)
+        steps = recorded_steps(recording.start_ns, profile.duration_ns[rows], profile.run[rows], ranges)
+        if steps is not None and steps.is_annotated and steps.period_ns >= 0:
+            periods.append(steps.period_ns)
+    return float(np.median(periods)) if periods else nan
 
 
 def whole(table: Table[BreakdownRow]) -> Table[BreakdownRow]:

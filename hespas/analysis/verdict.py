@@ -10,6 +10,7 @@ from hespas.analysis.breakdown import ALL_STEPS
 from hespas.analysis.difference import Difference
 from hespas.analysis.idle import WHOLE_DEVICE
 from hespas.analysis.run import Analyses
+from hespas.converters.measured_ops import recording_text
 
 __all__ = ["changed_text", "share_text", "step_ns_of", "time_text", "verdict_of"]
 
@@ -61,8 +62,8 @@ def verdict_of(found: Analyses) -> str:
     if len(steps):
         count = len(np.unique(steps["step"]))
         typical = step_ns_of(found)
-        steps_text = "1 recorded step" if count == 1 else f"{count} recorded steps"
-        told = f"{time_text(typical)} per step ({steps_text}, span {time_text(span)})"
+        period = "" if isnan(found.period_ns) else time_text(found.period_ns)
+        told = f"{time_text(typical)} per step ({recording_text(count, period)}, span {time_text(span)})"
     if len(whole) > 1:
         told += f" on {len(whole)} ranks"
     total = float(whole["span_ns"].sum()) or np.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +30,7 @@ from hespas.converters import ReadOptions
 from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Profile, StepFacts
 from hespas.graph.errors import UsageError
-from hespas.simulator.throughput import Throughput, rates_of
+from hespas.simulator.throughput import Throughput, rates_of, warn_of_rates
 
 if TYPE_CHECKING:
     import pandas
@@ -108,12 +108,15 @@ class DifferenceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnalysisDocument(Document, frozen=True, kw_only=True):
-    """What `hespas analyze --json` writes: one list of rows per analysis."""
+    """What `hespas analyze --json` writes: one list of rows per analysis. ``step_period_ns`` is from the
+    start of a step to that of the next, of a single step its length; rates are of that time.
+    """
 
     schema: Literal["hespas.analyze/1"] = "hespas.analyze/1"
     verdict: str
     devices: list[str]
     hardware: str
+    step_period_ns: Figure
     model_flops_per_step: Figure
     tokens_per_step: Figure
     mfu: Figure
@@ -172,7 +175,10 @@ def analyze(
     profiles = _profiles_of(sources, format, options, found, progress)
     device = device_of(profiles, hardware, found)
     analysed = analyses_of(profiles, device, found)
-    rates = rates_of(_facts(profiles, analysed, tokens, model_flops), step_ns_of(analysed), device)
+    # The host may take longer for a step than the span of its device events.
+    period_ns = step_ns_of(analysed) if isnan(analysed.period_ns) else analysed.period_ns
+    rates = rates_of(_facts(profiles, analysed, tokens, model_flops), period_ns, device)
+    warn_of_rates(rates, _names(sources)[0], found)
     done = Analysis(
         analysed, _names(sources), devices=_devices(profiles), diagnostics=found, throughput=rates
     )
@@ -288,6 +294,7 @@ def analysis_document(done: Analysis) -> AnalysisDocument:
         verdict=done.headline(),
         devices=list(done.devices),
         hardware=found.hardware,
+        step_period_ns=found.period_ns,
         model_flops_per_step=done.throughput.model_flops,
         tokens_per_step=done.throughput.tokens,
         mfu=done.throughput.mfu,

@@ -33,6 +33,7 @@ from hespas.api.recorded_steps import recorded_step_of
 from hespas.api.systems import sized_for
 from hespas.api.timeline_file import check_timeline, write_timeline
 from hespas.converters import ReadOptions
+from hespas.converters.measured_ops import recording_text
 from hespas.estimators import MissingPolicy, refuse_converted
 from hespas.estimators.configuration import default_configuration
 from hespas.files.documents import Count, Figure, document_bytes, encoded
@@ -49,6 +50,7 @@ from hespas.simulator.network import Network, on_system
 
 if TYPE_CHECKING:
     import pandas
+from hespas.simulator.throughput import Throughput, throughput_of, warn_of_rates
 
 __all__ = [
     "SimulationDocument",
@@ -101,7 +103,9 @@ class SimulationResult(Result, Simulation):
         time = f"{least}{self.step_ns / 1e6:,.3f} ms"
         told = f"{time} per step{interval}"
         if recorded is not None and not isnan(recorded.step_ns):
-            told = f"{recorded.step_ns / 1e6:,.3f} ms per step, span {time}"
+            period = "" if isnan(recorded.period_ns) else f"{recorded.period_ns / 1e6:,.3f} ms"
+            steps = recording_text(recorded.count, period)
+            told = f"{recorded.step_ns / 1e6:,.3f} ms per step, {steps}, span {time}"
         elif recorded is not None:
             told = f"span {time}"
         rates = f"; {self.throughput}" if self.throughput.is_known else ""
@@ -223,6 +227,8 @@ class _Asked:
     def told(self, source: str, ran: Simulation, measured_ns: float) -> SimulationResult:
         """A simulation with what was asked."""
         columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
+        columns["throughput"] = rates = self._rates(ran)
+        warn_of_rates(rates, source, self.diagnostics)
         statistics = ran.statistics if isinstance(ran, AstraSimulation) else None
         links = None
         if self.system is not None and statistics is None:
@@ -243,6 +249,15 @@ class _Asked:
             links=links,
             **columns,
         )
+
+    def _rates(self, ran: Simulation) -> Throughput:
+        """Return the rates of a step; those of a recording are of the time between starts of its steps."""
+        estimated = bool(self.hardware) or isinstance(ran, AstraSimulation)
+        recorded = recorded_step_of(ran.workload, estimated=estimated)
+        if not ran.throughput.is_known or recorded is None or not recorded.count:
+            return ran.throughput
+        period_ns = ran.step_ns / recorded.count if isnan(recorded.period_ns) else recorded.period_ns
+        return throughput_of(ran.workload.metadata, period_ns, self._device_of_times(ran.workload))
 
     def run(self, workload: Workload, simulator: Simulator | None, request: AstraReady | None) -> Simulation:
         """The step in the mode that is asked for."""
@@ -426,7 +441,8 @@ class _RankRow(msgspec.Struct, frozen=True):
 class SimulationDocument(Document, frozen=True, kw_only=True):
     """What hespas simulate --json writes. ``step_ns`` is the time of the whole graph: of a recording of
     ``recorded_steps`` (null: not of a recording, 0: without annotated steps) their span, and
-    ``recorded_step_ns`` the time of one, where times are as recorded.
+    ``recorded_step_ns`` the time of one, where times are as recorded; ``recorded_period_ns`` is from the
+    start of a step to that of the next, of a single step its length.
     """
 
     schema: Literal["hespas.simulate/1"] = "hespas.simulate/1"
@@ -449,6 +465,7 @@ class SimulationDocument(Document, frozen=True, kw_only=True):
     measured_ns: Figure
     recorded_steps: Count | None
     recorded_step_ns: Figure
+    recorded_period_ns: Figure
     external: ExternalDocument | None
     rank_classes: list[_SimulatedClass]
     memory: list[MemoryDocument]
@@ -485,6 +502,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
         measured_ns=done.measured_ns,
         recorded_steps=recorded.count if recorded else None,
         recorded_step_ns=recorded.step_ns if recorded else nan,
+        recorded_period_ns=recorded.period_ns if recorded else nan,
         external=external_document(done.external, done.statistics)
         if done.external and done.statistics
         else None,

@@ -142,13 +142,15 @@ def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
 def _span_words(workload: Workload, time: str, *, estimated: bool) -> str:
     """A step's time; of a recording, whose steps are one span, that and the time of a step."""
     from hespas.api.recorded_steps import recorded_step_of
+    from hespas.converters.measured_ops import recording_text
 
     recorded = recorded_step_of(workload, estimated=estimated)
     if recorded is None:
         return f"{time} per step"
     if not recorded.count:
         return f"span {time}"
-    steps = counted(recorded.count, "recorded step")
+    period = "" if isnan(recorded.period_ns) else time_text(recorded.period_ns)
+    steps = recording_text(recorded.count, period)
     if isnan(recorded.step_ns):
         return f"span {time} of {steps}"
     return f"{time_text(recorded.step_ns)} per step ({steps}, span {time})"

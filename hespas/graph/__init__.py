@@ -51,6 +51,7 @@ from hespas.graph.profile import (
     MeasuredMemory,
     Profile,
     StatedCosts,
+    StepRanges,
     Timeline,
 )
 from hespas.graph.step_facts import STEP_FACTS, StepFacts, step_facts
@@ -114,6 +115,7 @@ __all__ = [
     "Severity",
     "StatedCosts",
     "StepFacts",
+    "StepRanges",
     "StridedGroups",
     "StringTable",
     "StringTableBuilder",

@@ -32,6 +32,7 @@ __all__ = [
     "MeasuredMemory",
     "Profile",
     "StatedCosts",
+    "StepRanges",
     "Timeline",
 ]
 
@@ -107,6 +108,17 @@ class HostRanges(ColumnTable):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StepRanges(ColumnTable):
+    """Steps of the host (``ProfilerStep#N``), as columns of shape ``(ranges,)``. ``number`` is that of
+    :attr:`Profile.run`; threads and processes may each state the range of a step.
+    """
+
+    number: IntArray
+    start_ns: FloatArray
+    duration_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredMemory(ColumnTable):
     """Memory that was taken or given back, in columns of shape ``(changes,)``: what the allocator of
     ``device`` (-1: the host) has given out and holds behind each change (NaN unknown).
@@ -175,7 +187,7 @@ class Profile:
     ``bytes_moved`` is what the profiler says was copied or touched (NaN unknown). ``repeats`` says over how
     many runs a row was aggregated, ``spread_ns`` is the standard deviation between them (NaN for one run).
     ``ranges`` are functions of Python and ranges that somebody named, around operations of the host;
-    ``waits`` are calls in which the host waits for a device.
+    ``waits`` are calls in which the host waits for a device, ``steps`` the ranges of steps on the host.
     ``attachments`` are documents of the source, kept whole: ``hlo/NAME`` is the HLO proto of module NAME.
     """
 
@@ -209,6 +221,7 @@ class Profile:
     stated: StatedCosts = field(default_factory=StatedCosts.empty)
     ranges: HostRanges = field(default_factory=HostRanges.empty)
     waits: HostRanges = field(default_factory=HostRanges.empty)
+    steps: StepRanges = field(default_factory=StepRanges.empty)
     memory: MeasuredMemory = field(default_factory=MeasuredMemory.empty)
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     attachments: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -240,6 +253,7 @@ class Profile:
             host=replace(self.host, start_ns=self.host.start_ns + by_ns),
             ranges=replace(self.ranges, start_ns=self.ranges.start_ns + by_ns),
             waits=replace(self.waits, start_ns=self.waits.start_ns + by_ns),
+            steps=replace(self.steps, start_ns=self.steps.start_ns + by_ns),
             memory=replace(self.memory, time_ns=self.memory.time_ns + by_ns),
         )
 
@@ -257,6 +271,7 @@ class Profile:
         stated: StatedCosts | None = None,
         ranges: HostRanges | None = None,
         waits: HostRanges | None = None,
+        steps: StepRanges | None = None,
         memory: MeasuredMemory | None = None,
         metadata: Mapping[str, str] | None = None,
         attachments: Mapping[str, bytes] | None = None,
@@ -281,6 +296,7 @@ class Profile:
             stated=stated or StatedCosts.empty(),
             ranges=ranges or HostRanges.empty(),
             waits=waits or HostRanges.empty(),
+            steps=steps or StepRanges.empty(),
             memory=memory or MeasuredMemory.empty(),
             metadata=metadata or {},
             attachments=attachments or {},

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 
-from hespas.graph import StepFacts, find_dtype, step_facts
+from hespas.graph import Diagnostics, StepFacts, find_dtype, step_facts
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device
 from hespas.hardware.peaks import peak_for
 
-__all__ = ["Throughput", "rates_of", "throughput_of"]
+__all__ = ["Throughput", "rates_of", "throughput_of", "warn_of_rates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,9 @@ def throughput_of(metadata: Mapping[str, str], step_ns: float, device: Device | 
 
 
 def rates_of(facts: StepFacts, step_ns: float, device: Device | None) -> Throughput:
-    """Return the rates of a step of known facts, over all its ranks."""
+    """Return the rates of a step of known facts, over all its ranks. ``step_ns`` is the time of a step; for a
+    recording, from the start of a step to that of the next.
+    """
     if not step_ns > 0:
         return Throughput()
     step_s, num_ranks = step_ns / 1e9, facts.ranks or nan
@@ -66,6 +68,15 @@ def rates_of(facts: StepFacts, step_ns: float, device: Device | None) -> Through
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / num_ranks,
     )
+
+
+def warn_of_rates(rates: Throughput, where: str, diagnostics: Diagnostics) -> None:
+    """Warn of a step that does more FLOPs than its devices can."""
+    message = (
+        f"MFU is {rates.mfu:.1%} of the {rates.peak_dtype} peak, more than 100 %: check the model FLOPs, the "
+        "number of ranks, the element type and the steps that were recorded"
+    )
+    diagnostics.warning("rates.mfu-above-peak", where, message, count=int(rates.mfu > 1))
 
 
 def _peak(name: str, device: Device | None) -> tuple[str, float]:

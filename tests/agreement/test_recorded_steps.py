@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hespas
-from hespas.cli.text import step_text
+from hespas.cli.text import step_text, time_text
 from tests.analysis.raw import FIXTURE
 from tests.converters.pytorch.traces import kernel, write_kineto
 
@@ -29,8 +29,9 @@ def test_per_step_is_a_step_and_a_span_is_a_span(path: Path) -> None:
     # Ranks whose clock is one start at different times: the span of a simulation is that of all of them.
     mark = ")" if found["num_ranks"] == 1 else ", span"
     assert text.partition(mark)[0] == verdict.partition(mark)[0]
-    assert "recorded steps, span " in text
-    assert "per step, span" in done.headline()
+    assert f"recorded steps, a step every {time_text(found['recorded_period_ns'])}, span " in text
+    assert json.loads(hespas.analyze(path).to_json())["step_period_ns"] == found["recorded_period_ns"]
+    assert "per step, 2 recorded steps, a step every " in done.headline()
 
 
 def test_estimated_times_have_a_span_alone() -> None:

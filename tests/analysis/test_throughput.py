@@ -18,7 +18,8 @@ from tests.analysis.raw import FIXTURE
 from tests.converters.pytorch.traces import kernel, write_kineto
 
 GUIDE = Path(__file__).parents[2] / "docs" / "profiles.md"
-STEP_S, RANKS = 563.570e-6, 2
+STEP_S, RANKS = 3.0e-3, 2
+"""The time from the start of the first step of the fixture to that of the second."""
 
 
 def test_the_options_of_the_guide_print_both() -> None:

@@ -377,4 +377,4 @@ def test_a_recording_of_another_device_says_so_wherever_it_is_named(tmp_path: Pa
         own = run("accuracy", *common, "--hardware", "H100-SXM")
         assert "recorded on" not in own.output
     ran = CliRunner().invoke(main.app, ["simulate", str(folder)])
-    assert " per step as recorded on NVIDIA H100 80GB HBM3, " in ran.stdout
+    assert " as recorded on NVIDIA H100 80GB HBM3, " in ran.stdout

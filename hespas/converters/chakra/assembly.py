@@ -17,6 +17,7 @@ from hespas.converters.chakra.contract import (
     JOB_ATTRIBUTE,
     LINTED,
     RANK_ATTRIBUTE,
+    STEPS_ATTRIBUTE,
     TEXTS_OF_JOB,
     Tag,
 )
@@ -432,7 +433,7 @@ _OTHER_TAGS = (
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
 _RESERVED_OF_FILE = frozenset(
-    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, PROGRAM_BYTES, *TEXTS_OF_JOB}
+    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, PROGRAM_BYTES, STEPS_ATTRIBUTE, *TEXTS_OF_JOB}
 )
 """Names of attributes that readers of traces understand."""
 

@@ -46,6 +46,7 @@ __all__ = [
     "LAYOUT_KEY",
     "LINTED",
     "RANK_ATTRIBUTE",
+    "STEPS_ATTRIBUTE",
     "TEXTS_OF_JOB",
     "TYPE_TO_KIND",
     "WHOLE_WORLD",
@@ -191,6 +192,9 @@ DEVICE_ATTRIBUTE = "recorded_on"
 """Metadata attributes of a file that was written without the rest of its set: which rank it is, its groups,
 and how many ranks the job has.
 """
+
+STEPS_ATTRIBUTE = "recorded_steps"
+"""Metadata attribute of a file: the recorded steps of its rank class, as the JSON document of an op graph."""
 
 TEXTS_OF_JOB = MappingProxyType(
     {

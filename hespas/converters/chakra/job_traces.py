@@ -196,7 +196,7 @@ class JobTraces:
         gone[expanded.halves + 1] = False
         self._runs[key] = Runs(
             *key,
-            ClassWriter(self.change(with_metadata(graph, {}, texts_of_class(self.workload, number)))),
+            ClassWriter(self.change(with_metadata(graph, {}, texts_of_class(self.workload, number, graph)))),
             int(gone.sum()),
             float(np.nansum(expanded.graph.duration_ns[gone])),
             is_empty=bool(idle.all()),

@@ -429,14 +429,20 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
 
 
 def _lost_documents(workload: Workload, groups: GroupIds, rank: str) -> list[str]:
-    """Attachments of all classes but the list of process groups, which readers give to that of rank 0."""
+    """Return the attachments of all classes but the recorded steps, which are metadata of a trace, and the
+    list of process groups, which readers give to the class of rank 0.
+    """
     if not any(graph.attachments for graph in workload.classes):
         return []
+    from hespas.converters.measured_ops import RECORDED_STEPS
+
     listed = render_groups(groups.of_rank(int(rank))) if rank else groups.document()
     first = int(workload.rank_class[workload.present[0]])
     lost: list[str] = []
     for number, graph in enumerate(workload.classes):
         for name, data in graph.attachments.items():
+            if name == RECORDED_STEPS:
+                continue
             if name != FILE_NAME or number != first or data != listed:
                 lost.append(name)
     return lost

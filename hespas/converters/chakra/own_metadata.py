@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hespas.converters.chakra.contract import TEXTS_OF_JOB, Tag
-from hespas.graph import PROGRAM_BYTES, ExtraTable, OpGraph, StringTableBuilder, Workload
-from hespas.graph.errors import UsageError
+from hespas.converters.chakra.contract import STEPS_ATTRIBUTE, TEXTS_OF_JOB, Tag
+from hespas.graph import PROGRAM_BYTES, Diagnostics, ExtraTable, OpGraph, StringTableBuilder, Workload
+from hespas.graph.errors import FormatError, UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata"]
+__all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata", "with_stated_steps"]
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
@@ -21,11 +21,45 @@ def texts_of_job(workload: Workload) -> dict[str, bytes]:
     return {name: text.encode("utf-8", "replace") for name, text in stated.items() if text}
 
 
-def texts_of_class(workload: Workload, number: int) -> dict[str, bytes]:
-    """Return what a trace states of its own rank class: the bytes that its program holds beside its nodes."""
+def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[str, bytes]:
+    """Return what a trace states of its own rank class, of which it holds the graph ``written``: the bytes of
+    its program that nodes do not state, and the steps that were recorded.
+    """
     classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
     text = classes[number] if len(classes) == len(workload.classes) else ""
-    return {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
+    texts = {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
+    return texts | _steps_text(workload.classes[number], written)
+
+
+def _steps_text(graph: OpGraph, written: OpGraph) -> dict[str, bytes]:
+    if not graph.attachments:
+        return {}
+    from hespas.converters.measured_ops import recorded_steps_of
+
+    steps = recorded_steps_of(graph.attachments, graph.name)
+    if steps is None:
+        return {}
+    if steps.describes(graph):
+        steps = steps.of(written)
+    return {STEPS_ATTRIBUTE: steps.document()}
+
+
+def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics) -> OpGraph:
+    """Return the graph with the recorded steps that its trace states; another document is ignored, with a
+    warning.
+    """
+    if not document:
+        return graph
+    from hespas.converters.measured_ops import RECORDED_STEPS, recorded_steps_of
+
+    attached = {RECORDED_STEPS: document}
+    try:
+        recorded_steps_of(attached, graph.name)
+    except FormatError as error:
+        message = f"ignored the metadata attribute {STEPS_ATTRIBUTE}: {error.message}"
+        diagnostics.warning("chakra.recorded-steps", graph.name, message)
+        return graph
+    return replace(graph, attachments={**graph.attachments, **attached})
 
 
 def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:

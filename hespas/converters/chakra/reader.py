@@ -31,11 +31,13 @@ from hespas.converters.chakra.contract import (
     GROUPS_ATTRIBUTE,
     JOB_ATTRIBUTE,
     RANK_ATTRIBUTE,
+    STEPS_ATTRIBUTE,
     TEXTS_OF_JOB,
     AttributeFacts,
     Faults,
     check_types,
 )
+from hespas.converters.chakra.own_metadata import with_stated_steps
 from hespas.converters.chakra.peers import (
     Groups,
     PeerRows,
@@ -325,8 +327,9 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
             peers = peers_of_class(found.columns, ranks, found.rows, job.groups, count)
             _check_members(ranks, peers, faults)
             rank_class[[rank.rank for rank in ranks]] = len(graphs)
-            held.append(_program_bytes(found.columns))
-            graphs.append(to_graph(found.columns, found.facts, peers, source.name, found.faults))
+            held.append(_text(found.columns, PROGRAM_BYTES).decode("utf-8", "replace"))
+            graph = to_graph(found.columns, found.facts, peers, source.name, found.faults)
+            graphs.append(with_stated_steps(graph, _text(found.columns, STEPS_ATTRIBUTE), faults.diagnostics))
         if not options.lenient:  # a checker looks for cycles itself, over all formats
             _check_acyclic(found.columns, graphs[-1], found.faults)
     renumbered = int(sum(found.renumbered for found in job.classes.values()))
@@ -334,7 +337,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     faults.diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
     first = next(iter(job.classes.values()))
     if job.group_file:
-        graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
+        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
     metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
     metadata |= _texts(first.columns) | _joined(held)
     if not source.is_directory:
@@ -362,8 +365,9 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
         stated, rows = rank_peers(columns, facts, rank, job.groups, own)
         _check_file(columns, facts, own)
         peers = rank_map.peers(number, columns, stated, rows, job.groups)
-        graphs.append(to_graph(columns, facts, peers, source.name, own))
-        held.append(_program_bytes(columns))
+        graph = to_graph(columns, facts, peers, source.name, own)
+        graphs.append(with_stated_steps(graph, _text(columns, STEPS_ATTRIBUTE), faults.diagnostics))
+        held.append(_text(columns, PROGRAM_BYTES).decode("utf-8", "replace"))
         if not options.lenient:
             _check_acyclic(columns, graphs[-1], own)
         if not number:
@@ -371,7 +375,7 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
         if options.progress:
             options.progress(number + 1, len(source.files))
     if job.group_file:
-        graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
+        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
     made = Workload(
         name=source.name,
         classes=tuple(graphs),
@@ -381,10 +385,10 @@ def _mapped(source: _Source, rank_map: RankMap, job: _Job, options: ReadOptions,
     return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
 
 
-def _program_bytes(columns: EtColumns) -> str:
-    """Return the bytes that a trace states for its program beside its nodes, empty where it states none."""
+def _text(columns: EtColumns, name: str) -> bytes:
+    """Return the text that a trace states of its program, empty where it states none."""
     facts = AttributeFacts.of(columns.metadata)
-    return b"".join(facts.values(facts.texts(PROGRAM_BYTES))).decode("utf-8", "replace")
+    return b"".join(facts.values(facts.texts(name)))
 
 
 def _joined(held: list[str]) -> dict[str, str]:

@@ -13,7 +13,16 @@ import numpy as np
 
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
-from hespas.graph import Diagnostics, Findings, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
+from hespas.graph import (
+    Diagnostics,
+    Findings,
+    HostOps,
+    MeasuredComms,
+    OpClass,
+    Profile,
+    StepRanges,
+    StringTableBuilder,
+)
 from hespas.graph.columns import (
     BoolArray,
     FloatArray,
@@ -135,6 +144,7 @@ def to_profile(
         grid_row=work.grid_row,
         comms=comms,
         host=host,
+        steps=_step_ranges(trace, labels, base_ns),
         metadata={"format": source, **metadata, "first_event_ns": str(base_ns)},
     )
 
@@ -156,6 +166,16 @@ def _check_times(trace: GpuTrace, path: Path) -> None:
                 position=f"{what} {row}, in the order read",
                 hint="record again",
             )
+
+
+def _step_ranges(trace: GpuTrace, labels: _Labels, base_ns: int) -> StepRanges:
+    """Return the ranges of steps, on a clock that begins at ``base_ns``."""
+    rows, ranges = np.flatnonzero(labels.step >= 0), trace.ranges
+    return StepRanges.of(
+        number=labels.step[rows],
+        start_ns=ranges.start_ns[rows] - base_ns,
+        duration_ns=ranges.end_ns[rows] - ranges.start_ns[rows],
+    )
 
 
 def _steps(trace: GpuTrace, links: _Links, nesting: Nesting, labels: _Labels) -> IntArray:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hespas.converters.measured_ops.bounds import KernelBounds, kernel_bounds
 from hespas.converters.measured_ops.build import CostedOps, costed_ops
-from hespas.converters.measured_ops.costs import (
+from hespas.converters.measured_ops.costs import EventCosts, event_costs, host_costs
+from hespas.converters.measured_ops.steps import (
     RECORDED_STEPS,
-    EventCosts,
     RecordedSteps,
-    event_costs,
-    host_costs,
     recorded_steps,
     recorded_steps_of,
+    recording_text,
+    steps_since,
 )
 from hespas.converters.measured_ops.waits import (
     Launches,
@@ -39,6 +39,8 @@ __all__ = [
     "measured_workload",
     "recorded_steps",
     "recorded_steps_of",
+    "recording_text",
+    "steps_since",
     "tell_waits",
     "with_delays_alone",
     "with_waits",

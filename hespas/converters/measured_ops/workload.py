@@ -17,7 +17,8 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.converters.measured_ops.build import Role, communication_kind, event_roles, stated_group
-from hespas.converters.measured_ops.costs import RECORDED_STEPS, EventCosts, event_costs, recorded_steps
+from hespas.converters.measured_ops.costs import EventCosts, event_costs
+from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps, steps_since
 from hespas.converters.measured_ops.waits import Launches, clock_ns, lanes_of, tell_waits, with_waits
 from hespas.graph import (
     ABSENT,
@@ -219,7 +220,8 @@ class _Recording:
         self.findings.warning("launch-after-start", message, int((launch_ns > start_ns).sum()))
         launches = Launches.recorded(launch_ns, thread, start_ns)
         graph = with_waits(self._work(rows, lanes, _streams(queues, lanes)), start_ns, launches)
-        steps = recorded_steps(start_ns, duration_ns, profile.run[rows])
+        ranges = steps_since(profile, rows)
+        steps = recorded_steps(start_ns, duration_ns, profile.run[rows], ranges)
         if steps is None:
             return graph
         return replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})

@@ -34,7 +34,7 @@ from hespas.converters.pytorch.host_trace import (
     requested_devices,
 )
 from hespas.converters.pytorch.joined import JoinedTrace, joined
-from hespas.converters.pytorch.kernels import host_steps_of, steps_of
+from hespas.converters.pytorch.kernels import host_steps_of, step_ranges, steps_of
 from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, join
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.records import is_execution_trace, is_profile, job_name, rank_in_name
@@ -121,11 +121,13 @@ def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
     """The graph with how long its steps took: those of the device, of the host where there is no device."""
     kineto, device = linked.kineto, linked.kineto.device
     if len(device):
-        steps = recorded_steps(device.start_ns, device.duration_ns, steps_of(kineto, linked.links))
+        start_ns, duration_ns, step = device.start_ns, device.duration_ns, steps_of(kineto, linked.links)
     else:
         rows = np.concatenate([np.arange(len(kineto.host)), works_of(linked)])
-        start_ns = linked.events.start_ns[rows]
-        steps = recorded_steps(start_ns, linked.events.duration_ns[rows], host_steps_of(kineto, start_ns))
+        start_ns, duration_ns = linked.events.start_ns[rows], linked.events.duration_ns[rows]
+        step = host_steps_of(kineto, start_ns)
+    ranges = step_ranges(kineto, int(start_ns.min()) if len(start_ns) else 0)
+    steps = recorded_steps(start_ns, duration_ns, step, ranges)
     return (
         graph if steps is None else replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})
     )

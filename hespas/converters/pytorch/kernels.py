@@ -27,7 +27,7 @@ from hespas.converters.pytorch.communication import (
 )
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
-from hespas.graph import MeasuredComms, NodeKind, StringTableBuilder, find_dtype
+from hespas.graph import MeasuredComms, NodeKind, StepRanges, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "ranges_around",
     "stated_communication",
     "stated_words",
+    "step_ranges",
     "steps_of",
     "thread_key",
 ]
@@ -114,15 +115,29 @@ def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
     return host_steps_of(trace, at_rows(trace.launch.start_ns, links.launch, np.iinfo(np.int64).min))
 
 
+def step_ranges(trace: KinetoTrace, base_ns: int) -> StepRanges:
+    """Return the ranges of steps, on a clock that begins at ``base_ns``."""
+    note, numbers = trace.annotation, _numbers(trace)
+    rows = np.flatnonzero(numbers >= 0)
+    return StepRanges.of(
+        number=numbers[rows], start_ns=note.start_ns[rows] - base_ns, duration_ns=note.duration_ns[rows]
+    )
+
+
 def host_steps_of(trace: KinetoTrace, start_ns: IntArray) -> SmallIntArray:
     """The number of the step that runs when something of the host starts; -1 for none."""
+    numbers = _numbers(trace)
+    return at_rows(numbers, _running(trace, numbers, start_ns), -1)
+
+
+def _numbers(trace: KinetoTrace) -> SmallIntArray:
+    """Return the number of the step that each named range states, -1 for another range."""
 
     def number(row: int) -> int:
         found = _STEP.fullmatch(trace.strings[row])
         return int(found[1]) if found else -1
 
-    numbers = mapped(trace.annotation.name_row, number, np.int32)
-    return at_rows(numbers, _running(trace, numbers, start_ns), -1)
+    return mapped(trace.annotation.name_row, number, np.int32)
 
 
 def batches_of(trace: KinetoTrace, links: Links) -> SmallIntArray:

@@ -20,6 +20,7 @@ from hespas.converters.pytorch.kernels import (
     measured_comms,
     owner_with_shapes,
     stated_words,
+    step_ranges,
     steps_of,
 )
 from hespas.converters.pytorch.records import Header, Number
@@ -96,6 +97,7 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links, ta
         stated=_stated_costs(trace),
         ranges=_ranges(trace, base_ns),
         waits=_waits(trace, base_ns),
+        steps=step_ranges(trace, base_ns),
         memory=_memory(trace, base_ns),
         metadata=trace_metadata(trace),
     )

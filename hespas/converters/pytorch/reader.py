@@ -11,7 +11,7 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.events import KinetoTrace, read_events
 from hespas.converters.pytorch.host_run import HostRun, host_run
 from hespas.converters.pytorch.joined import joined
-from hespas.converters.pytorch.kernels import host_steps_of, measured_comms, owner_with_shapes
+from hespas.converters.pytorch.kernels import host_steps_of, measured_comms, owner_with_shapes, step_ranges
 from hespas.converters.pytorch.linked import HostColumns, LinkedTrace
 from hespas.converters.pytorch.profile import (
     first_ns,
@@ -110,6 +110,7 @@ def _profile_of_host(name: str, linked: LinkedTrace, run: HostRun) -> Profile:
         host_event=cause,
         comms=measured_comms(of_event, strings),
         host=host_ops(host, nesting, base_ns),
+        steps=step_ranges(trace, base_ns),
         metadata=trace_metadata(trace),
         strings=strings.build(),
     )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hespas.converters.measured_ops import RECORDED_STEPS, recorded_steps, recorded_steps_of
+from hespas.graph import StepRanges
 from hespas.graph.errors import FormatError
 
 
@@ -43,6 +44,7 @@ def test_the_document_comes_back_as_it_was() -> None:
         b'{"span_ns":[1],"busy_ns":["1"],"inside":1}',
         b'{"span_ns":[1e308,1e308],"busy_ns":[1,1],"inside":1}',
         b'{"span_ns":[1],"busy_ns":[2],"inside":1}',
+        b'{"span_ns":[1],"busy_ns":[1],"inside":1,"period_ns":-2}',
     ],
 )
 def test_another_document_under_that_name_is_refused(document: bytes) -> None:
@@ -66,3 +68,33 @@ def test_rounding_makes_no_document_that_is_refused() -> None:
         found = recorded_steps(start, length, np.where(length > 0, 1, -1).astype(np.int32))
         assert found is not None
         assert recorded_steps_of({RECORDED_STEPS: found.document()}, "graph") == found
+
+
+def ranges(*rows: tuple[int, float, float]) -> StepRanges:
+    return StepRanges.from_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("starts", "steps", "known", "expected"),
+    [
+        # Without ranges first events count; two steps of one number have ranges of two threads.
+        ([0.0, 100.0, 210.0], [3, 4, 5], (), 105.0),
+        ([0.0, 100.0, 210.0], [3, 4, 5], ((3, -40.0, 90.0), (4, 55.0, 90.0), (5, 160.0, 90.0)), 100.0),
+        ([0.0, 100.0], [3, 4], ((3, -40.0, 90.0), (3, -30.0, 80.0), (4, 61.0, 9.0), (4, 60.0, 90.0)), 100.0),
+        ([0.0, 100.0], [3, 4], ((3, -40.0, 90.0),), 100.0),
+        # Steps 4 to 12 ran, and were not recorded.
+        ([0.0, 1000.0], [3, 13], ((3, -10.0, 90.0), (13, 990.0, 90.0)), 100.0),
+        ([0.0], [3], (), 7.0),
+        ([0.0], [3], ((3, -20.0, 23.0), (4, 50.0, 60.0)), 27.0),
+        ([0.0], [3], ((3, -20.0, 60.0),), 60.0),
+        ([0.0, 0.0], [3, 4], (), -1.0),
+    ],
+)
+def test_period_is_from_start_to_start(
+    starts: list[float], steps: list[int], known: tuple[tuple[int, float, float], ...], expected: float
+) -> None:
+    number = np.array(steps, np.int32)
+    found = recorded_steps(np.array(starts), np.full(len(starts), 7.0), number, ranges(*known))
+    assert found is not None
+    assert found.period_ns == expected
+    assert recorded_steps_of({RECORDED_STEPS: found.document()}, "graph") == found
