@@ -27,6 +27,7 @@ from hespas.files.output import check_destination, write_atomically
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError
+from hespas.graph.hints import PositiveInt
 
 if TYPE_CHECKING:
     import pandas
@@ -115,7 +116,7 @@ def simulate_grid(
     source: str | Path | None = None,
     *,
     folder: str | Path | None = None,
-    jobs: int = 1,
+    jobs: PositiveInt = 1,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
