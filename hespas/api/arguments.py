@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from hespas.graph.hints import check_fields, check_value, is_option_class
 
@@ -44,7 +44,7 @@ def checked(
                 kind = signature.parameters[name].kind
                 if kind not in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
                     check_value(name, value, hints().get(name, Any))
-                    if is_option_class(type(value)):
+                    if is_option_class(cast("type[object]", type(value))):
                         check_fields(value)
             return function(*positional, **named)
 

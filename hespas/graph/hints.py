@@ -47,10 +47,16 @@ NonNegativeInt = Annotated[int, AtLeast(0)]
 
 
 def is_option_class(kind: type) -> bool:
-    """Return True for a frozen dataclass without arrays: its fields are options, not data."""
+    """Return True for a frozen dataclass without arrays: its fields are options, not data.
+
+    Results of functions, whose hints only type checkers resolve, are not options either.
+    """
     if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").frozen:  # noqa: B009 # not in stubs
         return False
-    members = (member for hint in _hints_of(kind).values() for member in _members(hint))
+    try:
+        members = [member for hint in _hints_of(kind).values() for member in _members(hint)]
+    except NameError:
+        return False
     return not any(get_origin(member) is np.ndarray for member in members)
 
 
@@ -71,13 +77,18 @@ def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object
     """Yield the numbers below the bounds of a hint, with their names; those of a mapping with their keys."""
     for member in _alternatives(hint):
         origin, inside = get_origin(member), get_args(member)
-        if origin is Annotated and _is_a(value, inside[0]):
+        if origin is Annotated and _fits(value, inside[0]):
             for bound in inside[1:]:
                 if isinstance(bound, AtLeast) and not cast("float", value) >= bound.least:
                     yield name, value, bound.least
-        elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-            for key, each in cast("Mapping[object, object]", value).items():
+        elif isinstance(origin, type) and issubclass(origin, Mapping):
+            for key, each in _entries(value).items():
                 yield from _below(f"{name}[{key!r}]", each, inside[1])
+
+
+def _entries(value: object) -> Mapping[object, object]:
+    """Return a mapping, and an empty one for any other value."""
+    return cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
 
 
 @cache
@@ -108,10 +119,10 @@ def _fits(value: object, hint: object) -> bool:
     if origin in {typing.Union, UnionType}:
         return any(_fits(value, member) for member in members)
     if origin is Literal:
-        return any(_is_a(value, type(choice)) and value == choice for choice in members)
+        return any(_is_a(value, cast("type[object]", type(choice))) and value == choice for choice in members)
     if isinstance(origin, type):
         return _fits_generic(value, origin, members)
-    return hint is None or not isinstance(hint, type) or _is_a(value, hint)
+    return hint is None or not isinstance(hint, type) or _is_a(value, cast("type[object]", hint))
 
 
 def _is_a(value: object, kind: type) -> bool:

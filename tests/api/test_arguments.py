@@ -156,8 +156,10 @@ def option_classes() -> dict[type, tuple[str, str]]:
     for name in api.__all__:
         for parameter, hint in (checked_hints(name) or {}).items():
             for member in members_of(hint):
-                if parameter == "return" or not isinstance(member, type) or issubclass(member, api.Result):
+                if parameter == "return" or not inspect.isclass(member) or issubclass(member, api.Result):
                     continue
+                if dataclasses.is_dataclass(member):
+                    get_type_hints(member)  # fails where an option class would not be checked
                 kinds = simulators if member is simulator.Simulator else [member]
                 named.update({kind: (name, parameter) for kind in kinds if is_option_class(kind)})
     return named

@@ -76,6 +76,10 @@ class Emitter:
         self._written: dict[str, Value] = {}
         self._values: dict[str, Value] = {}
 
+    def mark(self, name: str | None) -> None:
+        """Mark the next copy as an operation of unknown FLOPs of that name; None: no longer."""
+        self.unknown_work = name
+
     def argument(self, tensor: Tensor) -> Value:
         """A new argument of the function."""
         self.arguments.append(tensor)

@@ -68,7 +68,7 @@ def _turned(emitter: Emitter, value: Value) -> Value:
     if emitter.unknown_work is not None and value.type.elements:
         axes = f"[{longest_axis(value.type)}]" if value.type.rank else "[]"
         mark = f"{{{UNKNOWN_WORK} = {quoted_text(emitter.unknown_work)}}}"
-        emitter.unknown_work = None
+        emitter.mark(None)
         return emitter.add(f"stablehlo.reverse {value}, dims = {axes} {mark} : {value.type}", value.type)
     write = operator("reverse", (value.type,), (value.type,)) if value.type.elements > 1 else None
     return value if write is None else emitter.add(write([value]), value.type)
@@ -86,12 +86,12 @@ def passed_on(node: Node) -> list[Value]:
 
 def unknown_work(node: Node, name: str) -> list[Value]:
     """Any operation of unknown FLOPs: products that are known, and a copy that is marked with its name."""
-    node.emitter.unknown_work = name
+    node.emitter.mark(name)
     made = fused_matmuls(node) or synthesised(node)
     place = next((place for place, value in enumerate(made) if value.type.elements), None)
     if node.emitter.unknown_work is not None and place is not None:
         made[place] = _turned(node.emitter, made[place])
-    node.emitter.unknown_work = None
+    node.emitter.mark(None)
     return made
 
 
