@@ -65,6 +65,7 @@ from hespas.graph.errors import (
     UnsupportedError,
     UsageError,
 )
+from hespas.graph.hints import PositiveInt
 from hespas.graph.passes import Totals
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def convert(
     hardware: str | None = None,
     estimator: str = STEP_ESTIMATOR,
     ranks: range | None = None,
-    num_devices: int | None = None,
-    num_replicas: int | None = None,
+    num_devices: PositiveInt | None = None,
+    num_replicas: PositiveInt | None = None,
     dims: Mapping[str, int] | None = None,
     capture: str | Path | Sequence[str | Path] | None = None,
     rescale: Rescaling | Mapping[str, int] | str | None = None,
@@ -138,7 +139,7 @@ def convert(
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
-    jobs: int = 1,
+    jobs: PositiveInt = 1,
     parts: Parts | None = None,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,

@@ -29,6 +29,7 @@ from hespas.files.sandbox import safe_spawning, start_worker, worker_state
 from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError
+from hespas.graph.hints import PositiveInt
 from hespas.hardware import is_path
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def simulate_grid(
     *,
     folder: str | Path | None = None,
     estimator: str | None = None,
-    jobs: int = 1,
+    jobs: PositiveInt = 1,
     allow_programs: bool = False,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,

@@ -185,6 +185,7 @@ def _with_default_dtype(value: Value, element: DType, path: str, diagnostics: Di
     return replace(value, classes=tuple(graph for graph, _ in made))
 
 
+@checked()
 def read_profiles(
     path: str | Path,
     *,

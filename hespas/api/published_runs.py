@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hespas.api.arguments import checked
 from hespas.api.io import Result
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import PositiveInt
 
 if TYPE_CHECKING:
     import pandas
@@ -68,7 +69,7 @@ def league(
     calibrate: CalibrateBy = "none",
     factors: str | Path | None = None,
     estimator: str = "composite",
-    jobs: int = 2,
+    jobs: PositiveInt = 2,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
@@ -152,7 +153,7 @@ def calibrate_end_to_end(
     table: str | Path,
     *,
     estimator: str = "composite",
-    jobs: int = 2,
+    jobs: PositiveInt = 2,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> FactorsReport:

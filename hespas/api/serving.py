@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from hespas.api.arguments import check_fields, checked
+from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
@@ -21,6 +21,7 @@ from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_
 from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
+from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
 from hespas.hardware import load_device
 from hespas.simulator.serving import (
     Correction,
@@ -119,17 +120,17 @@ class Server:
     model: str | Path | Model
     hardware: str
     stack: str = "vllm"
-    dp: int = 1
-    tp: int = 1
-    ep: int = 1
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+    ep: PositiveInt = 1
     precision: str = "bf16"
     experts: str = ""
     cache: str = "bf16"
-    max_batched_tokens: int = 0
-    max_sequences: int = 0
+    max_batched_tokens: NonNegativeInt = 0
+    max_sequences: NonNegativeInt = 0
     chunked: bool | None = None
     memory_share: float = 0.9
-    cache_tokens: int = 0
+    cache_tokens: NonNegativeInt = 0
     host_us: float = 0.0
     sequence_us: float = 0.0
     prompt_us: float = 0.0
@@ -137,11 +138,14 @@ class Server:
     estimator: str = DEFAULT_ESTIMATOR
 
     def __post_init__(self) -> None:
-        """Check the figures. Raises ``UsageError``."""
+        """Check figures and names. Raises ``UsageError``."""
         check_fields(self)
-        for name in ("dp", "tp", "ep"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} of a server: {getattr(self, name)}", hint=f"`{name}=1` or more")
+        precision_of(self.precision)
+        for name in ("cache", "experts"):
+            if (dtype := getattr(self, name)) and find_dtype(dtype) is None:
+                raise UsageError(
+                    f"`{name}={clipped(dtype)}` is not an element type", hint="bf16, f16, f8E4M3FN, i8 ..."
+                )
         if not 0 < self.memory_share <= 1:
             raise UsageError(f"memory_share {self.memory_share:g} is no part", hint="`memory_share=0.9`")
         for name in ("host_us", "sequence_us", "prompt_us", "request_ms"):
@@ -149,6 +153,7 @@ class Server:
                 raise UsageError(
                     f"{name} of a server: {getattr(self, name):g}", hint=f"`{name}` of 0 to {_MOST_WAITED:g}"
                 )
+        self.policy()
 
     def policy(self) -> Policy:
         """The scheduler. Raises ``UsageError``."""
@@ -161,13 +166,8 @@ class Server:
 
     def step(self) -> ServingStep:
         """Whose kernels run: a step of the generator. Experts that no ``ep`` spreads are shared by all ranks.
-        Raises ``UsageError`` for an unknown model or number format.
+        Raises ``UsageError`` for an unknown model.
         """
-        for name in filter(None, (self.cache, self.experts)):
-            if find_dtype(name) is None:
-                raise UsageError(
-                    f"no such element type: {clipped(name)!r}", hint="bf16, f16, f8E4M3FN, i8 ..."
-                )
         model = self.model if isinstance(self.model, Model) else load_model(str(self.model))
         return ServingStep(
             model=model,

@@ -40,6 +40,7 @@ from hespas.files.documents import Count, Figure, document_bytes, encoded
 from hespas.graph import ESTIMATED_ON, WAITS, Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import PositiveInt
 from hespas.hardware import Device, System, load_device, named_device
 from hespas.simulator import ClassResult, Segment, Simulation, Simulator, node_label, segments
 from hespas.simulator import simulate as run
@@ -164,7 +165,7 @@ def simulate(
     network_config: str | Path | None = None,
     memory_config: str | Path | None = None,
     backend: Backend = "unaware",
-    queues_per_dim: int = 1,
+    queues_per_dim: PositiveInt = 1,
     astra_bin: str | Path | None = None,
     astra_timeout: float = DEFAULT_TIMEOUT_S,
     diagnostics: Diagnostics | None = None,

@@ -19,6 +19,7 @@ from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.converters import Value
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import PositiveInt
 
 if TYPE_CHECKING:
     import pandas
@@ -171,7 +172,7 @@ def roundtrip(
     source: _Path | Sequence[_Path],
     *,
     formats: Sequence[str] = (),
-    jobs: int = 1,
+    jobs: PositiveInt = 1,
     progress: _Progress | None = None,
 ) -> RoundTripReport:
     """Take files through every pair of ``formats`` (default: all) and back; ``jobs`` is the number of

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from hespas.files.budget import reading_budget, refuse_ranks
 from hespas.files.streams import limits
 from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
+from hespas.graph.hints import PositiveInt
 from hespas.graph.plugins import attribute_of
 
 __all__ = [
@@ -130,8 +131,8 @@ class ReadOptions:
     """
 
     lenient: bool = False
-    num_devices: int | None = None
-    num_replicas: int | None = None
+    num_devices: PositiveInt | None = None
+    num_replicas: PositiveInt | None = None
     version: str = ""
     recover: bool = False
     comm_groups: Path | None = field(default_factory=lambda: _ASSUMED.get().comm_groups)
@@ -140,7 +141,7 @@ class ReadOptions:
     dims: Mapping[str, int] = field(default_factory=lambda: _ASSUMED.get().dims)
     capture: tuple[Path, ...] = ()
     locations: bool = True
-    max_bytes: int = field(default_factory=lambda: limits().input_bytes)
+    max_bytes: PositiveInt = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None
 
 
@@ -163,7 +164,7 @@ class WriteOptions:
     name: str = ""
     directory: bool = False
     version: str = ""
-    jobs: int = 1
+    jobs: PositiveInt = 1
     only_classes: bool = False
     shard: tuple[int, int] | None = None
     resume: bool = False

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from hespas.graph import WAITS, Csr, Diagnostics, OpGraph, RegionTable, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.graph.errors import UsageError
+from hespas.graph.hints import PositiveInt, check_fields
 from hespas.graph.passes import all_deps, take_nodes
 from hespas.simulator.progress import Pressure
 from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
 from hespas.simulator.schedule import (
-    PRIORITIES,
     Block,
     Priority,
     Program,
@@ -413,17 +412,14 @@ class ListScheduler:
     """
 
     priority: Priority = "program"
-    max_executions: int = 1_000_000
+    max_executions: PositiveInt = 1_000_000
     overlap_trips: bool = False
     interference: bool = True
     launches: bool = True
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
-        if self.priority not in PRIORITIES:
-            raise UsageError(f"unknown priority {self.priority!r}", hint=f"one of: {', '.join(PRIORITIES)}")
-        if self.max_executions < 1:
-            raise UsageError("max_executions must be at least 1")
+        check_fields(self)
 
     @property
     def name(self) -> str:

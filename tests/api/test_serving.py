@@ -99,13 +99,27 @@ def test_experts_in_another_format() -> None:
     [
         (Server(model="Llama-3-70B", hardware="H100-SXM"), UnsupportedError, "leave no room for a cache"),
         (Server(model="Llama-3-8B", hardware="H100-SXM", ep=2), UsageError, "no experts to spread"),
-        (Server(model="Llama-3-8B", hardware="H100-SXM", stack="other"), UsageError, "no such serving stack"),
         (Server(model="Mamba2-130M", hardware="H100-SXM"), UnsupportedError, "states"),
     ],
 )
 def test_what_cannot_be_served(server: Server, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         hespas.serve(server, "poisson:rate=1,requests=2,prompt=16,output=2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"stack": "other"}, "no such serving stack"),
+        ({"precision": "bf17"}, "no precision 'bf17'"),
+        ({"cache": "zz"}, "`cache=zz` is not an element type"),
+        ({"experts": "zz"}, "`experts=zz` is not an element type"),
+        ({"max_sequences": -3}, "`max_sequences=-3` is less than 0"),
+    ],
+)
+def test_wrong_settings_of_a_server_are_refused(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        Server(model="Llama-3-8B", hardware="H100-SXM", **settings)
 
 
 def test_a_request_longer_than_the_cache() -> None:

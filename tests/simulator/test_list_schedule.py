@@ -138,7 +138,7 @@ def test_priorities() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown priority"):
+    with pytest.raises(UsageError, match="`priority=fifo`"):
         ListScheduler(priority="fifo")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="max_executions"):
         ListScheduler(max_executions=0)

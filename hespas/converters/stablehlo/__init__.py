@@ -19,6 +19,7 @@ __all__ = [
     "BYTECODE_MAGIC",
     "CLASS_MARK",
     "FORMAT",
+    "UNKNOWN_WORK",
     "chosen_classes",
     "class_files",
     "looks_like_text",
@@ -70,6 +71,9 @@ _LOSSES = {
 
 CLASS_MARK = "// Rank class"
 """Starts the line that says which of several programs this is."""
+
+UNKNOWN_WORK = "hespas.unknown_work"
+"""Attribute of an operation of a replay whose FLOPs are unknown; its value is the name in the graph."""
 
 BYTECODE_MAGIC = b"ML\xefR"
 

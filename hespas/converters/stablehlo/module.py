@@ -56,6 +56,7 @@ class Frame(NamedTuple):
     meshes: Mapping[str, Mesh]
     num_replicas: int
     num_partitions: int
+    is_replay: bool
     ranks: str = ""
 
     def body(self, name: str) -> Block | None:
@@ -114,6 +115,7 @@ def read_frame(module: Module, bindings: Bindings, end: str) -> Frame:
         meshes,
         _positive(top, "mhlo.num_replicas"),
         _positive(top, "mhlo.num_partitions"),
+        "hespas.replay" in top.attributes,
         _ranks(top),
     )
 

@@ -160,6 +160,7 @@ def _read(
         locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
         diagnostics=diagnostics,
         library=library,
+        is_replay=frame.is_replay,
     )
     library.shared = shared
     entry = library.template(frame.entry)

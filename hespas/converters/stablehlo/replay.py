@@ -34,6 +34,7 @@ from hespas.converters.stablehlo.replay_emit import (
     Emitter,
     Node,
     TensorList,
+    quoted_text,
     too_large,
 )
 from hespas.converters.stablehlo.replay_recipes import (
@@ -46,6 +47,7 @@ from hespas.converters.stablehlo.replay_recipes import (
     passed_on,
     single_matmul,
     synthesised,
+    unknown_work,
 )
 from hespas.costs.table import canonical_name
 from hespas.files.streams import limits
@@ -55,7 +57,7 @@ from hespas.graph.errors import FormatError, HespasError
 from hespas.graph.passes import all_deps, known_sum, topological_order
 from hespas.programs.text import Tensor, Value
 
-__all__ = ["Replayed", "compare", "quoted_text", "replay"]
+__all__ = ["Replayed", "compare", "replay"]
 
 _VIEWS = {int(OpClass.FREE), int(OpClass.CONTROL)}
 _NO_WORK = {NodeKind.METADATA, NodeKind.INVALID}
@@ -149,7 +151,7 @@ class _Writer:
         elif number in self.messages:
             made = self._message(node, self.messages[number], kind)
         else:
-            made = self._computation(node, kind, int(self.graph.op_class[number]))
+            made = self._computation(node, kind, number)
             spent = (emitter.flops - before[0], emitter.transcendentals - before[1])
             made = complete(node, made, *spent)
         self.binder.whole.difference_update(value.name for value in made)
@@ -195,16 +197,18 @@ class _Writer:
                 place = f"{quoted_text(name)}({place})" if place else quoted_text(name)
         return f" loc({place})" if place else ""
 
-    def _computation(self, node: Node, kind: NodeKind, op_class: int) -> list[Value]:
+    def _computation(self, node: Node, kind: NodeKind, number: int) -> list[Value]:
         recipe = RECIPES.get(node.op)
         made = recipe(node) if recipe else None
         if made is None and node.contractions:
             made = single_matmul(node) or convolution(node)
         if made is not None:
             return made
-        if op_class in _VIEWS or kind in _NO_WORK:
+        if int(self.graph.op_class[number]) in _VIEWS or kind in _NO_WORK:
             return passed_on(node)
         self.done.note("synthesised", node.op or "operations without name")
+        if isnan(node.flops):
+            return unknown_work(node, self.graph.op_name(number))
         return fused_matmuls(node) or synthesised(node)
 
     def _collective(self, node: Node, row: int) -> list[Value]:
@@ -310,13 +314,6 @@ def _row(moved: float, flops: float) -> Tensor:
     each = 0.0 if isnan(moved) else moved / (2 * F32.storage_bytes(1))
     is_product = flops > MOST_PASSES * each
     return Tensor(F32, (1 if is_product else int(min(max(each, 1.0), _LONGEST_ROW)),))
-
-
-def quoted_text(text: str) -> str:
-    """A string literal of MLIR, whatever bytes the text has."""
-    encoded = text.encode("utf-8", "surrogatepass")
-    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in encoded)
-    return f'"{"".join(plain)}"'
 
 
 # Whether a replay is as much work as its graph: its file is read again and compared.

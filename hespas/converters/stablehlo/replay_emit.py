@@ -19,7 +19,18 @@ from hespas.graph.errors import UnsupportedError
 from hespas.programs.operations import broadcast_axes
 from hespas.programs.text import Tensor, Value, pretty, reduction
 
-__all__ = ["F32", "Binder", "Contraction", "Emitter", "Node", "Recipe", "TensorList", "stand_in", "too_large"]
+__all__ = [
+    "F32",
+    "Binder",
+    "Contraction",
+    "Emitter",
+    "Node",
+    "Recipe",
+    "TensorList",
+    "quoted_text",
+    "stand_in",
+    "too_large",
+]
 
 F32 = dtype("f32")
 _SEEDS = 1024
@@ -35,8 +46,16 @@ def too_large(what: str, position: str | None = None) -> UnsupportedError:
     )
 
 
+def quoted_text(text: str) -> str:
+    """A string literal of MLIR, whatever bytes the text has."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in encoded)
+    return f'"{"".join(plain)}"'
+
+
 class Emitter:
-    """Collects the body of ``@main`` line by line. ``location`` is put behind each operation.
+    """Collects the body of ``@main`` line by line. ``location`` is put behind each operation;
+    ``unknown_work`` names the operation of unknown FLOPs that the next copy is marked with.
 
     XLA makes one of operations that are alike but for their location: :meth:`add` never writes two such.
     """
@@ -46,6 +65,7 @@ class Emitter:
         self.arguments: list[Tensor] = []
         self.aliases: dict[str, str] = {}
         self.location = ""
+        self.unknown_work: str | None = None
         self.flops = 0.0
         self.transcendentals = 0.0
         self._limits = limits()
@@ -55,6 +75,10 @@ class Emitter:
         self._seed_argument: Value | None = None
         self._written: dict[str, Value] = {}
         self._values: dict[str, Value] = {}
+
+    def mark(self, name: str | None) -> None:
+        """Mark the next copy as an operation of unknown FLOPs of that name; None: no longer."""
+        self.unknown_work = name
 
     def argument(self, tensor: Tensor) -> Value:
         """A new argument of the function."""

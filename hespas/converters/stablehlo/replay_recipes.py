@@ -9,10 +9,19 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from math import isnan, prod
 
-from hespas.converters.stablehlo.replay_emit import F32, Contraction, Emitter, Node, Recipe, stand_in
+from hespas.converters.stablehlo import UNKNOWN_WORK
+from hespas.converters.stablehlo.replay_emit import (
+    F32,
+    Contraction,
+    Emitter,
+    Node,
+    Recipe,
+    quoted_text,
+    stand_in,
+)
 from hespas.graph import DType, DTypeKind
 from hespas.programs.contractions import DotAxes, convolution_text, dot_axes, dot_text, find_convolution
-from hespas.programs.operations import broadcast_axes, operator
+from hespas.programs.operations import broadcast_axes, longest_axis, operator
 from hespas.programs.text import Tensor, Value
 
 __all__ = [
@@ -25,6 +34,7 @@ __all__ = [
     "passed_on",
     "single_matmul",
     "synthesised",
+    "unknown_work",
 ]
 
 
@@ -52,7 +62,14 @@ def _reverse(node: Node) -> list[Value] | None:
 
 
 def _turned(emitter: Emitter, value: Value) -> Value:
-    """A copy that no compiler can leave out: the longest dimension the other way round."""
+    """Return a copy that no compiler can leave out: the longest dimension the other way round. The first copy
+    of an operation of unknown FLOPs is marked as such, for the reader.
+    """
+    if emitter.unknown_work is not None and value.type.elements:
+        axes = f"[{longest_axis(value.type)}]" if value.type.rank else "[]"
+        mark = f"{{{UNKNOWN_WORK} = {quoted_text(emitter.unknown_work)}}}"
+        emitter.mark(None)
+        return emitter.add(f"stablehlo.reverse {value}, dims = {axes} {mark} : {value.type}", value.type)
     write = operator("reverse", (value.type,), (value.type,)) if value.type.elements > 1 else None
     return value if write is None else emitter.add(write([value]), value.type)
 
@@ -65,6 +82,17 @@ def passed_on(node: Node) -> list[Value]:
     if not node.results:
         return node.bound(node.operands or _smallest_types(node))
     return _results_from(node, copies=False)
+
+
+def unknown_work(node: Node, name: str) -> list[Value]:
+    """Any operation of unknown FLOPs: products that are known, and a copy that is marked with its name."""
+    node.emitter.mark(name)
+    made = fused_matmuls(node) or synthesised(node)
+    place = next((place for place, value in enumerate(made) if value.type.elements), None)
+    if node.emitter.unknown_work is not None and place is not None:
+        made[place] = _turned(node.emitter, made[place])
+    node.emitter.mark(None)
+    return made
 
 
 def synthesised(node: Node) -> list[Value]:

@@ -14,7 +14,7 @@ from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
 from hespas.costs.operation import Attributes, Cost, CustomAttributes, Tensor, unknown_cost
 from hespas.costs.operation import Operation as CostInput
 from hespas.costs.table import canonical_name, cost_of, find_rule
-from hespas.graph import DYNAMIC, DType, dtype, find_dtype
+from hespas.graph import DYNAMIC, DType, OpClass, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder, TensorTypesBuilder
 from hespas.graph.errors import UnsupportedError
 
@@ -251,10 +251,24 @@ class Signatures:
     def __init__(self) -> None:
         self.rows: list[Signature] = []
         self.known = Memo(self._add)
+        self._unknown: dict[tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...]], int] = {}
 
     def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
         """The row of an operation whose cost its name and types give."""
         return self.known[name, operands, results, (), None]
+
+    def unknown(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
+        """Return the row of an operation of unknown FLOPs, whatever its name."""
+        described = CostInput(
+            tuple(tensor for info in operands for tensor in info.tensors),
+            tuple(tensor for info in results for tensor in info.tensors),
+            None,
+        )
+        op_class = OpClass.CUSTOM if canonical_name(name) == "custom_call" else OpClass.UNKNOWN
+        key = (name, operands, results)
+        if key not in self._unknown:
+            self._unknown[key] = self.priced(name, operands, results, unknown_cost(described, op_class))
+        return self._unknown[key]
 
     def _add(self, key: _Key) -> int:
         name, operands, results, repeated, attributes = key

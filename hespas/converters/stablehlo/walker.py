@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from hespas.converters.stablehlo import UNKNOWN_WORK
 from hespas.converters.stablehlo.attributes import AttributeReader
 from hespas.converters.stablehlo.communication import (
     Collective,
@@ -61,6 +62,7 @@ class Shared(NamedTuple):
     locations: Locations
     diagnostics: Diagnostics
     library: FunctionLibrary
+    is_replay: bool
 
     def where(self, op: Operation) -> str:
         """An operation's position for people."""
@@ -84,6 +86,7 @@ class Walker:
         self._plans, self._attributes = shared.attributes.plans, shared.attributes.read
         self._signatures = shared.signatures.known
         self._rows = shared.signatures.rows
+        self._is_replay = shared.is_replay
         self._keeps_locations = shared.locations.enabled
 
     def read(self, block: Block, *, is_entry: bool = False) -> None:
@@ -158,7 +161,10 @@ class Walker:
         attributes = self._attributes(canonical, op) if is_described else None
         flows, operand_infos = _unzipped(entries)
         repeated = _repeated(entries) if len(entries) > 1 else ()
-        row = self._signatures[name, operand_infos, infos, repeated, attributes]
+        if self._is_replay and UNKNOWN_WORK in op.attributes:
+            row = self.shared.signatures.unknown(text_of(op, UNKNOWN_WORK), operand_infos, infos)
+        else:
+            row = self._signatures[name, operand_infos, infos, repeated, attributes]
         node = self.add(row, flows, region, op)
         made = (node,)
         for value, info in zip(results, infos, strict=True):
@@ -216,6 +222,11 @@ class Walker:
             message = f"{op.name}: shapes are bounds; its cost is an upper bound"
             shared.diagnostics.warning("stablehlo.bounded-shape", where, message, path=shared.path)
         if signature.cost.is_known:
+            return
+        if self._is_replay and UNKNOWN_WORK in op.attributes:
+            name = signature.label or "an operation"
+            message = f"{name}: the FLOPs are unknown in the graph that this replay was written from"
+            shared.diagnostics.warning("stablehlo.unknown-cost", where, message, path=shared.path)
             return
         target = text_of(op, "call_target_name") if op.name in _CUSTOM_CALLS else ""
         if not signature.has_rule:

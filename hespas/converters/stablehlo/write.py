@@ -19,7 +19,8 @@ from hespas.converters.stablehlo.mlir import Bindings, Module, ParseFailure, loa
 from hespas.converters.stablehlo.module import ranks_text
 from hespas.converters.stablehlo.program import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.replay import Replayed, compare, quoted_text, replay
+from hespas.converters.stablehlo.replay import Replayed, compare, replay
+from hespas.converters.stablehlo.replay_emit import quoted_text
 from hespas.files.streams import limits, open_output
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
@@ -55,7 +56,7 @@ _CHANGED: dict[str, str] = {
     "comm-bytes": "payloads that are not those of the graph: ",
     "reduction": "reductions that are not those of the graph: ",
     "types": "not kept of tensor types: ",
-    "unknown-flops": "operations of unknown FLOPs are written without arithmetic of their own",
+    "unknown-flops": "operations of unknown FLOPs are written as copies, marked with `hespas.unknown_work`",
     "unknown-peer": "messages to nobody known are written as copies",
     "message-order": "messages are received before they are sent: all ranks exchange them when they receive",
     "channels": "collectives that share a channel, or have several operands, got another or none",

@@ -23,12 +23,13 @@ import numpy as np
 from hespas.graph import ABSENT, Csr, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
 from hespas.graph.passes import with_durations
 from hespas.simulator.job.actors import Actor
 from hespas.simulator.job.figures import across, scheduled
 from hespas.simulator.job.idle import IdleParts, has_idle_parts, idle_parts
 from hespas.simulator.job.loops import with_loops
-from hespas.simulator.job.options import DIFFERING, PROTOCOLS, STARTS, Differing, Protocol, Starts
+from hespas.simulator.job.options import Differing, Protocol, Starts
 from hespas.simulator.job.relations import NOBODY, Relations, relations_of
 from hespas.simulator.job.symmetry import Colours, every_rank, refined
 from hespas.simulator.job.talk import talk_of
@@ -36,7 +37,7 @@ from hespas.simulator.job.together import Together, queued
 from hespas.simulator.list_scheduler import ListScheduler, expanded
 from hespas.simulator.progress import Pressure
 from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
-from hespas.simulator.schedule import PRIORITIES, Priority, Program, Simulation, Tasks
+from hespas.simulator.schedule import Priority, Program, Simulation, Tasks
 from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
 
 __all__ = ["JobScheduler"]
@@ -62,13 +63,13 @@ class JobScheduler:
     """
 
     priority: Priority = "program"
-    max_executions: int = 1_000_000
+    max_executions: PositiveInt = 1_000_000
     overlap_trips: bool = False
     protocol: Protocol = "eager"
     differing: Differing | None = None
     starts: Starts | None = None
     jitter: float = 0.0
-    seed: int = 0
+    seed: NonNegativeInt = 0
     stragglers: tuple[tuple[int, float], ...] = field(default=())
     symmetry: bool = True
     interference: bool = True
@@ -76,14 +77,7 @@ class JobScheduler:
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
-        for value, known in (
-            (self.priority, PRIORITIES), (self.protocol, PROTOCOLS), (self.differing, DIFFERING),
-            (self.starts, STARTS),
-        ):  # fmt: skip
-            if value is not None and value not in known:
-                raise UsageError(f"unknown option {value!r}", hint=f"one of: {', '.join(known)}")
-        if self.max_executions < 1:
-            raise UsageError("max_executions must be at least 1")
+        check_fields(self)
         if not 0 <= self.jitter < 10:
             raise UsageError(f"a jitter of {self.jitter} is no standard deviation between 0 and 10")
         for rank, factor in self.stragglers:

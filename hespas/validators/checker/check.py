@@ -18,6 +18,7 @@ from hespas.converters import ReadOptions, find_format, note_unread_files
 from hespas.converters.measured_ops import measured_workload
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.hints import NonNegativeInt, PositiveInt
 from hespas.measurements.consistency import check_recording
 from hespas.simulator.astra import AstraOptions
 from hespas.simulator.astra.configuration import (
@@ -63,13 +64,13 @@ class CheckOptions:
     network_config: Path | None = None
     memory_config: Path | None = None
     backend: Backend | None = None
-    queues_per_dim: int = 1
+    queues_per_dim: PositiveInt = 1
     format: str | None = None
-    num_devices: int | None = None
-    num_replicas: int | None = None
+    num_devices: PositiveInt | None = None
+    num_replicas: PositiveInt | None = None
     comm_groups: Path | None = None
-    keep: int = 20
-    replay_limit: int = 1_000_000
+    keep: NonNegativeInt = 20
+    replay_limit: NonNegativeInt = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hespas import api
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.stablehlo.reader import read_program
@@ -401,6 +402,57 @@ def test_unknown_flops_are_reported_and_not_made_up(write: Write) -> None:
     text, found = write(steps)
     assert found.counts()["stablehlo.unknown-flops"] == 1
     assert xla_flops(text) == 0
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 4), (1,), (), None])
+@pytest.mark.parametrize("name", ["a.mlir", "a.mlirbc", "a.vhlo"])
+def test_work_of_unknown_flops_is_unknown_again(
+    shape: tuple[int, ...] | None, name: str, tmp_path: Path
+) -> None:
+    steps = Steps()
+    steps.op("negate", shape=(64,), flops=64)
+    for op in ("mystery", "custom-call", ""):
+        steps.op(op, deps=[0], shape=shape, flops=nan)
+    data, _ = write_bytes(Workload.spmd(steps.graph(), RANKS), tmp_path / name)
+    found = Diagnostics()
+    graph = read_program(data, name, ReadOptions(), found).classes[0]
+    unknown = np.flatnonzero(np.isnan(graph.flops)).tolist()
+    assert [graph.op_name(node) for node in unknown] == ["mystery", "custom-call", ""]
+    assert np.isfinite(graph.bytes_moved[unknown]).all()
+    assert found.counts()["stablehlo.unknown-cost"] == 3
+
+
+def test_products_in_work_of_unknown_flops_stay_known(write: Write) -> None:
+    steps, code = Steps(), dtype("f32").code
+    node = steps.op("mystery", shape=(16, 16), flops=nan)
+    product = 2.0 * 16**3
+    steps.builder.add_contraction(
+        node, batch=1, m=16, n=16, k=16, flops=product, useful_flops=product,
+        lhs=code, rhs=code, accumulator=code,
+    )  # fmt: skip
+    again = _read(write(steps)[0])
+    assert np.isnan(again.flops).sum() == 1
+    assert np.nansum(again.flops) == product
+
+
+@pytest.mark.parametrize(
+    "call", ['custom_call_target="Acme"', 'custom_call_target="__gpu$xla.gpu.triton", backend_config="{}"']
+)
+def test_a_step_with_unknown_work_is_a_lower_bound_in_both_files(call: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "step.hlo.txt", tmp_path / "step.mlir"
+    source.write_text(
+        "HloModule step\n\nENTRY main {\n  x = f32[256,256]{1,0} parameter(0)\n"
+        f"  y = f32[256,256]{{1,0}} custom-call(x), {call}\n"
+        "  ROOT z = f32[256,256]{1,0} add(y, x)\n}\n"
+    )
+    api.convert(source, target)
+    wanted = {"roofline.unknown-flops": 1, "composite.not-covered": 1, "estimate.missing": 1}
+    codes: list[dict[str, int]] = []
+    for path in (source, target):
+        found = Diagnostics()
+        assert "at least " in api.simulate(path, "H100-SXM", diagnostics=found).headline()
+        codes.append({code: found.counts().get(code, 0) for code in wanted})
+    assert codes[0] == codes[1] == wanted
 
 
 def test_work_that_does_not_fit_the_operation_is_reported(write: Write) -> None:
