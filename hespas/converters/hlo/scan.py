@@ -324,7 +324,7 @@ _XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError)
 _REFUSED = b"\0"
 _FEW_IDS = 1 << 20
 """Local ids that any module may have; beyond them, no more than it has bytes."""
-TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
+TESTED_JAXLIB = "jaxlib>=0.10.2,<0.11"
 
 
 class _Module(Protocol):

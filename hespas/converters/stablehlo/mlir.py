@@ -327,7 +327,7 @@ def short_name(op_name: str) -> str:
 # when it is first needed. Errors of the parser come out as :class:`ParseFailure`; nothing is printed.
 
 
-PINNED = "jaxlib>=0.10,<0.11"
+PINNED = "jaxlib>=0.10.2,<0.11"
 _TESTED = ("0", "10")
 _NOWHERE = frozenset({'loc("-":0:0)', "loc(unknown)"})
 """Where faults of bytecode itself are: in no operation."""
