@@ -24,7 +24,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # A command that runs in this process would build the options of all commands anew, which takes 0.1 s.
-vars(typer.main).update(get_command=cache(typer.main.get_command))
+typer.main.__dict__["get_command"] = cache(typer.main.get_command)
 
 # No test fails because the machine is busy. Each run draws other examples, so that a few per run suffice.
 # Examples of a test may share its fixtures: folders, which they write anew.

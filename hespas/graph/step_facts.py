@@ -78,14 +78,14 @@ def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
     kind = next((each for each in get_args(StepKind) if each == stated.get("kind")), None)
     if kind is None:
         return None
-    launch: Launch = next((each for each in LAUNCHES if each == stated.get("launch")), "whole")
+    launches: dict[str, Launch] = {launch: launch for launch in LAUNCHES}
     return StepFacts(
         kind=kind,
         model_flops=_number(stated.get("model_flops", ""), nan),
         tokens=_number(stated.get("tokens", ""), nan),
         ranks=int(_number(stated.get("ranks", ""), 0.0)),
         dtype=stated.get("dtype", ""),
-        launch=launch,
+        launch=launches.get(stated.get("launch", ""), "whole"),
         reads_counts=stated.get("reads_counts") == "True",
         library=stated.get("library", ""),
         compiled=stated.get("compiled", "True") == "True",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import nan
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -332,7 +332,7 @@ def _members(group: str) -> frozenset[int]:
         ranks: object = json.loads(group)
     except (ValueError, RecursionError):
         return frozenset()
-    listed: list[object] = ranks if isinstance(ranks, list) else []
+    listed = cast("list[object]", ranks) if isinstance(ranks, list) else []
     return frozenset(rank for rank in listed if isinstance(rank, int))
 
 

@@ -194,7 +194,7 @@ class Network:
             return None
         said, found = self._said(self._links, asked, message_bytes)
         if _TUNED in found.counts() and asked.per_node < asked.ranks and len(self.system.dimensions) > 1:
-            inside, outside = self._links
+            inside, outside = self._links[0], self._links[-1]
             bandwidth = self.system.dimensions[1].bandwidth_bytes_per_s
             if bandwidth != outside.bandwidth_bytes_per_s:
                 links = (inside, structs.replace(outside, bandwidth_bytes_per_s=bandwidth))

@@ -345,7 +345,7 @@ def test_rows_and_columns_that_may_be_shifted_are_refused(tmp_path: Path) -> Non
         row_of(runs, 0, Diagnostics())
     assert caught.value.position == "row 0"
     runs.write_text("".join(f"seq_len,{line}\n" for line in text.splitlines()))
-    with pytest.raises(FormatError, match="several columns are called .seq_len"):
+    with pytest.raises(FormatError, match="several columns are called 'seq_len'"):
         row_of(runs, 0, Diagnostics())
 
 

@@ -174,7 +174,7 @@ def test_replicas_of_attention_share_the_requests(tmp_path: Path) -> None:
 
 
 def test_experts_are_spread_over_the_stated_ranks(tmp_path: Path) -> None:
-    run = {"model": "Qwen3-30B-A3B", "tp": 4, "num_kv_tokens": 10_000}
+    run: dict[str, object] = {"model": "Qwen3-30B-A3B", "tp": 4, "num_kv_tokens": 10_000}
     (spread, *_) = _replays(tmp_path, _crowd(8), run | {"ep": 4})
     (shared, *_) = _replays(tmp_path, _crowd(8), run | {"ep": 1})
     assert spread.tpot_error != shared.tpot_error
