@@ -18,8 +18,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, log, pi, sqrt
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from scipy import stats
@@ -35,6 +36,7 @@ from hespas.estimators.step_intervals import (
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.validators.league.predict import predicted_rows
+from tools.goals import family_left_out, shipped_cards
 
 __all__ = [
     "Form",
@@ -52,10 +54,6 @@ ROOT = Path(__file__).parents[1]
 _SHARED = ROOT.parent / "shared" / "data"
 _ALPHA = 0.1
 _LEAST_COVERAGE = 0.85
-_NEW_DEVICE = 0.164 / 0.798
-"""Standard deviation of the logarithm of kernel times on devices whose family was left out of the learned
-models: the mean size of the error in docs/accuracy.md (matmuls in bf16), over that of a standard normal one.
-"""
 _OTHER_MODELS = ("calibrated on the other profiles", "calibrated on other devices' profiles")
 
 
@@ -231,7 +229,7 @@ def _intervals(kind: WorkloadKind, rows: Sequence[Residual]) -> Iterator[StepInt
         kind=kind, level="measured", low=exp(low), high=exp(high), **counts,
         coverage=scores.coverage, width=exp(scores.width), score=scores.score, source=_SOURCES[kind],
     )  # fmt: skip
-    more = _NEW_DEVICE * float(stats.norm.ppf(1 - _ALPHA / 2))
+    more = _new_device_deviation() * float(stats.norm.ppf(1 - _ALPHA / 2))
     middle = (low + high) / 2
     ends = (middle + side * sqrt(((high - low) / 2) ** 2 + more**2) for side in (-1, 1))
     wide_low, wide_high = (exp(end) for end in ends)
@@ -239,6 +237,14 @@ def _intervals(kind: WorkloadKind, rows: Sequence[Residual]) -> Iterator[StepInt
         kind=kind, level="new device", low=wide_low, high=wide_high, **counts,
         source="the same, and the error of kernels on a family that was left out (docs/accuracy.md)",
     )  # fmt: skip
+
+
+def _new_device_deviation() -> float:
+    """Return the standard deviation of the logarithm of kernel times on devices whose family was left out of
+    the learned models: the median over devices of the mean size of the error, over that of a standard normal
+    error.
+    """
+    return median(family_left_out(shipped_cards())) / sqrt(2 / pi)
 
 
 def _toml(intervals: Iterable[StepInterval]) -> str:

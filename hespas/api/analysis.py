@@ -108,7 +108,7 @@ class DifferenceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnalysisDocument(Document, frozen=True, kw_only=True):
-    """What `hespas analyze --json` writes: one list of rows per analysis. ``step_period_ns`` is from the
+    """Document of `hespas analyze --json`: one list of rows per analysis. ``step_period_ns`` is from the
     start of a step to that of the next, of a single step its length; rates are of that time.
     """
 

@@ -140,65 +140,43 @@ def simulate_grid(
     ``OutputError`` for a folder that holds an earlier table, without ``overwrite``.
     """
     with allowing_programs(allow_programs or programs_allowed()):
-        return _simulated_grid(
-            path,
-            source,
-            estimator,
-            folder=folder,
-            jobs=jobs,
-            overwrite=overwrite,
-            diagnostics=diagnostics,
-            progress=progress,
-        )
-
-
-def _simulated_grid(
-    path: str | Path | Grid,
-    source: str | Path | None,
-    estimator: str | None,
-    *,
-    folder: str | Path | None,
-    jobs: int,
-    overwrite: bool,
-    diagnostics: Diagnostics | None,
-    progress: Callable[[int, int], None] | None,
-) -> GridResult:
-    grid = path
-    if not isinstance(grid, Grid):
-        grid = read_grid(Path(grid), None if source is None else Path(source), estimator)
-    target = None if folder is None else Path(folder)
-    if target is not None:
-        _make(target / _ROWS)
-        for name in (_DOCUMENT, _TABLE, _PAGE):
-            check_destination(target / name, overwrite=overwrite)
-    settings = grid.rows()
-    files = [None if target is None else target / _ROWS / f"{_key(each)}.json" for each in settings]
-    rows: list[GridRow | None] = [None if file is None else _kept(file) for file in files]
-    kept = sum(row is not None for row in rows)
-    left = [place for place, row in enumerate(rows) if row is None]
-    done = kept
-    if progress and done:
-        progress(done, len(rows))
-    shown = [{key: each[key] for key in grid.axes} for each in settings]
-    for place, row in _each([(place, settings[place], shown[place]) for place in left], jobs):
-        rows[place] = row
-        file = files[place]
-        if file is not None and not row.fault:
-            _keep(file, encoded(row))
-        done += 1
-        if progress:
+        grid = path
+        if not isinstance(grid, Grid):
+            grid = read_grid(Path(grid), None if source is None else Path(source), estimator)
+        target = None if folder is None else Path(folder)
+        if target is not None:
+            _make(target / _ROWS)
+            for name in (_DOCUMENT, _TABLE, _PAGE):
+                check_destination(target / name, overwrite=overwrite)
+        settings = grid.rows()
+        files = [None if target is None else target / _ROWS / f"{_key(each)}.json" for each in settings]
+        rows: list[GridRow | None] = [None if file is None else _kept(file) for file in files]
+        kept = sum(row is not None for row in rows)
+        left = [place for place, row in enumerate(rows) if row is None]
+        done = kept
+        if progress and done:
             progress(done, len(rows))
-    result = GridResult(
-        grid=grid,
-        rows=tuple(row for row in rows if row is not None),
-        kept=kept,
-        diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
-    )
-    if target is not None:
-        _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
-        _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)
-        _write(target / _PAGE, grid_page(result.headline(), grid, result.rows).encode(), overwrite=overwrite)
-    return result
+        shown = [{key: each[key] for key in grid.axes} for each in settings]
+        for place, row in _each([(place, settings[place], shown[place]) for place in left], jobs):
+            rows[place] = row
+            file = files[place]
+            if file is not None and not row.fault:
+                _keep(file, encoded(row))
+            done += 1
+            if progress:
+                progress(done, len(rows))
+        result = GridResult(
+            grid=grid,
+            rows=tuple(row for row in rows if row is not None),
+            kept=kept,
+            diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
+        )
+        if target is not None:
+            _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
+            _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)
+            page = grid_page(result.headline(), grid, result.rows)
+            _write(target / _PAGE, page.encode(), overwrite=overwrite)
+        return result
 
 
 _Task = tuple[int, Mapping[str, Value], Mapping[str, Value]]

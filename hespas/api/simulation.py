@@ -48,10 +48,10 @@ from hespas.simulator.astra import AstraOptions, AstraSimulation, Backend, RankS
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, ExternalRun
 from hespas.simulator.memory import RankMemory
 from hespas.simulator.network import Network, on_system
+from hespas.simulator.throughput import Throughput, throughput_of, warn_of_rates
 
 if TYPE_CHECKING:
     import pandas
-from hespas.simulator.throughput import Throughput, throughput_of, warn_of_rates
 
 __all__ = [
     "SimulationDocument",

@@ -163,12 +163,12 @@ def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list
 
 
 def mixed_lines(done: Simulation) -> list[str]:
-    """Return the line that tells of recorded times beside estimated ones; none where there are none."""
+    """Return a line on a workload of recorded and estimated times; nothing for another workload."""
     if not done.is_mixed:
         return []
     kept = counted(sum(found.kept for found in done.classes), "operation")
-    device = clipped(done.workload.metadata.get("device", "")) or "whatever device"
-    return [f"mixed: times that were recorded, on {device}, of {kept} stand beside estimates"]
+    device = clipped(done.workload.metadata.get("device", "")) or "an unknown device"
+    return [f"mixed: {kept} with times recorded on {device}, the others estimated"]
 
 
 def _interval_text(done: Simulation, hardware: str, mode: str) -> str:

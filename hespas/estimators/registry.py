@@ -375,7 +375,7 @@ def load_estimator(spelling: str) -> Estimator:
     name, _, text = spelling.partition(":")
     factory = estimator_factory(name)
     options = _options(name, factory, text) if text else {}
-    if vars(factory).get("inert_options") is None if isinstance(factory, type) else True:
+    if _inert_options(factory) is None:
         refuse_in_untrusted(f"estimator {clipped(name)!r} runs programs or the workload")
     made = guarded(name, lambda: factory(**options))
     if not isinstance(made, Estimator):
@@ -403,10 +403,18 @@ def check_stated_estimator(spelling: str, file: str | Path, position: str) -> No
         check_program(f"estimator {clipped(spelling)!r} {why}", file, position, typed="type this estimator")
 
 
+def _inert_options(factory: object) -> frozenset[str] | None:
+    """Return the ``inert_options`` that a class declares, None without. They are not inherited: a class
+    declares them for its own code.
+    """
+    declared = vars(factory).get("inert_options") if isinstance(factory, type) else None
+    return cast("frozenset[str]", declared) if isinstance(declared, frozenset) else None
+
+
 def _not_inert(factory: object, text: str) -> str:
     """Return the reason why an estimator with these options needs permission; empty where it needs none."""
-    inert = vars(factory).get("inert_options") if isinstance(factory, type) else None
-    if not isinstance(inert, frozenset):  # not inherited: a class declares it for its own code
+    inert = _inert_options(factory)
+    if inert is None:
         return "runs programs or the workload"
     kinds = {field.name: field.default for field in fields(factory)} if is_dataclass(factory) else {}
     for part in text.split(",") if text else ():

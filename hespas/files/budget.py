@@ -168,7 +168,7 @@ def refuse_comparison(num_ranks: int, path: str) -> None:
 
 @contextmanager
 def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
-    """Raise ``error`` once what runs within has used so much CPU time, if an outer bound is not less."""
+    """Raise ``error`` when the body has used ``seconds`` of CPU time, if no outer bound is less."""
     is_main = threading.current_thread() is threading.main_thread()
     if sys.platform == "win32" or not is_main:
         yield

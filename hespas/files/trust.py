@@ -81,7 +81,7 @@ def check_program(what: str, file: str | os.PathLike[str], position: str, *, typ
     if not programs_allowed():
         also = f", or {typed}" if typed else ""
         raise BoundaryError(
-            f"{what}: an input file may not do that without permission",
+            f"{what}: input files need permission for this",
             path=os.fspath(file),
             position=clipped(position),
             hint=f"check the file, then add {ALLOW_PROGRAMS}{also}",
@@ -173,7 +173,8 @@ def _limit(text: str) -> tuple[str, float]:
         value = -1.0
     if name not in kinds or not equals or not 0 < value < 1e18:
         raise UsageError(
-            f"no limit: {clipped(text)!r}", hint=f"NAME=N with one of {', '.join(kinds)} and a number above 0"
+            f"{clipped(text)!r} is not a limit",
+            hint=f"NAME=N with one of {', '.join(kinds)} and a number above 0",
         )
     return name, value if kinds[name] is float else int(value)
 
@@ -182,7 +183,7 @@ def refuse_in_untrusted(what: str) -> None:
     """Raise ``UnsupportedError`` for ``what`` where inputs are untrusted: it runs programs."""
     if untrusted_limits() is not None:
         raise UnsupportedError(
-            f"{what}, which untrusted inputs may not", hint=f"leave `untrusted` out, and {VARIABLE} unset"
+            f"{what}: not allowed for untrusted inputs", hint=f"leave `untrusted` out, and {VARIABLE} unset"
         )
 
 
@@ -192,7 +193,7 @@ def check_link(path: Path) -> None:
         return
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent)):
         raise BoundaryError(
-            "is a link that leads out of its folder, which untrusted inputs may not",
+            "is a link that leads out of its folder: not allowed for untrusted inputs",
             path=str(path),
             hint="copy the file into the folder",
         )

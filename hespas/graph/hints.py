@@ -1,6 +1,6 @@
 """Values checked against type hints: arguments of public functions and fields of option classes.
 
-Bounds stand in the hint: ``queues_per_dim: PositiveInt``.
+A hint states bounds: ``queues_per_dim: PositiveInt``.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ _RAGGED = frozenset({"all_to_allv", "alltoallv", "all_to_all", "alltoall", "allt
 def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> None:
     """Report what contradicts itself in a recording. O(events log events).
 
-    Events that stand for several runs, and those without a time, are left out.
+    Rows that aggregate several runs and events without a time are left out.
     """
     timed = np.isfinite(profile.start_ns) & (profile.duration_ns > 0) & (profile.repeats <= 1)
     twice = _stored_twice(profile, timed)
@@ -94,7 +94,7 @@ def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> No
 
 
 def _stored_twice(profile: Profile, timed: BoolArray) -> BoolArray:
-    """Return the events that repeat an earlier one in every column that tells kernels apart."""
+    """Return the events that equal an earlier one in stream, times and kernel."""
     rows = np.flatnonzero(timed & (profile.stream >= 0))
     columns = (
         profile.rank, profile.device_index, profile.stream, profile.start_ns, profile.duration_ns,

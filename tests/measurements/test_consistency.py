@@ -73,7 +73,7 @@ def test_a_recording_that_contradicts_itself_is_reported_by_every_command(code: 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What a rank records: all-reduces of so many ``elements``."""
+    """Recording of a rank: an all-reduce for each of ``elements``."""
 
     number: int
     world: int = 3

@@ -68,7 +68,7 @@ class PublishedRun:
     row: Mapping[str, str]
     place: str
     table: Path = Path()
-    """Where a file that the row names lies."""
+    """Table of the row; a file that the row names lies in the folder of the table."""
 
     def board(self, device: Device) -> Board | None:
         """Return the board of the run where its row says that it differs from the file of its device."""

@@ -200,7 +200,7 @@ class ServingStep:
         return Workload(name=self.name, classes=graphs, rank_class=ranks, metadata=metadata)
 
     def _facts(self, ranks: int) -> dict[str, str]:
-        """Return the metadata that states what the step is, of a job of so many ranks."""
+        """Return the metadata that states the facts of a step on ``ranks`` ranks."""
         pools = _pools(self.phase)
         tokens = sum(each.batch * each.queries for pool in pools for each in self.sequences(pool))
         flops = sum(self._flops(pool) for pool in pools)

@@ -158,28 +158,31 @@ def _silent(group: int, relations: Relations) -> int | None:
 
 def _other_kinds(cast: Cast, calls: Calls) -> Iterator[_Broken]:
     known = calls.where(calls.kind != int(CollectiveKind.UNKNOWN))
-    order = np.lexsort((known.number, known.meets))
-    one, two = order[:-1], order[1:]
-    together = (known.meets[one] == known.meets[two]) & (known.number[one] == known.number[two])
-    for place in np.flatnonzero(together & (known.kind[one] != known.kind[two])).tolist():
-        rank, node, told = _told(cast, known, int(one[place]))
-        other = _told(cast, known, int(two[place]))[2]
-        text = f"{told} meets {other}: number {int(known.number[one[place]]) + 1:,} of their group"
-        yield _Broken(int(known.meets[one[place]]), rank, node, text)
+    for one, two in _unlike(known, known.kind):
+        rank, node, told = _told(cast, known, one)
+        other = _told(cast, known, two)[2]
+        text = f"{told} meets {other}: number {int(known.number[one]) + 1:,} of their group"
+        yield _Broken(int(known.meets[one]), rank, node, text)
 
 
 def _other_sizes(cast: Cast, calls: Calls) -> Iterator[_Broken]:
     """Collectives of stated groups whose members state different sizes."""
     known = calls.where(calls.stated & ~np.isnan(calls.comm_bytes))
-    order = np.lexsort((known.number, known.meets))
+    for one, two in _unlike(known, known.comm_bytes):
+        rank, node, label = _told(cast, known, one)
+        other = _told(cast, known, two)[2]
+        sizes = [f"{known.comm_bytes[row]:,.0f} bytes" for row in (one, two)]
+        text = f"{label} of {sizes[0]} meets {other} of {sizes[1]}"
+        yield _Broken(int(known.meets[one]), rank, node, text)
+
+
+def _unlike(calls: Calls, column: IntArray | FloatArray) -> Iterator[tuple[int, int]]:
+    """Yield pairs of calls of one collective that differ in a column."""
+    order = np.lexsort((calls.number, calls.meets))
     one, two = order[:-1], order[1:]
-    together = (known.meets[one] == known.meets[two]) & (known.number[one] == known.number[two])
-    for place in np.flatnonzero(together & (known.comm_bytes[one] != known.comm_bytes[two])).tolist():
-        sizes = known.comm_bytes[[one[place], two[place]]].tolist()
-        rank, node, label = _told(cast, known, int(one[place]))
-        other = _told(cast, known, int(two[place]))[2]
-        text = f"{label} of {sizes[0]:,.0f} bytes meets {other} of {sizes[1]:,.0f} bytes"
-        yield _Broken(int(known.meets[one[place]]), rank, node, text)
+    together = (calls.meets[one] == calls.meets[two]) & (calls.number[one] == calls.number[two])
+    differ = np.flatnonzero(together & (column[one] != column[two]))
+    yield from zip(one[differ].tolist(), two[differ].tolist(), strict=True)
 
 
 def _other_counts(cast: Cast, calls: Calls) -> Iterator[_Broken]:

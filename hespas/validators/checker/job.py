@@ -243,7 +243,7 @@ class Job:
 
     @cached_property
     def class_sizes(self) -> tuple[int, ...]:
-        """How many ranks run each class."""
+        """Number of ranks of each class."""
         return self.workload.class_sizes
 
     @cached_property

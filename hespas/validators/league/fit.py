@@ -337,9 +337,8 @@ def dominating(facts: Facts, left: FloatArray) -> FloatArray:
 
 
 def central_rows(covariance: FloatArray, facts: Facts, preferred: Sequence[BoolArray]) -> list[int]:
-    """Return of each accelerator and stack the row that says most of the others: a choice by settings alone,
-    among the first of the ``preferred`` rows that it has any of. A setting that several rows share is as good
-    as any, since one row of it is taken.
+    """Return for each accelerator and stack the row whose error predicts those of its other rows best. Only
+    settings decide, among the rows of the first of ``preferred`` that has any there.
     """
     texts = ["\0".join(parts) for parts in zip(facts.keys["source"], facts.keys["accelerator"], strict=True)]
     found: list[int] = []

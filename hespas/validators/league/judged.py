@@ -205,8 +205,8 @@ class _Said:
 
 
 def _said(facts: Facts, calibrate: Calibration, factors: Sequence[Factor], complete: BoolArray) -> _Said:
-    """Return corrections in a mode of calibration. Of one-per-accelerator, the row is one of those that are
-    ``complete`` (need no assumption), where there are any.
+    """Return corrections in a mode of calibration. One-per-accelerator takes a row that is ``complete``
+    (needs no assumption) where there is one.
     """
     groups, calibrating = np.array(_groups(facts)), np.zeros(len(facts), np.bool_)
     measured = ~np.isnan(facts.log_error)

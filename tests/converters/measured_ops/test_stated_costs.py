@@ -17,7 +17,7 @@ INPUTS: Json = {
     "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"],
     "Concrete Inputs": ["", "", str(SIZE)],
     "kernel_backend": "triton",
-    "kernel_file": "/tmp/torchinductor/ab/cab.py",
+    "kernel_file": "torchinductor/ab/cab.py",
     "kernel_hash": "cab",
 }
 GUESSED = "measured-ops.guessed-update"
