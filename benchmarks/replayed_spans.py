@@ -80,7 +80,7 @@ def replayed(path: Path, scratch: Path) -> Replayed | None:
         return None
     workload = hespas.read(path, workload=True)
     assert isinstance(workload, Workload)
-    several = workload.num_present > 1
+    several = workload.num_available > 1
     scratch.mkdir()
     trace = scratch / (path.name.partition(".")[0] + ("" if several else ".et"))
     hespas.convert(path, trace, overwrite=True)
@@ -88,7 +88,7 @@ def replayed(path: Path, scratch: Path) -> Replayed | None:
     assert isinstance(again, Workload)
     found = hespas.check(trace, profile="astra-sim")
     errors = {each.code for each in found.violations if each.severity is Severity.ERROR}
-    if workload.num_present < workload.num_ranks:
+    if workload.num_available < workload.num_ranks:
         errors.discard(_ABSENT_RANKS)  # of the recording, not of its trace
     return Replayed(
         name=path.name,

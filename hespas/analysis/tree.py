@@ -16,7 +16,7 @@ from hespas.analysis.recording import Recording
 from hespas.analysis.table import Row, Table, listed, table_of
 from hespas.converters.linking import Nesting
 from hespas.files.documents import Count, Figure
-from hespas.graph import CAPTURED_THREAD, Csr, Profile
+from hespas.graph import CAPTURED_THREAD, Profile, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, at_rows, distinct_rows
 
 __all__ = ["Callers", "TreeRow", "callers_of", "tree"]
@@ -191,7 +191,7 @@ def _paths_of(paths: _Paths, profile: Profile, callers: Callers, nesting: Nestin
     names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
     found = np.full(len(callers.start), -1, np.int64)
     called = np.flatnonzero(nesting.parent >= 0)
-    inside = Csr.from_pairs(nesting.parent[called], called, len(found))
+    inside = RaggedArray.from_pairs(nesting.parent[called], called, len(found))
     level = np.flatnonzero(nesting.parent < 0)
     while len(level):
         around, name = at_rows(found, nesting.parent[level], -1), callers.name_row[level]

@@ -382,9 +382,9 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
     here = sum(workload.sizes_within(ranks))
     if here < len(ranks):
         raise UsageError(
-            f"`ranks={ranks.start}-{ranks.stop - 1}`: {len(ranks) - here} of them are not in the input, "
-            f"which holds {workload.num_present} of the job's {workload.num_ranks} ranks (the first is rank "
-            f"{int(workload.present[0])})",
+            f"`ranks={ranks.start}-{ranks.stop - 1}`: the input lacks {len(ranks) - here} of them; "
+            f"it holds {workload.num_available} of the job's {workload.num_ranks} ranks (the first is "
+            f"rank {int(workload.present[0])})",
             hint="choose among these, or give the whole set",
         )
     return ranks

@@ -40,7 +40,7 @@ class Rescaling:
         diagnostics.extend(told)
         before = rank_totals(workload.classes, workload.class_sizes)
         return Rescaled(
-            done, before, _dropped(before, workload.num_present, done, told.counts().get("rescale.work", 0))
+            done, before, _dropped(before, workload.num_available, done, told.counts().get("rescale.work", 0))
         )
 
 
@@ -75,6 +75,6 @@ def _dropped(before: Totals, ranks: int, done: Workload, changed: int) -> tuple[
     """
     after = rank_totals(done.classes, done.class_sizes)
     more = Dropped("rescale.ranks", "run on ranks that the trace does not have", before.ops - after.ops)
-    saved = before.bytes_moved / ranks * done.num_present - after.bytes_moved
+    saved = before.bytes_moved / ranks * done.num_available - after.bytes_moved
     part = Dropped("rescale.work", "operations of a rank have other shapes, FLOPs or bytes", changed, saved)
     return tuple(row for row in (more, part) if row.count)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import (
-    Csr,
     FloatArray,
+    RaggedArray,
     SmallIntArray,
     StringTableBuilder,
     TensorTypesBuilder,
@@ -73,10 +73,10 @@ class _Ragged:
         self.lengths.append(len(row))
         self.values.extend(row)
 
-    def build(self) -> Csr:
+    def build(self) -> RaggedArray:
         if not self.values:
-            return Csr.empty(len(self.lengths))
-        return Csr.from_lengths(_ints(self.lengths), _ints(self.values))
+            return RaggedArray.empty(len(self.lengths))
+        return RaggedArray.from_lengths(_ints(self.lengths), _ints(self.values))
 
 
 def _ints(buffer: Iterable[int]) -> SmallIntArray:

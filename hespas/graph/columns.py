@@ -24,11 +24,11 @@ __all__ = [
     "UNKNOWN_DTYPE",
     "BoolArray",
     "ColumnTable",
-    "Csr",
     "DType",
     "DTypeKind",
     "FloatArray",
     "IntArray",
+    "RaggedArray",
     "SmallIntArray",
     "StringTable",
     "StringTableBuilder",
@@ -218,7 +218,7 @@ class ColumnTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Csr:
+class RaggedArray:
     """Ragged rows: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
 
     ``offsets`` has shape ``(rows + 1,)``, starts at 0 and never falls; ``values`` is int32 or int64.
@@ -228,26 +228,26 @@ class Csr:
     values: SmallIntArray
 
     @classmethod
-    def empty(cls, rows: int) -> Csr:
+    def empty(cls, rows: int) -> RaggedArray:
         """``rows`` empty rows in constant memory."""
         return cls(np.broadcast_to(np.int64(0), (rows + 1,)), np.empty(0, np.int32))
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Csr:
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> RaggedArray:
         """Ragged rows from nested sequences; O(total)."""
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         flat = np.fromiter((value for row in rows for value in row), np.int32, int(lengths.sum()))
         return cls.from_lengths(lengths, flat)
 
     @classmethod
-    def from_lengths(cls, lengths: NDArray[np.integer], values: NDArray[np.integer]) -> Csr:
+    def from_lengths(cls, lengths: NDArray[np.integer], values: NDArray[np.integer]) -> RaggedArray:
         """Ragged rows from each row's length and all values in row order."""
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cls(offsets, values.astype(np.int32, copy=False))
 
     @classmethod
-    def from_pairs(cls, rows: NDArray[np.integer], values: NDArray[np.integer], num_rows: int) -> Csr:
+    def from_pairs(cls, rows: NDArray[np.integer], values: NDArray[np.integer], num_rows: int) -> RaggedArray:
         """Ragged rows from (row, value) pairs; the order of pairs within a row is kept."""
         order = np.argsort(rows, kind="stable")
         return cls.from_lengths(np.bincount(rows, minlength=num_rows), values[order])
@@ -275,29 +275,29 @@ class Csr:
         bounds: list[int] = self.offsets.tolist()
         return [flat[start:end] for start, end in pairwise(bounds)]
 
-    def take(self, rows: NDArray[np.integer]) -> Csr:
+    def take(self, rows: NDArray[np.integer]) -> RaggedArray:
         """The given rows, in the given order."""
         lengths = self.lengths[rows]
         starts = self.offsets[:-1][rows]
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
         positions = np.arange(total, dtype=np.int64) - np.repeat(ends - lengths - starts, lengths)
-        return Csr.from_lengths(lengths, self.values[positions])
+        return RaggedArray.from_lengths(lengths, self.values[positions])
 
-    def moved(self, rows: NDArray[np.integer], num_rows: int) -> Csr:
+    def moved(self, rows: NDArray[np.integer], num_rows: int) -> RaggedArray:
         """Each row at another place among ``num_rows``; the others are empty."""
-        return Csr.from_pairs(rows[self.row_ids], self.values, num_rows)
+        return RaggedArray.from_pairs(rows[self.row_ids], self.values, num_rows)
 
-    def transpose(self, num_columns: int) -> Csr:
+    def transpose(self, num_columns: int) -> RaggedArray:
         """Rows become values: from predecessors to successors and back. ``values`` must be < num_columns."""
-        return Csr.from_pairs(self.values, self.row_ids, num_columns)
+        return RaggedArray.from_pairs(self.values, self.row_ids, num_columns)
 
     def segment_sum(self, column: FloatArray) -> FloatArray:
         """Per row, the sum of ``column[value]`` over its values; 0 for an empty row."""
         sums = np.bincount(self.row_ids, weights=column[self.values], minlength=len(self))
         return sums.astype(np.float64, copy=False)
 
-    def equals(self, other: Csr) -> bool:
+    def equals(self, other: RaggedArray) -> bool:
         """Same rows with the same values in the same order."""
         return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.values, other.values)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import DTYPES, DYNAMIC, Csr, StringTable, TensorTypes
+from hespas.graph.columns import DTYPES, DYNAMIC, RaggedArray, StringTable, TensorTypes
 from hespas.graph.errors import UsageError
 from hespas.graph.opgraph import CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.profile import Estimate, Profile, Timeline
@@ -104,7 +104,7 @@ def _type_texts(types: TensorTypes) -> list[str]:
     return texts
 
 
-def _type_lists(rows: Csr, texts: Sequence[str]) -> _Objects:
+def _type_lists(rows: RaggedArray, texts: Sequence[str]) -> _Objects:
     return _objects([[texts[index] for index in row] for row in rows.to_lists()])
 
 

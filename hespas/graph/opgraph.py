@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import (
     ColumnTable,
-    Csr,
     FloatArray,
     IntArray,
+    RaggedArray,
     SmallIntArray,
     StringTable,
     TensorTypes,
@@ -400,10 +400,10 @@ class OpGraph:
     bytes_written: FloatArray
     duration_ns: FloatArray
     multiplicity: FloatArray
-    data_deps: Csr
-    control_deps: Csr
-    operands: Csr
-    results: Csr
+    data_deps: RaggedArray
+    control_deps: RaggedArray
+    operands: RaggedArray
+    results: RaggedArray
     collectives: CollectiveTable
     p2p: P2pTable
     contractions: ContractionTable

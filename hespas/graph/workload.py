@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, IntArray, SmallIntArray
+from hespas.graph.columns import IntArray, RaggedArray, SmallIntArray
+from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet
 from hespas.graph.opgraph import (
@@ -117,14 +118,16 @@ class Workload:
         return np.flatnonzero(self.rank_class != ABSENT).astype(np.int64, copy=False)
 
     @property
-    def num_present(self) -> int:
-        """Number of ranks that are here."""
+    def num_available(self) -> int:
+        """Number of ranks whose rank class is in this workload."""
         return sum(self.class_sizes)
+
+    num_present = RenamedAttribute("num_available")
 
     @property
     def is_complete(self) -> bool:
         """Whether all ranks of the job are here."""
-        return self.num_present == self.num_ranks
+        return self.num_available == self.num_ranks
 
     @property
     def class_sizes(self) -> tuple[int, ...]:
@@ -288,7 +291,7 @@ def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Ite
 
 
 def _compare_csr(
-    column: str, a: Csr, b: Csr, rows: tuple[IntArray, IntArray] | None = None
+    column: str, a: RaggedArray, b: RaggedArray, rows: tuple[IntArray, IntArray] | None = None
 ) -> Iterator[Difference]:
     """Rows that differ in length or in a value; ``rows`` translates values to common numbers."""
     unlike = np.flatnonzero(a.lengths != b.lengths)

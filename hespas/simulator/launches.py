@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Csr, Diagnostics, NodeKind, OpClass, OpGraph, Resource
+from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RaggedArray, Resource
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, StringTableBuilder
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.opgraph import NODE_COLUMNS
@@ -84,9 +84,9 @@ class Launches:
             more = np.broadcast_to(np.asarray(stated.get(key, 0)).astype(column.dtype), (len(self),))
             columns[key] = np.append(column, more)
         for key in ("data_deps", "control_deps", "operands", "results"):
-            deps: Csr = getattr(graph, key)
+            deps: RaggedArray = getattr(graph, key)
             ends = np.full(len(self), deps.offsets[-1], deps.offsets.dtype)
-            columns[key] = Csr(np.append(deps.offsets, ends), deps.values)
+            columns[key] = RaggedArray(np.append(deps.offsets, ends), deps.values)
         return replace(graph, strings=strings.build(), **columns)
 
 
@@ -107,10 +107,10 @@ def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray]
     return flat, rows
 
 
-def _moved(deps: Csr, number: IntArray, consumers: IntArray, producers: IntArray) -> Csr:
+def _moved(deps: RaggedArray, number: IntArray, consumers: IntArray, producers: IntArray) -> RaggedArray:
     """Return dependencies with new numbers, and more of them."""
     rows = np.concatenate([number[deps.row_ids], consumers])
-    return Csr.from_pairs(rows, np.concatenate([number[deps.values], producers]), len(number))
+    return RaggedArray.from_pairs(rows, np.concatenate([number[deps.values], producers]), len(number))
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import WAITS, Csr, Diagnostics, OpGraph, RegionTable, Workload
+from hespas.graph import WAITS, Diagnostics, OpGraph, RaggedArray, RegionTable, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.hints import PositiveInt, check_fields
 from hespas.graph.passes import all_deps, take_nodes
@@ -145,9 +145,9 @@ def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
     return with_trips(part, np.where(within, part.regions.trips, 1.0))
 
 
-def _within(deps: Csr, inside: BoolArray, number: IntArray) -> Csr:
+def _within(deps: RaggedArray, inside: BoolArray, number: IntArray) -> RaggedArray:
     kept = inside[deps.values]
-    return Csr.from_pairs(deps.row_ids[kept], number[deps.values[kept]], len(deps))
+    return RaggedArray.from_pairs(deps.row_ids[kept], number[deps.values[kept]], len(deps))
 
 
 class _Places(NamedTuple):
@@ -205,7 +205,7 @@ def _without_carried(graph: OpGraph) -> OpGraph:
     )
 
 
-def _wired(graph: OpGraph, inside: BoolArray, places: _Places) -> tuple[Csr, Csr]:
+def _wired(graph: OpGraph, inside: BoolArray, places: _Places) -> tuple[RaggedArray, RaggedArray]:
     """Data and control dependencies: the block waits for the first trip, what waits for it for the block."""
     count, every = len(graph) + len(places.streams), all_deps(graph)
     consumers, producers = every.row_ids, every.values
@@ -220,8 +220,8 @@ def _wired(graph: OpGraph, inside: BoolArray, places: _Places) -> tuple[Csr, Csr
     values = [places.number(control.values), np.tile(ends, len(blocks)), np.tile(blocks, len(behind))]
     data = graph.data_deps
     return (
-        Csr.from_pairs(places.number(data.row_ids), places.number(data.values), count),
-        Csr.from_pairs(np.concatenate(rows), np.concatenate(values), count),
+        RaggedArray.from_pairs(places.number(data.row_ids), places.number(data.values), count),
+        RaggedArray.from_pairs(np.concatenate(rows), np.concatenate(values), count),
     )
 
 

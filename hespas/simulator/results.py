@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import WAITS, Csr, OpGraph, Timeline, Workload, timed_class_name
+from hespas.graph import WAITS, OpGraph, RaggedArray, Timeline, Workload, timed_class_name
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.simulator.schedule import (
     ClassResult,
@@ -82,7 +82,7 @@ class Scheduled:
 
 
 def alone(
-    graph: OpGraph, program: Program, priority: Priority, whose: ClassOf, queued: Csr | None = None
+    graph: OpGraph, program: Program, priority: Priority, whose: ClassOf, queued: RaggedArray | None = None
 ) -> Scheduled:
     """A rank that waits for nobody; ``queued`` is that of :func:`hespas.simulator.schedule.list_schedule`."""
     schedule = list_schedule(program.tasks, priority, queued)

@@ -24,7 +24,7 @@ from hespas.graph import (
     Timeline,
     Workload,
 )
-from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, SmallIntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.intervals import united
 from hespas.simulator.progress import Pressure, Progress, Steady
@@ -81,7 +81,7 @@ class Tasks:
     name: str
     duration_ns: FloatArray
     stream: SmallIntArray
-    deps: Csr
+    deps: RaggedArray
     pressure: Pressure | None = None
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class Schedule:
         return np.array(path[::-1], np.int64)
 
 
-def list_schedule(tasks: Tasks, priority: Priority, queued: Csr | None = None) -> Schedule:
+def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None = None) -> Schedule:
     """The schedule; see the module. ``queued`` are dependencies with those on what stands before a task in a
     queue. Raises ``FormatError`` where dependencies form a cycle, and where times have no finite sum.
     """
@@ -185,7 +185,7 @@ def _start_times(tasks: Tasks, rank: IntArray | None) -> tuple[FloatArray, Float
     if rank is not None:  # renumbered, so that the smaller number is the one to run first
         order = np.argsort(rank)
         deps = tasks.deps.take(order)
-        deps = Csr(deps.offsets, rank[deps.values].astype(np.int32))
+        deps = RaggedArray(deps.offsets, rank[deps.values].astype(np.int32))
         mine = None if pressure is None else pressure.take(order)
         ranked = Tasks(tasks.name, tasks.duration_ns[order], tasks.stream[order], deps, mine)
         start_ns, ended_ns, ran = _start_times(ranked, None)

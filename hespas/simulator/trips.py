@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.graph import CollectiveTable, ContractionTable, Diagnostics, ExtraTable, OpGraph, P2pTable
 from hespas.graph.builder import region_multiplicity
-from hespas.graph.columns import Csr, FloatArray
+from hespas.graph.columns import FloatArray, RaggedArray
 from hespas.graph.opgraph import RegionTable
 from hespas.graph.passes import UnrollLoops, all_deps, bypass
 from hespas.simulator.progress import Pressure
@@ -34,7 +34,7 @@ def prepared(graph: OpGraph) -> OpGraph:
         p2p=P2pTable.empty(),
         contractions=ContractionTable.empty(),
         extra=ExtraTable.empty(),
-        results=Csr.empty(nodes),
+        results=RaggedArray.empty(nodes),
         attachments={},
         stream=stream,
         source_row=np.arange(1, nodes + 1, dtype=np.int32),

@@ -39,7 +39,7 @@ def test_parts_add_up_to_the_step(done: Simulation) -> None:
     parts = ("compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns")
     assert sum(table[name] for name in parts) == pytest.approx(table["span_ns"])
     assert table["span_ns"] == pytest.approx(done.step_ns)
-    assert table["alike"].sum() == done.workload.num_present
+    assert table["alike"].sum() == done.workload.num_available
 
 
 def test_every_table_counts_all_of_the_time(done: Simulation) -> None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hespas.graph import (
     NODE_COLUMNS,
     CollectiveKind,
-    Csr,
     GraphBuilder,
     NodeKind,
     OpClass,
     OpGraph,
     Permutation,
+    RaggedArray,
     RegionKind,
     Resource,
     StridedGroups,
@@ -177,14 +177,14 @@ def test_wrong_column_length_is_refused() -> None:
     with pytest.raises(InvariantError, match="stream"):
         replace(graph, stream=np.zeros(2, np.int32))
     with pytest.raises(InvariantError, match="results"):
-        replace(graph, results=Csr.empty(2))
+        replace(graph, results=RaggedArray.empty(2))
 
 
 @pytest.mark.parametrize("column", ["data_deps", "control_deps", "operands", "results"])
 @pytest.mark.parametrize("value", [-1, 3])
 def test_reference_out_of_range_is_refused(column: str, value: int) -> None:
     with pytest.raises(InvariantError, match=column):
-        with_column(small_graph(), column, Csr.from_lists([[value], [], []]))
+        with_column(small_graph(), column, RaggedArray.from_lists([[value], [], []]))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.graph import Csr, HostOps, StringTable, StringTableBuilder
+from hespas.graph import HostOps, RaggedArray, StringTable, StringTableBuilder
 from hespas.graph.columns import at_rows, constant, distinct_rows, equal_rows, mapped
 
 ROWS = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=8)
@@ -16,7 +16,7 @@ TEXTS = st.lists(st.text(alphabet=st.characters(codec=None), max_size=6))
 
 @given(ROWS)
 def test_lists_round_trip(rows: list[list[int]]) -> None:
-    csr = Csr.from_lists(rows)
+    csr = RaggedArray.from_lists(rows)
     assert csr.to_lists() == rows
     assert len(csr) == len(rows)
     assert csr.lengths.tolist() == [len(row) for row in rows]
@@ -28,7 +28,7 @@ def test_lists_round_trip(rows: list[list[int]]) -> None:
 @given(ROWS, st.data())
 def test_take_gives_rows_in_the_order_asked(rows: list[list[int]], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.sampled_from(range(len(rows))))) if rows else []
-    taken = Csr.from_lists(rows).take(np.array(wanted, np.int64))
+    taken = RaggedArray.from_lists(rows).take(np.array(wanted, np.int64))
     assert taken.to_lists() == [rows[at] for at in wanted]
 
 
@@ -37,7 +37,7 @@ def test_transpose_turns_rows_into_values(rows: list[list[int]]) -> None:
     expected = [
         [at for at, row in enumerate(rows) for value in row if value == column] for column in range(7)
     ]
-    transposed = Csr.from_lists(rows).transpose(7)
+    transposed = RaggedArray.from_lists(rows).transpose(7)
     assert transposed.to_lists() == expected
     again = transposed.transpose(len(rows))
     assert again.to_lists() == [sorted(row) for row in rows]
@@ -46,23 +46,23 @@ def test_transpose_turns_rows_into_values(rows: list[list[int]]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99))))
 def test_pairs_keep_their_order_within_a_row(pairs: list[tuple[int, int]]) -> None:
     rows, values = np.array(pairs, np.int64).reshape(-1, 2).T
-    csr = Csr.from_pairs(rows, values, 6)
+    csr = RaggedArray.from_pairs(rows, values, 6)
     assert csr.to_lists() == [[value for row, value in pairs if row == at] for at in range(6)]
 
 
 @given(ROWS)
 def test_segment_sum_adds_what_rows_refer_to(rows: list[list[int]]) -> None:
     column = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
-    assert Csr.from_lists(rows).segment_sum(column).tolist() == [sum(column[row]) for row in rows]
+    assert RaggedArray.from_lists(rows).segment_sum(column).tolist() == [sum(column[row]) for row in rows]
 
 
 @given(ROWS, ROWS)
 def test_equals_compares_rows(one: list[list[int]], two: list[list[int]]) -> None:
-    assert Csr.from_lists(one).equals(Csr.from_lists(two)) == (one == two)
+    assert RaggedArray.from_lists(one).equals(RaggedArray.from_lists(two)) == (one == two)
 
 
 def test_empty_rows_take_no_memory() -> None:
-    empty = Csr.empty(1_000_000)
+    empty = RaggedArray.empty(1_000_000)
     assert len(empty) == 1_000_000
     assert empty.offsets.strides == (0,)
     assert not empty.lengths.any()
@@ -158,5 +158,5 @@ def test_a_table_of_known_columns_says_of_the_others_that_nothing_is_known() -> 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4))
 def test_rows_move_to_other_places(rows: list[list[int]]) -> None:
     places = np.arange(len(rows))[::-1] + 1
-    moved = Csr.from_lists(rows).moved(places, len(rows) + 2)
+    moved = RaggedArray.from_lists(rows).moved(places, len(rows) + 2)
     assert moved.to_lists() == [[], *reversed(rows), []]

@@ -12,12 +12,12 @@ import pytest
 from hespas.graph import (
     NODE_COLUMNS,
     CollectiveKind,
-    Csr,
     GraphBuilder,
     NodeKind,
     OpClass,
     OpGraph,
     Permutation,
+    RaggedArray,
     RegionKind,
     StridedGroups,
     Workload,
@@ -95,13 +95,13 @@ def test_every_table_column_is_compared(table: str) -> None:
 @pytest.mark.parametrize("column", ["data_deps", "control_deps", "operands", "results"])
 def test_every_ragged_column_is_compared(column: str) -> None:
     one = graph()
-    longer = changed(one, column, Csr.from_lists([[0], [0], [0], [0, 0]]))
+    longer = changed(one, column, RaggedArray.from_lists([[0], [0], [0], [0, 0]]))
     assert [found.column for found in graphs_equal(one, longer)] == [column]
 
 
 def test_order_of_dependencies_matters() -> None:
     one = graph()
-    two = replace(one, data_deps=Csr.from_lists([[], [0], [1, 0], [0, 1, 2]]))
+    two = replace(one, data_deps=RaggedArray.from_lists([[], [0], [1, 0], [0, 1, 2]]))
     assert [(found.column, found.first_row) for found in graphs_equal(one, two)] == [("data_deps", 2)]
 
 

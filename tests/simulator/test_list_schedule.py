@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.graph import Csr, Timeline, Workload
+from hespas.graph import RaggedArray, Timeline, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.simulator import ListScheduler, Simulation, simulate
 from hespas.simulator.schedule import PRIORITIES, Priority, Tasks, list_schedule
@@ -203,7 +203,10 @@ def cases(draw: st.DrawFn) -> Case:
 
 def tasks_of(case: Case) -> Tasks:
     return Tasks(
-        "case", np.array(case.durations, float), np.array(case.streams, np.int32), Csr.from_lists(case.deps)
+        "case",
+        np.array(case.durations, float),
+        np.array(case.streams, np.int32),
+        RaggedArray.from_lists(case.deps),
     )
 
 

@@ -24,13 +24,13 @@ from hespas.converters.pytorch.draft import Edges, chain, flow_of
 from hespas.costs.operation import Cost
 from hespas.graph import (
     CollectiveKind,
-    Csr,
     Findings,
     GraphBuilder,
     GroupSet,
     NodeKind,
     OpClass,
     OpGraph,
+    RaggedArray,
     find_dtype,
 )
 
@@ -98,9 +98,11 @@ def _gathers(nodes: Sequence[Call]) -> Edges:
     return Edges.of([(later, earlier) for later, earlier in pairs if earlier < later])
 
 
-def _rows(rows: Sequence[tuple[int, ...]]) -> Csr:
+def _rows(rows: Sequence[tuple[int, ...]]) -> RaggedArray:
     values = [storage for row in rows for storage in row]
-    return Csr.from_lengths(np.array([len(row) for row in rows], np.int64), np.array(values, np.int32))
+    return RaggedArray.from_lengths(
+        np.array([len(row) for row in rows], np.int64), np.array(values, np.int32)
+    )
 
 
 class _Assembly:

@@ -18,7 +18,7 @@ def _writes_directory(value: Value, options: WriteOptions) -> bool:
     """
     if not isinstance(value, Workload):
         return False
-    ranks = value.num_present if options.ranks is None else len(options.ranks)
+    ranks = value.num_available if options.ranks is None else len(options.ranks)
     return ranks != 1 or (options.directory and value.num_ranks == 1)
 
 

@@ -36,7 +36,7 @@ from hespas.converters.chakra.wire import (
     not_text,
     offsets_of,
 )
-from hespas.graph import PROGRAM_BYTES, Csr, OpGraph
+from hespas.graph import PROGRAM_BYTES, OpGraph, RaggedArray
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -478,7 +478,7 @@ class Kept:
         micros[nodes] = stated
         return times._replace(micros=micros)
 
-    def io(self, tag: int, operands: Csr) -> IoColumns:
+    def io(self, tag: int, operands: RaggedArray) -> IoColumns:
         """Texts kept verbatim, and those made from tensor types for all other nodes."""
         rows = self._rows(tag)
         made = type_texts(self.graph, operands)

@@ -25,12 +25,12 @@ from hespas.converters.measured_ops.waits import serial_excess, with_delays_alon
 from hespas.graph import (
     PROGRAM_BYTES,
     CollectiveKind,
-    Csr,
     Diagnostics,
     GraphBuilder,
     NodeKind,
     OpClass,
     OpGraph,
+    RaggedArray,
     StringTableBuilder,
     Workload,
 )
@@ -135,15 +135,15 @@ def _without(column: FloatArray, rows: Longs) -> FloatArray:
     return changed
 
 
-def _both(deps: Csr, rows: Longs, first: Longs, copies: Longs) -> Csr:
+def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> RaggedArray:
     """Dependencies in new numbers; who waited for a permute waits for both of its halves."""
     if not len(deps.values):
-        return Csr.empty(len(rows))
+        return RaggedArray.empty(len(rows))
     taken = deps.take(rows)
     size = copies[taken.values]
     ends = np.cumsum(size)
     values = np.repeat(first[taken.values] - (ends - size), size) + np.arange(int(ends[-1]))
-    return Csr.from_lengths(taken.segment_sum(copies.astype(np.float64)).astype(np.int64), values)
+    return RaggedArray.from_lengths(taken.segment_sum(copies.astype(np.float64)).astype(np.int64), values)
 
 
 def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:

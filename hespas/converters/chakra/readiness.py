@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hespas.converters.chakra.contract import AttributeFacts, Tag
 from hespas.converters.chakra.wire import Bools, ByteRows, Longs, Window, Words, copy_spans, offsets_of
 from hespas.files.wire import WireError, fields
-from hespas.graph import CollectiveTable, Csr, NodeKind, OpClass, OpGraph, P2pTable, Resource
+from hespas.graph import CollectiveTable, NodeKind, OpClass, OpGraph, P2pTable, RaggedArray, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -92,7 +92,7 @@ class TensorLists(NamedTuple):
     outputs: ByteRows
 
 
-def tensor_lists(ids: Words, data_deps: Csr, size: Longs) -> TensorLists:
+def tensor_lists(ids: Words, data_deps: RaggedArray, size: Longs) -> TensorLists:
     """Each node's tensor under its id, and those of the nodes it depends on."""
     outputs = _named_sizes(ids, size)
     lengths = outputs.lengths

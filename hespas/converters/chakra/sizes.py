@@ -26,7 +26,7 @@ from hespas.converters.chakra.readiness import LIST_NAMES, is_as_stated, list_by
 from hespas.converters.chakra.wire import Longs, Words, offsets_of
 from hespas.converters.chakra.wire.encode import encode_chunks, varint_widths
 from hespas.files.wire import tag
-from hespas.graph import Csr, Diagnostics, NodeKind, OpGraph, Workload
+from hespas.graph import Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
 from hespas.graph.columns import is_one_value
 from hespas.graph.opgraph import NODE_COLUMNS
 from hespas.graph.passes import take_nodes
@@ -92,7 +92,7 @@ class _Kinds:
         if found is None:
             return None
         first, which = found
-        alone = Csr.empty(len(first))
+        alone = RaggedArray.empty(len(first))
         small = take_nodes(graph, first, alone, alone)
         return cls(small, which, _numbered(graph), _numbered(small))
 
@@ -211,7 +211,7 @@ def _numbered(graph: OpGraph) -> Longs:
     return found
 
 
-def _sums(values: Longs, deps: Csr) -> Longs:
+def _sums(values: Longs, deps: RaggedArray) -> Longs:
     """The sum over what each node waits for."""
     return np.diff(offsets_of(values[deps.values])[deps.offsets])
 

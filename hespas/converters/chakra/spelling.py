@@ -23,10 +23,10 @@ from hespas.graph import (
     DTYPES,
     DYNAMIC,
     ContractionTable,
-    Csr,
     DType,
     NodeKind,
     OpGraph,
+    RaggedArray,
     StringTableBuilder,
     TensorTypes,
     TensorTypesBuilder,
@@ -105,7 +105,7 @@ def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
     return TypeTexts(f"[{shapes}]".encode(), f"[{names}]".encode())
 
 
-def type_texts(graph: OpGraph, operands: Csr) -> IoColumns:
+def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
     """The ``IOInfo`` of all nodes that have operands (or results)."""
     nodes = np.flatnonzero(operands.lengths)
     lists = operands.values.astype(np.int32, copy=False).tobytes()
@@ -219,10 +219,10 @@ class _Parser:
 
 def parse_io(
     io: IoColumns, nodes: int, types: TensorTypesBuilder, strings: StringTableBuilder
-) -> tuple[Csr, Longs]:
+) -> tuple[RaggedArray, Longs]:
     """Type rows per node, and which rows of ``io`` are not of this form and must be kept as they are."""
     if not len(io):
-        return Csr.empty(nodes), np.empty(0, np.int64)
+        return RaggedArray.empty(nodes), np.empty(0, np.int64)
     parser = _Parser(types, strings)
     foreign: list[int] = []
     lengths = np.zeros(nodes, np.int64)
@@ -237,7 +237,7 @@ def parse_io(
             continue
         lengths[owner] = len(found)
         flat.extend(found)
-    return Csr.from_lengths(lengths, np.array(flat, np.int32)), np.array(foreign, np.int64)
+    return RaggedArray.from_lengths(lengths, np.array(flat, np.int32)), np.array(foreign, np.int64)
 
 
 # Matrix products and convolutions as an attribute: ``1x128x512x256 bf16*bf16>f32``, and back.

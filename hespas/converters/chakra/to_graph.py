@@ -54,12 +54,12 @@ from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
     ContractionTable,
-    Csr,
     ExtraTable,
     NodeKind,
     OpClass,
     OpGraph,
     P2pTable,
+    RaggedArray,
     RegionTable,
     Resource,
     StringTable,
@@ -97,14 +97,14 @@ def _with_names(columns: EtColumns, strings: StringTableBuilder) -> tuple[String
     return StringTable(buffer, offsets), len(table)
 
 
-def _deps(ids: Words, offsets: Longs, values: Words) -> Csr:
+def _deps(ids: Words, offsets: Longs, values: Words) -> RaggedArray:
     if not len(values):
-        return Csr.empty(len(ids))
+        return RaggedArray.empty(len(ids))
     numbers = node_numbers(ids, values)
     known = numbers >= 0
     if known.all():
-        return Csr(offsets, numbers.astype(np.int32))
-    return Csr(offsets_of(known.astype(np.int64))[offsets], numbers[known].astype(np.int32))
+        return RaggedArray(offsets, numbers.astype(np.int32))
+    return RaggedArray(offsets_of(known.astype(np.int64))[offsets], numbers[known].astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,8 +186,8 @@ def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Stated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Types:
-    operands: Csr
-    results: Csr
+    operands: RaggedArray
+    results: RaggedArray
     foreign: tuple[IoColumns, IoColumns]
 
 
@@ -329,7 +329,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     )
 
 
-def _takes_lists(reader: _AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
+def _takes_lists(reader: _AttributeReader, data_deps: RaggedArray, size: Longs, bare: Bools) -> bool:
     """Whether all nodes that do anything list the tensors that a writer would list, and none is a computation
     with a ``bare`` count, which a writer would not leave; the lists then count as accounted for.
     """

@@ -23,7 +23,6 @@ from hespas.costs.kernels import kernel_facts
 from hespas.costs.operation import Cost, add_costed
 from hespas.graph import (
     CollectiveKind,
-    Csr,
     Diagnostics,
     DType,
     GraphBuilder,
@@ -32,6 +31,7 @@ from hespas.graph import (
     OpClass,
     OpGraph,
     Profile,
+    RaggedArray,
     compress_groups,
     find_dtype,
 )
@@ -368,7 +368,7 @@ class _Builder:
             )
         count = len(place)
         self.guessed = np.isin(number[place], list(self.guesses))
-        made = take_nodes(self.graph.build(), number[place], Csr.empty(count), self._in_order())
+        made = take_nodes(self.graph.build(), number[place], RaggedArray.empty(count), self._in_order())
         stated = (groups.stream >= -1) & (groups.stream < 1 << 31)
         return replace(
             made,
@@ -405,14 +405,14 @@ class _Builder:
             *(at_rows(column, comm, nan) for column in moved),
         ]
 
-    def _in_order(self) -> Csr:
+    def _in_order(self) -> RaggedArray:
         """Each node behind the one before it on its queue."""
         profile, groups = self.profile, self.groups
         event = groups.longest
         _, queue = equal_rows(profile.rank[event], profile.device_index[event], groups.stream)
         order = np.argsort(queue, kind="stable")
         behind = np.flatnonzero(queue[order][1:] == queue[order][:-1]) + 1
-        return Csr.from_pairs(order[behind], order[behind - 1], len(queue))
+        return RaggedArray.from_pairs(order[behind], order[behind - 1], len(queue))
 
     def _add(self, source: _Source) -> None:
         op, event = source.op, source.event

@@ -25,12 +25,12 @@ from hespas.costs.aten.call import AtenCost
 from hespas.costs.operation import Contraction
 from hespas.graph import (
     ContractionTable,
-    Csr,
     Diagnostics,
     Findings,
     HostOps,
     OpClass,
     Profile,
+    RaggedArray,
     StringTable,
     TensorTypes,
     TensorTypesBuilder,
@@ -71,8 +71,8 @@ class EventCosts:
     rate_dtype: NDArray[np.int16]
     contractions: ContractionTable
     types: TensorTypes
-    operands: Csr
-    results: Csr
+    operands: RaggedArray
+    results: RaggedArray
 
     def placed(self, rows: IntArray, nodes: IntArray, count: int) -> EventCosts:
         """What ``nodes`` of ``count`` cost, which are these ``rows``; nothing is known of the others."""
@@ -343,7 +343,7 @@ def _host_columns(
     rate[rows] = np.array([each.cost.rate_dtype for each in priced], np.int16)[place]
     types = TensorTypesBuilder()
     ends = [
-        Csr.from_lists([[types.add(each.dtype, each.shape) for each in side] for side in sides])
+        RaggedArray.from_lists([[types.add(each.dtype, each.shape) for each in side] for side in sides])
         for sides in ([each.operands for each in priced], [each.results for each in priced])
     ]
     operands, results = (side.take(place).moved(rows, count) for side in ends)
@@ -367,7 +367,7 @@ def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]
         fitting = [row for row in rows_of if max(row.batch, row.m, row.n, row.k) <= _LARGEST_INT64]
         of_key.append(list(range(len(listed), len(listed) + len(fitting))))
         listed.extend(fitting)
-    chosen = Csr.from_lists(of_key).take(place)
+    chosen = RaggedArray.from_lists(of_key).take(place)
     empty = ContractionTable.empty()
     columns = {
         name: np.array([getattr(row, name) for row in listed], getattr(empty, name).dtype)[chosen.values]

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Csr, Findings, NodeKind, OpClass, OpGraph, Resource, StringTableBuilder
+from hespas.graph import Findings, NodeKind, OpClass, OpGraph, RaggedArray, Resource, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, at_rows
 from hespas.graph.intervals import layers_of
 from hespas.graph.passes import all_deps, is_delay, is_recorded_wait, without_waits
@@ -151,7 +151,9 @@ class _Walk:
     delay) and its time.
     """
 
-    def __init__(self, deps: Csr, duration_ns: FloatArray, launches: Launches, near: list[int]) -> None:
+    def __init__(
+        self, deps: RaggedArray, duration_ns: FloatArray, launches: Launches, near: list[int]
+    ) -> None:
         self.work_count = len(deps)
         self.near = near or [-1] * len(deps)
         self.shares_delays = bool(near)
@@ -297,16 +299,16 @@ def _grown(graph: OpGraph, walk: _Walk) -> OpGraph:
             (first[data.row_ids], first[data.values]),
             count,
         ),
-        data_deps=Csr.from_pairs(first[data.row_ids], first[data.values], count),
+        data_deps=RaggedArray.from_pairs(first[data.row_ids], first[data.values], count),
         operands=graph.operands.moved(first, count),
         results=graph.results.moved(first, count),
     )
 
 
-def _others(edges: tuple[IntArray, IntArray], stated: tuple[IntArray, IntArray], count: int) -> Csr:
+def _others(edges: tuple[IntArray, IntArray], stated: tuple[IntArray, IntArray], count: int) -> RaggedArray:
     """Dependencies, each once, without those that are ``stated`` elsewhere."""
     keys = np.setdiff1d(edges[0] * count + edges[1], stated[0] * count + stated[1])
-    return Csr.from_pairs(keys // count, keys % count, count)
+    return RaggedArray.from_pairs(keys // count, keys % count, count)
 
 
 def with_delays_alone(graph: OpGraph) -> OpGraph:
@@ -346,7 +348,7 @@ def _last_ended(graph: OpGraph, start_ns: FloatArray) -> IntArray:
     return np.where(found < np.arange(len(graph)), found, -1)
 
 
-def _earliest(deps: Csr, duration_ns: FloatArray) -> FloatArray:
+def _earliest(deps: RaggedArray, duration_ns: FloatArray) -> FloatArray:
     """When each node can start; nodes stand behind what they depend on."""
     bounds: list[int] = deps.offsets.tolist()
     producers: list[int] = deps.values.tolist()

@@ -24,7 +24,6 @@ from hespas.graph import (
     ABSENT,
     CollectiveKind,
     CollectiveTable,
-    Csr,
     Diagnostics,
     ExtraTable,
     Findings,
@@ -34,6 +33,7 @@ from hespas.graph import (
     OpGraph,
     P2pTable,
     Profile,
+    RaggedArray,
     RegionTable,
     Resource,
     Workload,
@@ -264,7 +264,7 @@ class _Recording:
             bytes_written=costs.bytes_written,
             duration_ns=np.maximum(profile.duration_ns[rows], 0.0),
             multiplicity=constant(1.0, count),
-            data_deps=Csr.empty(count),
+            data_deps=RaggedArray.empty(count),
             control_deps=_stream_order(lanes),
             operands=costs.operands,
             results=costs.results,
@@ -294,11 +294,11 @@ def _streams(queues: list[list[int]], lanes: IntArray) -> SmallIntArray:
     return own[lanes].astype(np.int32)
 
 
-def _stream_order(lanes: IntArray) -> Csr:
+def _stream_order(lanes: IntArray) -> RaggedArray:
     """Each event waits for the one before it on its stream."""
     rows = np.argsort(lanes, kind="stable")
     same = lanes[rows[1:]] == lanes[rows[:-1]]
-    return Csr.from_pairs(rows[1:][same], rows[:-1][same], len(lanes))
+    return RaggedArray.from_pairs(rows[1:][same], rows[:-1][same], len(lanes))
 
 
 def _tell(profile: Profile, graphs: Sequence[OpGraph], findings: Findings) -> None:

@@ -52,13 +52,13 @@ from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
     ContractionTable,
-    Csr,
     Diagnostics,
     ExtraTable,
     NodeKind,
     OpClass,
     OpGraph,
     P2pTable,
+    RaggedArray,
     RegionKind,
     RegionTable,
     Resource,
@@ -156,11 +156,11 @@ class _ClassReader:
             return column
         return np.broadcast_to(column[0], (self._nodes,))
 
-    def _rows(self, name: str) -> Csr:
+    def _rows(self, name: str) -> RaggedArray:
         rows = self._columns.ragged[name]
         if len(rows.offsets) == 1:
-            return Csr.empty(self._nodes)
-        return Csr(rows.offsets, rows.values.astype(np.int32, copy=False))
+            return RaggedArray.empty(self._nodes)
+        return RaggedArray(rows.offsets, rows.values.astype(np.int32, copy=False))
 
     def _build(self) -> OpGraph:
         strings = self._columns.binary["strings"]
@@ -529,7 +529,7 @@ def _once_if_constant(column: NDArray[np.generic]) -> NDArray[np.generic]:
     return column[:1] if 0 in column.strides else column
 
 
-def _ragged(rows: Csr) -> Ragged:
+def _ragged(rows: RaggedArray) -> Ragged:
     if not len(rows.values):
         return Ragged(np.zeros(1, np.int64), rows.values)
     return Ragged(rows.offsets, rows.values)

@@ -39,7 +39,6 @@ from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
     ContractionTable,
-    Csr,
     ExplicitGroups,
     ExtraTable,
     GroupSet,
@@ -48,6 +47,7 @@ from hespas.graph import (
     OpGraph,
     P2pTable,
     Permutation,
+    RaggedArray,
     RegionKind,
     RegionTable,
     Resource,
@@ -205,23 +205,23 @@ class NodeColumns:
             strings=self._texts.build(),
         )
 
-    def _rows(self, name: str) -> Csr:
+    def _rows(self, name: str) -> RaggedArray:
         values = _column(self._values[name], np.int32)
         if not len(values):
-            return Csr.empty(len(self._lengths[name]))
-        return Csr.from_lengths(_column(self._lengths[name], np.int32), values)
+            return RaggedArray.empty(len(self._lengths[name]))
+        return RaggedArray.from_lengths(_column(self._lengths[name], np.int32), values)
 
-    def _resolve(self, name: str, lookup: _IdLookup) -> Csr:
+    def _resolve(self, name: str, lookup: _IdLookup) -> RaggedArray:
         lengths = _column(self._lengths[name], np.int32)
         ids = _column(self._values[name], np.uint64)
         if not len(ids):
-            return Csr.empty(len(lengths))
+            return RaggedArray.empty(len(lengths))
         owners = np.repeat(np.arange(len(lengths)), lengths)
         numbers = lookup.numbers(ids, owners)
         kept = numbers >= 0
         if not kept.all():
             lengths = np.bincount(owners[kept], minlength=len(lengths)).astype(np.int32)
-        return Csr.from_lengths(lengths, numbers[kept])
+        return RaggedArray.from_lengths(lengths, numbers[kept])
 
     def _carried(self, lookup: _IdLookup) -> tuple[IntArray, IntArray, IntArray]:
         rows = np.array([row[0] for row in self._fields.carried], np.int64)

@@ -41,11 +41,11 @@ from hespas.converters.op_graph.legality import encode_ranks, oversized_type, re
 from hespas.files.streams import open_output
 from hespas.graph import (
     CollectiveKind,
-    Csr,
     Diagnostics,
     NodeKind,
     OpClass,
     OpGraph,
+    RaggedArray,
     RegionKind,
     Resource,
     StringTable,
@@ -352,11 +352,11 @@ class _NodeSpeller:
         rows = zip(*columns.values(), strict=True)
         return [make(**dict(zip(names, row, strict=True))) for row in rows]
 
-    def _references(self, deps: Csr, part: slice) -> list[tuple[int, ...]]:
+    def _references(self, deps: RaggedArray, part: slice) -> list[tuple[int, ...]]:
         bounds = deps.offsets[part.start : part.stop + 1]
         return _rows(self.identity(deps.values[bounds[0] : bounds[-1]]), bounds)
 
-    def _type_rows(self, rows: Csr, part: slice) -> list[tuple[str, ...]]:
+    def _type_rows(self, rows: RaggedArray, part: slice) -> list[tuple[str, ...]]:
         bounds = rows.offsets[part.start : part.stop + 1]
         flat: list[int] = rows.values[bounds[0] : bounds[-1]].tolist()
         return _rows([self._types[row] for row in flat], bounds)

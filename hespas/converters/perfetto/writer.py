@@ -21,7 +21,7 @@ from hespas.converters.tracks import Scene, measured_scene
 from hespas.converters.tracks.scene import Chunk, End, Label, Lanes, shown, shown_ns
 from hespas.files.streams import open_output
 from hespas.files.wire import encode_varint, field_bytes, fixed64
-from hespas.graph import Csr, Diagnostics
+from hespas.graph import Diagnostics, RaggedArray
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto import (
     AnnotationField,
@@ -117,8 +117,8 @@ class _Writer:
         flows = self._scene.flows
         count = len(self._scene)
         numbers = np.arange(1, len(flows) + 1)
-        leaving = Csr.from_pairs(flows.source, numbers, count)
-        arriving = Csr.from_pairs(flows.target, numbers, count)
+        leaving = RaggedArray.from_pairs(flows.source, numbers, count)
+        arriving = RaggedArray.from_pairs(flows.target, numbers, count)
         lanes, current = Lanes(), 0
         for chunk in self._scene.chunks(_CHUNK_ROWS):
             if chunk.index != current:
@@ -189,7 +189,7 @@ class _Writer:
         time_ns, track, lane = ended
         return _packet(_STAMP + encode_varint(time_ns) + self._ends[track, lane])
 
-    def _chunk(self, chunk: Chunk, lanes: Lanes, leaving: Csr, arriving: Csr) -> None:
+    def _chunk(self, chunk: Chunk, lanes: Lanes, leaving: RaggedArray, arriving: RaggedArray) -> None:
         part, tracks = chunk.part, chunk.tracks
         labels = [self._label(label) for label in chunk.labels]
         new = self._texts.taken()
@@ -219,7 +219,7 @@ class _Writer:
         self._stream.write(b"".join(out))
 
     @staticmethod
-    def _arrows(leaving: Csr, arriving: Csr, first: int, behind: int) -> dict[int, bytes]:
+    def _arrows(leaving: RaggedArray, arriving: RaggedArray, first: int, behind: int) -> dict[int, bytes]:
         """The flows of slices ``first .. behind - 1``, by their place among these."""
         found: dict[int, bytes] = {}
         pairs = ((EventField.FLOW_IDS, leaving), (EventField.TERMINATING_FLOW_IDS, arriving))

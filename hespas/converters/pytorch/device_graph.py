@@ -21,7 +21,7 @@ from hespas.converters.pytorch.draft import Draft, Edges, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.kernels import owner_with_shapes, thread_key
 from hespas.converters.pytorch.linked import LinkedTrace
-from hespas.graph import Csr, Diagnostics, Findings
+from hespas.graph import Diagnostics, Findings, RaggedArray
 from hespas.graph.columns import FloatArray, IntArray, at_rows, distinct_rows
 
 __all__ = ["device_draft"]
@@ -166,8 +166,8 @@ class _Dataflow:
 
     data: Edges
     order: Edges
-    operands: Csr
-    results: Csr
+    operands: RaggedArray
+    results: RaggedArray
 
 
 def _dataflow(linked: LinkedTrace, owner: IntArray) -> _Dataflow:
@@ -178,7 +178,7 @@ def _dataflow(linked: LinkedTrace, owner: IntArray) -> _Dataflow:
     trace = linked.trace
     owned = np.flatnonzero(owner >= 0)
     if trace is None or not len(owned):
-        return _Dataflow(Edges.empty(), Edges.empty(), Csr.empty(count), Csr.empty(count))
+        return _Dataflow(Edges.empty(), Edges.empty(), RaggedArray.empty(count), RaggedArray.empty(count))
     rows, first = np.unique(owner[owned], return_index=True)
     first = owned[first]
     last = np.zeros(len(rows), np.int64)

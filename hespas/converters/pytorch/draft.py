@@ -15,7 +15,6 @@ from hespas.converters.pytorch.communication import Communication, Groups, Membe
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
-    Csr,
     Diagnostics,
     ExplicitGroups,
     ExtraTable,
@@ -26,6 +25,7 @@ from hespas.graph import (
     OpGraph,
     P2pTable,
     Permutation,
+    RaggedArray,
     RegionTable,
     Resource,
     StringTable,
@@ -94,9 +94,9 @@ class Edges(NamedTuple):
         kept = np.concatenate([np.flatnonzero(alone), rows[last]])
         return Edges(self.consumer[kept], self.producer[kept])
 
-    def csr(self, nodes: int) -> Csr:
+    def csr(self, nodes: int) -> RaggedArray:
         """As ragged rows, by consumer."""
-        return Csr.from_pairs(self.consumer, self.producer, nodes)
+        return RaggedArray.from_pairs(self.consumer, self.producer, nodes)
 
 
 def chain(queue: IntArray) -> Edges:
@@ -116,7 +116,7 @@ class _Flow(NamedTuple):
     order: Edges
 
 
-def flow_of(reads: Csr, writes: Csr) -> _Flow:
+def flow_of(reads: RaggedArray, writes: RaggedArray) -> _Flow:
     """Dependencies between operations that stand in order of execution. O(reads + writes)."""
     data, order = (array("q"), array("q")), (array("q"), array("q"))
     writer: dict[int, int] = {}

@@ -39,10 +39,10 @@ from hespas.converters.replica_groups import MAX_DEVICES, highest_id
 from hespas.costs.aten import find_aten_rule
 from hespas.graph import (
     ABSENT,
-    Csr,
     Diagnostics,
     HostOps,
     OpGraph,
+    RaggedArray,
     StringTableBuilder,
     TensorTypesBuilder,
     Workload,
@@ -86,10 +86,10 @@ class HostTrace:
     parent: SmallIntArray
     thread: IntArray
     record_id: IntArray
-    reads: Csr
-    writes: Csr
-    operands: Csr
-    results: Csr
+    reads: RaggedArray
+    writes: RaggedArray
+    operands: RaggedArray
+    results: RaggedArray
     shapes_row: SmallIntArray
     types_row: SmallIntArray
     strides_row: SmallIntArray
@@ -127,8 +127,10 @@ class _Ragged:
         self.lengths.append(len(row))
         self.values.extend(row)
 
-    def build(self, order: IntArray) -> Csr:
-        return Csr.from_lengths(np.array(self.lengths, np.int64), np.array(self.values, np.int32)).take(order)
+    def build(self, order: IntArray) -> RaggedArray:
+        return RaggedArray.from_lengths(
+            np.array(self.lengths, np.int64), np.array(self.values, np.int32)
+        ).take(order)
 
 
 def read_host_trace(path: Path, max_bytes: int, strings: StringTableBuilder, version: str = "") -> HostTrace:

@@ -23,13 +23,13 @@ from hespas.converters.stablehlo.types import Signature
 from hespas.graph import (
     CollectiveTable,
     ContractionTable,
-    Csr,
     ExtraTable,
     GroupSet,
     NodeKind,
     OpGraph,
     P2pTable,
     Permutation,
+    RaggedArray,
     RegionKind,
     RegionTable,
     Resource,
@@ -383,8 +383,8 @@ def assemble(
         multiplicity=region_multiplicity(regions, region),
         data_deps=_ragged(template.deps),
         control_deps=_control(template),
-        operands=Csr.from_lists([row.operands for row in signatures]).take(which),
-        results=Csr.from_lists([row.results for row in signatures]).take(which),
+        operands=RaggedArray.from_lists([row.operands for row in signatures]).take(which),
+        results=RaggedArray.from_lists([row.results for row in signatures]).take(which),
         collectives=links.collectives(),
         p2p=links.messages(),
         contractions=_contractions(which, signatures),
@@ -396,16 +396,18 @@ def assemble(
     )
 
 
-def _ragged(rows: Sequence[Sequence[int]]) -> Csr:
+def _ragged(rows: Sequence[Sequence[int]]) -> RaggedArray:
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Csr.from_lengths(lengths, np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())))
+    return RaggedArray.from_lengths(
+        lengths, np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
+    )
 
 
-def _control(template: Template) -> Csr:
+def _control(template: Template) -> RaggedArray:
     control = template.control
     if not control:
-        return Csr.empty(len(template))
-    return Csr.from_lists([control.get(node, ()) for node in range(len(template))])
+        return RaggedArray.empty(len(template))
+    return RaggedArray.from_lists([control.get(node, ()) for node in range(len(template))])
 
 
 def _ints(values: Sequence[int]) -> SmallIntArray:
@@ -439,7 +441,9 @@ def _contractions(which: NDArray[np.int64], signatures: Sequence[Signature]) -> 
     """Rows of the signatures that multiply matrices, repeated for each node."""
     flat = [part for row in signatures for part in row.cost.contractions]
     lengths = [len(row.cost.contractions) for row in signatures]
-    index = Csr.from_lengths(np.array(lengths, np.int64), np.arange(len(flat), dtype=np.int32)).take(which)
+    index = RaggedArray.from_lengths(np.array(lengths, np.int64), np.arange(len(flat), dtype=np.int32)).take(
+        which
+    )
     rows = index.values
 
     def integers(name: str, kind: type[_Small]) -> NDArray[_Small]:

@@ -11,12 +11,12 @@ import numpy as np
 
 from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks
 from hespas.graph import (
-    Csr,
     Diagnostics,
     NodeKind,
     OpClass,
     OpGraph,
     Profile,
+    RaggedArray,
     StringTableBuilder,
     Timeline,
     Workload,
@@ -152,7 +152,9 @@ def _arrows(
 _Ends = tuple[str, IntArray, IntArray]
 
 
-def _dependency_arrows(timeline: Timeline, deps: Csr, spans: IntArray) -> tuple[IntArray, IntArray, int]:
+def _dependency_arrows(
+    timeline: Timeline, deps: RaggedArray, spans: IntArray
+) -> tuple[IntArray, IntArray, int]:
     """Source and target places in ``spans`` of each dependency between two that ran on one rank.
 
     Where nodes ran several times, the last runs of both belong together, and those before them likewise. The

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import Csr, OpGraph, RegionKind
+from hespas.graph import OpGraph, RaggedArray, RegionKind
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import InvariantError
@@ -113,23 +113,25 @@ def assembled(
     return _looped(graph, in_loop, trips) if trips > 1 and in_loop.any() else graph
 
 
-def _repeated(deps: Csr, rows: IntArray, shift: IntArray, sizes: IntArray, more: _Edges) -> Csr:
+def _repeated(
+    deps: RaggedArray, rows: IntArray, shift: IntArray, sizes: IntArray, more: _Edges
+) -> RaggedArray:
     """Dependencies inside of parts, moved with them, and those between instances."""
     inner = deps.take(rows)
     moved = inner.values + np.repeat(shift, sizes)[inner.row_ids]
     consumers = np.concatenate([inner.row_ids, np.array(more.consumer, np.int64)])
     producers = np.concatenate([moved, np.array(more.producer, np.int64)])
-    return Csr.from_pairs(consumers, producers, len(rows))
+    return RaggedArray.from_pairs(consumers, producers, len(rows))
 
 
-def _apart(data: Csr, control: Csr) -> tuple[Csr, Csr]:
+def _apart(data: RaggedArray, control: RaggedArray) -> tuple[RaggedArray, RaggedArray]:
     """Each dependency once: what is waited for as data is not listed as order too."""
     count = len(data)
     keys = np.unique(data.row_ids * np.int64(count) + data.values)
     others = np.setdiff1d(control.row_ids * np.int64(count) + control.values, keys)
     return (
-        Csr.from_pairs(keys // count, keys % count, count),
-        Csr.from_pairs(others // count, others % count, count),
+        RaggedArray.from_pairs(keys // count, keys % count, count),
+        RaggedArray.from_pairs(others // count, others % count, count),
     )
 
 

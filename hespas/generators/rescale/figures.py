@@ -8,7 +8,7 @@ from math import nan, prod
 
 import numpy as np
 
-from hespas.graph import DTYPES, DYNAMIC, Csr, OpGraph, TensorTypes
+from hespas.graph import DTYPES, DYNAMIC, OpGraph, RaggedArray, TensorTypes
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 
@@ -41,8 +41,8 @@ class Figures:
 
     node: Mapping[str, FloatArray]
     tables: Mapping[str, Mapping[str, FloatArray]]
-    operands: Csr
-    results: Csr
+    operands: RaggedArray
+    results: RaggedArray
     types: TensorTypes
 
     @classmethod

@@ -21,7 +21,7 @@ from hespas.generators.rescale.figures import (
     same,
     shape_text,
 )
-from hespas.graph import Csr, OpGraph
+from hespas.graph import OpGraph, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import is_recorded_wait, without_waits
@@ -123,10 +123,10 @@ class _Fit:
         self._falls: BoolArray = np.zeros(len(graph), np.bool_)
         self._rises: BoolArray = np.zeros(len(graph), np.bool_)
 
-    def types(self, name: str) -> Csr:
+    def types(self, name: str) -> RaggedArray:
         """Operands or results in their new types. A Python call for each distinct pair of types."""
-        one: Csr = getattr(self._graph, name)
-        now: Csr = getattr(self._now, name)
+        one: RaggedArray = getattr(self._graph, name)
+        now: RaggedArray = getattr(self._now, name)
         inside = np.zeros(len(self._graph), np.bool_)
         inside[self._rows] = True
         places = np.flatnonzero(inside[one.row_ids])

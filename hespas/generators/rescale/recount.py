@@ -10,7 +10,7 @@ from math import isnan, nan
 import numpy as np
 
 from hespas.generators.rescale.figures import Figures, TypeRows, node_text, shape_text
-from hespas.graph import Csr, OpClass, OpGraph, TensorTypes
+from hespas.graph import OpClass, OpGraph, RaggedArray, TensorTypes
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 
@@ -154,7 +154,7 @@ class _Count:
 
 
 def _types_of(figures: Figures, node: int, side: int | None = None) -> list[int]:
-    sides: tuple[Csr, ...] = (figures.operands, figures.results)
+    sides: tuple[RaggedArray, ...] = (figures.operands, figures.results)
     chosen = sides if side is None else (sides[side],)
     return [int(row) for csr in chosen for row in csr.row(node)]
 

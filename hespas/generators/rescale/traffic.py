@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hespas.generators.rescale.mesh import Mesh, group_axes, permutation_axes
 from hespas.graph import CollectiveKind, OpClass, OpGraph, Workload
-from hespas.graph.columns import BoolArray, Csr
+from hespas.graph.columns import BoolArray, RaggedArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import all_deps, topological_order
 
@@ -100,7 +100,7 @@ def _add(row: Traffic, graph: OpGraph, here: BoolArray) -> None:
     row.gathers_work |= bool((reached(graph, gathers, graph.data_deps, forward=False) & products).any())
 
 
-def reached(graph: OpGraph, nodes: NDArray[np.integer], deps: Csr, *, forward: bool) -> BoolArray:
+def reached(graph: OpGraph, nodes: NDArray[np.integer], deps: RaggedArray, *, forward: bool) -> BoolArray:
     """The nodes that wait for some (or that those wait for), themselves left out. O(nodes + edges)."""
     found: list[bool] = [False] * len(graph)
     starts = {int(node) for node in nodes}

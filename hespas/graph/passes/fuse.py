@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, StringTableBuilder
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, StringTableBuilder
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import (
     ContractionTable,
@@ -190,7 +190,7 @@ def _computed_by_users(graph: OpGraph, owner: IntArray) -> OpGraph:
         return graph
     user, maker = deps.row_ids[gone], deps.values[gone]
     np.subtract.at(read, user, np.fmin(results[maker], read[user]))
-    kept = Csr.from_pairs(deps.row_ids[~gone], deps.values[~gone], len(graph)) if gone.any() else deps
+    kept = RaggedArray.from_pairs(deps.row_ids[~gone], deps.values[~gone], len(graph)) if gone.any() else deps
     return replace(graph, bytes_read=np.maximum(read, 0.0), data_deps=kept)
 
 
@@ -337,27 +337,27 @@ def _busiest_rate(graph: OpGraph, group: IntArray, groups: int) -> NDArray[np.in
     return rates
 
 
-def _outside_results(graph: OpGraph, group: IntArray, groups: int, leaves: BoolArray) -> Csr:
+def _outside_results(graph: OpGraph, group: IntArray, groups: int, leaves: BoolArray) -> RaggedArray:
     """Result types of each group: those of its members that leave it, in program order."""
     rows = np.flatnonzero(leaves)
     kept = graph.results.take(rows)
-    return Csr.from_pairs(group[rows][kept.row_ids], kept.values, groups)
+    return RaggedArray.from_pairs(group[rows][kept.row_ids], kept.values, groups)
 
 
 def _sum(column: FloatArray, group: IntArray, groups: int) -> FloatArray:
     return np.bincount(group, weights=column, minlength=groups).astype(np.float64, copy=False)
 
 
-def _between_groups(deps: Csr, group: IntArray, groups: int) -> Csr:
+def _between_groups(deps: RaggedArray, group: IntArray, groups: int) -> RaggedArray:
     """Dependencies between different groups, each once, in order of first mention."""
     if not len(deps.values):
-        return Csr.empty(groups)
+        return RaggedArray.empty(groups)
     rows, values = group[deps.row_ids], group[deps.values]
     outside = rows != values
     keys = rows[outside] * groups + values[outside]
     _, first = np.unique(keys, return_index=True)
     first.sort()
-    return Csr.from_pairs(keys[first] // groups, keys[first] % groups, groups)
+    return RaggedArray.from_pairs(keys[first] // groups, keys[first] % groups, groups)
 
 
 def _traffic(
@@ -410,7 +410,7 @@ def _read_again(readers: IntArray, source: IntArray, taken: FloatArray, groups: 
     return np.bincount(readers[again], weights=taken[again], minlength=groups).astype(np.float64, copy=False)
 
 
-def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> Csr:
+def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> RaggedArray:
     """Operand types of each group that no member of the group makes."""
     made = Counter[tuple[int, int]]()
     deps = graph.data_deps
@@ -427,7 +427,7 @@ def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> Csr:
                 made[node, kind] -= 1
             else:
                 rows[node].append(kind)
-    return Csr.from_lists(rows)
+    return RaggedArray.from_lists(rows)
 
 
 def _merge_contractions(graph: OpGraph, group: IntArray) -> ContractionTable:
@@ -533,7 +533,7 @@ def _program_order(graph: OpGraph, group: IntArray, groups: int) -> list[int]:
     rows, values = group[deps.row_ids], group[deps.values]
     outside = rows != values
     edges = np.unique(rows[outside] * groups + values[outside])
-    consumers = Csr.from_pairs(edges % groups, edges // groups, groups).to_lists()
+    consumers = RaggedArray.from_pairs(edges % groups, edges // groups, groups).to_lists()
     waiting: list[int] = np.bincount(edges // groups, minlength=groups).tolist()
     earliest = np.full(groups, len(graph), np.int64)
     np.minimum.at(earliest, group, np.arange(len(graph)))

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import DTYPES, BoolArray, Csr, DType, DTypeKind, FloatArray, dtype, find_dtype
+from hespas.graph.columns import (
+    DTYPES,
+    BoolArray,
+    DType,
+    DTypeKind,
+    FloatArray,
+    RaggedArray,
+    dtype,
+    find_dtype,
+)
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.opgraph import FULL_F32_PRODUCTS, SOURCE_DTYPE, ContractionTable, ExtraTable, OpGraph
@@ -144,7 +153,7 @@ def _without_source_types(graph: OpGraph) -> ExtraTable:
     return ExtraTable.from_rows(rows)
 
 
-def _ratio(rows: Csr, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:
+def _ratio(rows: RaggedArray, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:
     """New bytes of a node's tensors over old ones, ``otherwise`` where they have none that is known."""
     old = np.bincount(rows.row_ids, before[rows.values], len(rows))
     new = np.bincount(rows.row_ids, after[rows.values], len(rows))

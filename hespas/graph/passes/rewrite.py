@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hespas.graph.columns import (
     UNKNOWN_DTYPE,
     BoolArray,
-    Csr,
     FloatArray,
     IntArray,
+    RaggedArray,
     SmallIntArray,
     mapped,
     taken,
@@ -55,13 +55,13 @@ __all__ = [
 # --- Topological order and cycles over data and control dependencies. O(nodes + edges), no recursion.
 
 
-def all_deps(graph: OpGraph) -> Csr:
+def all_deps(graph: OpGraph) -> RaggedArray:
     """Data and control dependencies of each node as one ragged column."""
     if not len(graph.control_deps.values):
         return graph.data_deps
     rows = np.concatenate([graph.data_deps.row_ids, graph.control_deps.row_ids])
     values = np.concatenate([graph.data_deps.values, graph.control_deps.values])
-    return Csr.from_pairs(rows, values, len(graph))
+    return RaggedArray.from_pairs(rows, values, len(graph))
 
 
 def is_topological(graph: OpGraph) -> bool:
@@ -154,7 +154,7 @@ def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
     return replace(graph, rate_dtype=rates), int(silent.sum())
 
 
-def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr) -> OpGraph:
+def take_nodes(graph: OpGraph, rows: IntArray, data_deps: RaggedArray, control_deps: RaggedArray) -> OpGraph:
     """A graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` have new numbers.
 
     A row may come several times (a loop unrolled). Side tables follow their nodes, in new node order.
@@ -165,8 +165,8 @@ def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr
         **columns,
         data_deps=data_deps,
         control_deps=control_deps,
-        operands=graph.operands.take(rows) if len(graph.operands.values) else Csr.empty(len(rows)),
-        results=graph.results.take(rows) if len(graph.results.values) else Csr.empty(len(rows)),
+        operands=graph.operands.take(rows) if len(graph.operands.values) else RaggedArray.empty(len(rows)),
+        results=graph.results.take(rows) if len(graph.results.values) else RaggedArray.empty(len(rows)),
         collectives=graph.collectives.take(*_matches(graph.collectives.node, rows)),
         p2p=graph.p2p.take(*_matches(graph.p2p.node, rows)),
         contractions=graph.contractions.take(*_matches(graph.contractions.node, rows)),
@@ -300,13 +300,15 @@ def _without(graph: OpGraph, drop: NDArray[np.bool_], carried: _CarriedValues | 
         graph,
         rows,
         _renumber([data[row] for row in rows.tolist()], number),
-        _renumber([control[row] for row in rows.tolist()], number) if has_control else Csr.empty(len(rows)),
+        _renumber([control[row] for row in rows.tolist()], number)
+        if has_control
+        else RaggedArray.empty(len(rows)),
     )
 
 
-def _renumber(rows: list[list[int]], number: IntArray) -> Csr:
-    deps = Csr.from_lists(rows)
-    return Csr(deps.offsets, number[deps.values].astype(np.int32))
+def _renumber(rows: list[list[int]], number: IntArray) -> RaggedArray:
+    deps = RaggedArray.from_lists(rows)
+    return RaggedArray(deps.offsets, number[deps.values].astype(np.int32))
 
 
 def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
@@ -319,7 +321,9 @@ def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
     live[graph.p2p.node] = True
     flags: list[bool] = live.tolist()
     stack = np.flatnonzero(live).tolist()
-    carried = Csr.from_pairs(graph.regions.carried_consumer, graph.regions.carried_producer, len(graph))
+    carried = RaggedArray.from_pairs(
+        graph.regions.carried_consumer, graph.regions.carried_producer, len(graph)
+    )
     needed = (graph.data_deps, graph.control_deps, carried)
     tables = [(deps.offsets.tolist(), deps.values.tolist()) for deps in needed]
     while stack:
@@ -371,7 +375,7 @@ class _CarriedValues:
     in topological order, and costs O(its edges).
     """
 
-    def __init__(self, graph: OpGraph, consumers: Csr) -> None:
+    def __init__(self, graph: OpGraph, consumers: RaggedArray) -> None:
         """``consumers`` lists, for each node, those that depend on it (one row a node)."""
         table = graph.regions
         self._consumers = consumers
@@ -514,9 +518,9 @@ def without_waits(graph: OpGraph) -> OpGraph:
         return graph
     rows, number = np.flatnonzero(kept), np.cumsum(kept) - 1
 
-    def between_work(deps: Csr) -> Csr:
+    def between_work(deps: RaggedArray) -> RaggedArray:
         inside = kept[deps.row_ids] & kept[deps.values]
-        return Csr.from_pairs(number[deps.row_ids[inside]], number[deps.values[inside]], len(rows))
+        return RaggedArray.from_pairs(number[deps.row_ids[inside]], number[deps.values[inside]], len(rows))
 
     return take_nodes(graph, rows, between_work(graph.data_deps), between_work(graph.control_deps))
 

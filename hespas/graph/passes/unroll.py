@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.builder import region_multiplicity
-from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, StringTableBuilder, constant
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, StringTableBuilder, constant
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import NODE_COLUMNS, OpClass, OpGraph, RegionTable
@@ -246,31 +246,33 @@ def _with_node(graph: OpGraph, place: int, region: int, waits_for: IntArray) -> 
         column: NDArray[np.generic] = getattr(graph, key)
         columns[key] = np.append(column, np.array([stated.get(key, 0)], column.dtype))
     for key in ("data_deps", "control_deps", "operands", "results"):
-        deps: Csr = getattr(graph, key)
-        columns[key] = Csr(np.append(deps.offsets, deps.offsets[-1]), deps.values)
+        deps: RaggedArray = getattr(graph, key)
+        columns[key] = RaggedArray(np.append(deps.offsets, deps.offsets[-1]), deps.values)
     longer = replace(graph, strings=strings.build(), **columns)
     rows = np.insert(np.arange(nodes), place, nodes)
     number = np.arange(nodes)
     number[place:] += 1
 
-    def moved(deps: Csr, more: IntArray) -> Csr:
+    def moved(deps: RaggedArray, more: IntArray) -> RaggedArray:
         consumers = np.concatenate([number[deps.row_ids], np.full(len(more), place)])
-        return Csr.from_pairs(consumers, np.concatenate([number[deps.values], number[more]]), nodes + 1)
+        return RaggedArray.from_pairs(
+            consumers, np.concatenate([number[deps.values], number[more]]), nodes + 1
+        )
 
     data = moved(graph.data_deps, np.empty(0, np.int64))
     return take_nodes(longer, rows, data, moved(graph.control_deps, waits_for))
 
 
-def _repeat_deps(deps: Csr, copies: _Copies) -> Csr:
+def _repeat_deps(deps: RaggedArray, copies: _Copies) -> RaggedArray:
     """Dependencies of the repeated nodes: within the same trip inside, on the last trip from outside."""
     if not len(deps.values):
-        return Csr.empty(len(copies.rows))
+        return RaggedArray.empty(len(copies.rows))
     taken = deps.take(copies.rows)
     consumer_trip = copies.trip[taken.row_ids]
     values = copies.number[taken.values]
     same_trip = copies.inside[taken.values] & (consumer_trip >= 0)
     values[same_trip] -= (copies.trips - 1 - consumer_trip[same_trip]) * copies.size
-    return Csr(taken.offsets, values.astype(np.int32))
+    return RaggedArray(taken.offsets, values.astype(np.int32))
 
 
 def _starts_only(graph: OpGraph, carried: BoolArray, inside: BoolArray) -> BoolArray:
@@ -285,10 +287,10 @@ def _starts_only(graph: OpGraph, carried: BoolArray, inside: BoolArray) -> BoolA
     return found
 
 
-def _without(deps: Csr, rows: BoolArray) -> Csr:
+def _without(deps: RaggedArray, rows: BoolArray) -> RaggedArray:
     """Dependencies less all those of some rows."""
     kept = ~rows[deps.row_ids]
-    return Csr.from_lengths(np.where(rows, 0, deps.lengths), deps.values[kept])
+    return RaggedArray.from_lengths(np.where(rows, 0, deps.lengths), deps.values[kept])
 
 
 def _carried(graph: OpGraph, carried: BoolArray, copies: _Copies) -> _Waits:
@@ -304,7 +306,7 @@ def _carried(graph: OpGraph, carried: BoolArray, copies: _Copies) -> _Waits:
     return _Waits(to.astype(np.int64), of.astype(np.int64))
 
 
-def _add_waits(deps: Csr, waits: _Waits, copies: _Copies) -> Csr:
+def _add_waits(deps: RaggedArray, waits: _Waits, copies: _Copies) -> RaggedArray:
     """Add, for each trip but the first, the dependence on the trip before."""
     to, of = waits
     if not len(to):
@@ -314,7 +316,7 @@ def _add_waits(deps: Csr, waits: _Waits, copies: _Copies) -> Csr:
     producer = np.tile(copies.number[of], copies.trips - 1) - back - copies.size
     rows = np.concatenate([deps.row_ids, consumer])
     values = np.concatenate([deps.values.astype(np.int64), producer])
-    return Csr.from_pairs(rows, values, len(deps))
+    return RaggedArray.from_pairs(rows, values, len(deps))
 
 
 def _unique(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:

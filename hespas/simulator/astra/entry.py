@@ -63,7 +63,7 @@ def _check_ranks(workload: Workload, options: AstraOptions) -> None:
     there, wanted = workload.num_ranks, options.network.num_ranks
     if not workload.is_complete:
         raise UsageError(
-            f"{workload.num_present:,} of {there:,} ranks are here, and each needs its trace",
+            f"{workload.num_available:,} of {there:,} ranks are here, and each needs its trace",
             hint="give the folder with the traces of all ranks",
         )
     if there != wanted:

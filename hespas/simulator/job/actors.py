@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.graph import Csr, OpGraph
+from hespas.graph import OpGraph, RaggedArray
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.simulator.progress import Pressure
 from hespas.simulator.schedule import Program
@@ -38,7 +38,7 @@ class Cast:
     first: IntArray
     duration_ns: FloatArray
     stream: SmallIntArray
-    deps: Csr
+    deps: RaggedArray
     owner: SmallIntArray
     pressure: Pressure | None
 
@@ -66,7 +66,9 @@ def cast_of(actors: tuple[Actor, ...]) -> Cast:
         first=first,
         duration_ns=np.concatenate([np.empty(0), *(part.duration_ns for part in parts)]),
         stream=np.concatenate([np.empty(0, np.int32), *(part.stream for part in parts)]),
-        deps=Csr.from_lengths(np.concatenate([nothing, *lengths]), np.concatenate([nothing, *values])),
+        deps=RaggedArray.from_lengths(
+            np.concatenate([nothing, *lengths]), np.concatenate([nothing, *values])
+        ),
         owner=np.repeat(np.arange(len(actors), dtype=np.int32), sizes),
         pressure=Pressure.joined(pressures) if pressed else None,
     )

@@ -12,7 +12,7 @@ from math import inf, nan
 
 import numpy as np
 
-from hespas.graph import Csr
+from hespas.graph import RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError
 from hespas.simulator.job.actors import Cast
@@ -46,7 +46,7 @@ def joint_schedule(
     cast: Cast,
     meetings: Meetings,
     rank: IntArray | None,
-    queued: Csr | None = None,
+    queued: RaggedArray | None = None,
     begin_ns: FloatArray | None = None,
 ) -> JointSchedule:
     """The schedule; ``rank`` is the place of each task among ready ones of its actor (None: program order),
@@ -65,7 +65,7 @@ def joint_schedule(
         start_ns, end_ns, ran = _run(queued, stream, meetings, begin_ns, pace)
     else:
         deps = queued.take(order)
-        deps = Csr(deps.offsets, rank[deps.values].astype(np.int32))
+        deps = RaggedArray(deps.offsets, rank[deps.values].astype(np.int32))
         start_ns, end_ns, ran = _run(deps, stream[order], _reordered(meetings, order), begin_ns[order], pace)
         start_ns, end_ns, ran = start_ns[rank], end_ns[rank], order[ran]
     if np.isnan(end_ns).any() and sum(meetings.duration_ns.tolist()) == inf:
@@ -111,7 +111,7 @@ def _apart(cast: Cast) -> IntArray:
 
 
 def _reordered(meetings: Meetings, order: IntArray) -> Meetings:
-    places = Csr.from_lengths(meetings.arrivals.lengths, np.arange(len(meetings.lag_ns)))
+    places = RaggedArray.from_lengths(meetings.arrivals.lengths, np.arange(len(meetings.lag_ns)))
     return replace(
         meetings,
         arrivals=meetings.arrivals.take(order),
@@ -157,7 +157,7 @@ class _Open:
         return cls(
             np.bincount(meetings.arrivals.values, minlength=count).tolist(),
             [0.0] * count,
-            Csr.from_pairs(meetings.ended_by[waiting], waiting, count).to_lists(),
+            RaggedArray.from_pairs(meetings.ended_by[waiting], waiting, count).to_lists(),
             meetings.arrivals.offsets.tolist(),
             meetings.arrivals.values.tolist(),
             meetings.lag_ns.tolist(),
@@ -223,7 +223,7 @@ class _Streams:
 
 
 def _run(
-    deps: Csr,
+    deps: RaggedArray,
     stream: IntArray,
     meetings: Meetings,
     begin_ns: FloatArray,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.graph import ABSENT, Csr, Diagnostics
+from hespas.graph import ABSENT, Diagnostics, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError
 from hespas.simulator.job.actors import Cast
@@ -34,7 +34,7 @@ class Meetings:
     task takes once nobody keeps it waiting, ``is_message`` whether it is one.
     """
 
-    arrivals: Csr
+    arrivals: RaggedArray
     lag_ns: FloatArray
     ended_by: IntArray
     duration_ns: FloatArray
@@ -66,7 +66,7 @@ class _Draft:
         task = np.concatenate([np.empty(0, np.int64), *self.task])
         meeting = np.concatenate([np.empty(0, np.int64), *self.meeting])
         return Meetings(
-            arrivals=Csr.from_pairs(task, meeting, len(self.duration_ns)),
+            arrivals=RaggedArray.from_pairs(task, meeting, len(self.duration_ns)),
             lag_ns=np.concatenate([np.empty(0), *self.lag_ns])[np.argsort(task, kind="stable")],
             ended_by=self.ended_by,
             duration_ns=self.duration_ns,

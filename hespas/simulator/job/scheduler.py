@@ -20,7 +20,7 @@ from math import log1p, sqrt
 
 import numpy as np
 
-from hespas.graph import ABSENT, Csr, Diagnostics, NodeKind, OpGraph, Workload
+from hespas.graph import ABSENT, Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
@@ -116,7 +116,7 @@ class JobScheduler:
         pace = np.ones(workload.num_ranks)
         for rank, factor in self.stragglers:
             if not 0 <= rank < len(pace) or workload.rank_class[rank] == ABSENT:
-                raise UsageError(f"rank {rank} is not here: the job has {workload.num_present:,} ranks")
+                raise UsageError(f"rank {rank} is not here: the job has {workload.num_available:,} ranks")
             pace[rank] = factor
         return pace
 
@@ -129,7 +129,7 @@ class JobScheduler:
 
 
 _NOTHING = Program(
-    tasks=Tasks("", np.empty(0), np.empty(0, np.int32), Csr.empty(0)),
+    tasks=Tasks("", np.empty(0), np.empty(0, np.int32), RaggedArray.empty(0)),
     node=np.empty(0, np.int32),
     block=np.empty(0, np.int32),
     op_class=np.empty(0, np.int32),

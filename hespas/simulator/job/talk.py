@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from hespas.graph import Csr, OpGraph
+from hespas.graph import OpGraph, RaggedArray
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.simulator.job.relations import RECEIVES, SENDS, Relations, group_rows, permutation_rows
 from hespas.simulator.schedule import Program
@@ -72,7 +72,7 @@ def _rows(nodes: IntArray | np.ndarray[tuple[int], np.dtype[np.int32]], count: i
     return rows
 
 
-def issue_order(deps: Csr) -> IntArray:
+def issue_order(deps: RaggedArray) -> IntArray:
     """Tasks so that each follows what it depends on, the smallest number first; tasks on a cycle come last.
 
     O(tasks) where program order is one, else O((tasks + dependencies) log tasks).

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import Csr, Diagnostics, NodeKind
+from hespas.graph import Diagnostics, NodeKind, RaggedArray
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.simulator.job.actors import Actor, Cast, cast_of
 from hespas.simulator.job.events import JointSchedule, joint_schedule
@@ -74,7 +74,7 @@ class Together:
         ``CheckFailedError`` where they wait for each other for ever.
         """
         cast, talks, meetings = self.matched(actors, diagnostics)
-        queue: Csr | None = None
+        queue: RaggedArray | None = None
         if self.differ:
             order = self._alike_order(actors[0].program)
             queue = queued(cast.deps, cast.stream, cast.first, talks, self.protocol, order=order)
@@ -111,14 +111,14 @@ class Together:
 
 
 def queued(
-    deps: Csr,
+    deps: RaggedArray,
     stream: SmallIntArray,
     first: IntArray,
     talks: Sequence[Talk],
     protocol: Protocol,
     *,
     order: FloatArray | None = None,
-) -> Csr:
+) -> RaggedArray:
     """Dependencies of tasks with those of what waits for other ranks on what stands before it in its stream;
     the tasks of each of ``talks`` are counted from ``first``. ``order`` is where a task of any of them stands
     (None: as issued).
@@ -139,7 +139,7 @@ def queued(
         after.append(queue[1:][same])
         before.append(queue[:-1][same])
     rows = np.concatenate([deps.row_ids, *after])
-    return Csr.from_pairs(rows, np.concatenate([deps.values, *before]), len(deps))
+    return RaggedArray.from_pairs(rows, np.concatenate([deps.values, *before]), len(deps))
 
 
 def _posted(cast: Cast, meetings: Meetings) -> SmallIntArray:

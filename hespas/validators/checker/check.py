@@ -126,7 +126,7 @@ class _Checker:
         return CheckedInput(
             path=path,
             format=format_name,
-            num_ranks=workload.num_present,
+            num_ranks=workload.num_available,
             num_classes=len(job.classes),
             num_nodes=sum(map(len, job.classes)),
             complete=job.complete,
@@ -290,7 +290,7 @@ def _run(job: Job, findings: Findings) -> None:
                 rule.check(job, Report(rule.code, level, job, findings))
     note = findings.notes.info
     if partial:
-        here = job.workload.num_present
+        here = job.workload.num_available
         which = "one rank" if here == 1 else f"{here:,} of {job.workload.num_ranks:,} ranks"
         text = f"{which} of a set: {', '.join(partial)} not checked; give the directory to check them"
         note("check.single-rank", job.path, text, path=job.path)

@@ -29,7 +29,7 @@ from hespas.converters import (
 )
 from hespas.files.streams import located
 from hespas.graph import ABSENT, Diagnostics, ExplicitGroups, OpGraph, Permutation, Workload
-from hespas.graph.columns import BoolArray, Csr, IntArray
+from hespas.graph.columns import BoolArray, IntArray, RaggedArray
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.groups import GroupSet
 from hespas.graph.passes import FoldFree, UnrollLoops, bypass, take_nodes
@@ -203,10 +203,10 @@ def _only(graph: OpGraph, keep: BoolArray) -> OpGraph:
     rows = np.flatnonzero(keep)
     place = np.full(len(graph), -1, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
-    deps: list[Csr] = []
+    deps: list[RaggedArray] = []
     for taken in (graph.data_deps.take(rows), graph.control_deps.take(rows)):
         inside = place[taken.values] >= 0
-        deps.append(Csr.from_pairs(taken.row_ids[inside], place[taken.values[inside]], len(rows)))
+        deps.append(RaggedArray.from_pairs(taken.row_ids[inside], place[taken.values[inside]], len(rows)))
     return take_nodes(graph, rows, deps[0], deps[1])
 
 
@@ -216,7 +216,10 @@ def _reordered(graph: OpGraph, rows: IntArray) -> OpGraph:
     place[rows] = np.arange(len(rows), dtype=np.int32)
     data, control = graph.data_deps.take(rows), graph.control_deps.take(rows)
     return take_nodes(
-        graph, rows, Csr(data.offsets, place[data.values]), Csr(control.offsets, place[control.values])
+        graph,
+        rows,
+        RaggedArray(data.offsets, place[data.values]),
+        RaggedArray(control.offsets, place[control.values]),
     )
 
 
@@ -238,7 +241,7 @@ def _known_rows(graph: OpGraph, column: str) -> int:
         return int(bool(graph.name))
     table, _, part = column.partition(".")
     values = getattr(getattr(graph, table), part) if part else getattr(graph, column)
-    if isinstance(values, Csr):
+    if isinstance(values, RaggedArray):
         return int((values.lengths > 0).sum())
     return int(_known(graph, column, np.asarray(values)).sum())
 

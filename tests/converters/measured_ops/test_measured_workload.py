@@ -203,7 +203,7 @@ def test_collectives_of_unknown_size_are_work_in_a_trace(tmp_path: Path) -> None
 def test_a_trace_with_delays_is_written_as_it_is(name: str, tmp_path: Path) -> None:
     several = api.read(FIXTURES / name, workload=True)
     assert isinstance(several, Workload)
-    one, other = (tmp_path / f"{each}{'' if several.num_present > 1 else '.et'}" for each in ("a", "b"))
+    one, other = (tmp_path / f"{each}{'' if several.num_available > 1 else '.et'}" for each in ("a", "b"))
     api.convert(several, one)
     api.convert(one, other)
     assert workloads_equal(*(_unnamed(api.read(path)) for path in (one, other))) == []

@@ -14,7 +14,6 @@ from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
     ContractionTable,
-    Csr,
     ExplicitGroups,
     ExtraTable,
     NodeKind,
@@ -22,6 +21,7 @@ from hespas.graph import (
     OpGraph,
     P2pTable,
     Permutation,
+    RaggedArray,
     RegionKind,
     RegionTable,
     StridedGroups,
@@ -70,15 +70,15 @@ class GraphMaker:
         column = self.rng.choice([np.nan, 0.0, -0.0, 1.0, 2.0**60, 1e-300, 5e-324, 0.1, 1e22], count)
         return np.where(self.rng.random(count) < 0.5, column, self.rng.random(count) * 1e9)
 
-    def ragged(self, high: int) -> Csr:
+    def ragged(self, high: int) -> RaggedArray:
         lengths = self.rng.integers(0, 4, self.nodes) if high else np.zeros(self.nodes, np.int64)
-        return Csr.from_lengths(lengths, self.rng.integers(0, max(high, 1), int(lengths.sum())))
+        return RaggedArray.from_lengths(lengths, self.rng.integers(0, max(high, 1), int(lengths.sum())))
 
-    def deps(self) -> Csr:
+    def deps(self) -> RaggedArray:
         """Each node waits for earlier ones."""
         lengths = np.minimum(self.rng.integers(0, 3, self.nodes), np.arange(self.nodes))
         owners = np.repeat(np.arange(self.nodes), lengths)
-        return Csr.from_lengths(lengths, (self.rng.random(len(owners)) * owners).astype(np.int64))
+        return RaggedArray.from_lengths(lengths, (self.rng.random(len(owners)) * owners).astype(np.int64))
 
     def some_nodes(self) -> SmallIntArray:
         return np.flatnonzero(self.rng.random(self.nodes) < 0.3).astype(np.int32)
@@ -211,7 +211,7 @@ class GraphMaker:
             duration_ns=self.costs(),
             multiplicity=multiplicity if self.rng.random() < 0.5 else self.costs(),
             data_deps=self.deps(),
-            control_deps=self.deps() if self.rng.random() < 0.5 else Csr.empty(self.nodes),
+            control_deps=self.deps() if self.rng.random() < 0.5 else RaggedArray.empty(self.nodes),
             operands=self.ragged(len(types)),
             results=self.ragged(len(types)),
             collectives=collectives,

@@ -19,7 +19,7 @@ from hespas.converters.pytorch.draft import Edges, flow_of
 from hespas.converters.pytorch.events import Rows, integer, integers, read_events
 from hespas.converters.pytorch.kernels import nesting_of
 from hespas.converters.pytorch.records import Number, job_name, rank_in_name
-from hespas.graph import CollectiveKind, Csr, NodeKind
+from hespas.graph import CollectiveKind, NodeKind, RaggedArray
 from tests.converters.pytorch.traces import (
     Json,
     annotation,
@@ -92,7 +92,9 @@ ACCESSES = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.sets(st.integers(0,
 def test_dataflow_orders_all_that_touch_a_storage_if_one_changes_it(
     accesses: list[tuple[set[int], set[int]]],
 ) -> None:
-    flow = flow_of(*(Csr.from_lists([sorted(access[part]) for access in accesses]) for part in (0, 1)))
+    flow = flow_of(
+        *(RaggedArray.from_lists([sorted(access[part]) for access in accesses]) for part in (0, 1))
+    )
     data = set(zip(flow.data.consumer.tolist(), flow.data.producer.tolist(), strict=True))
     before = [set[int]() for _ in accesses]
     for edges in flow:

@@ -237,7 +237,7 @@ def test_the_trace_of_a_llama_step_becomes_a_program_of_its_flops(tmp_path: Path
 def test_a_trace_of_one_rank_runs_on_the_devices_it_names(tmp_path: Path) -> None:
     _through_chakra(FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz", tmp_path / "llama")
     alone = read_any(tmp_path / "llama" / "llama.3.et", "chakra")
-    assert (alone.num_ranks, alone.num_present) == (8, 1)
+    assert (alone.num_ranks, alone.num_available) == (8, 1)
     text, _ = write_bytes(alone, tmp_path / "llama.mlir")
     assert b"mhlo.num_replicas = 8" in text
 

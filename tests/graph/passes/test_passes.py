@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from hespas.graph import (
     NODE_COLUMNS,
     CollectiveKind,
-    Csr,
     Diagnostics,
     GraphBuilder,
     NodeKind,
     OpClass,
     OpGraph,
+    RaggedArray,
     RegionKind,
     StridedGroups,
     dtype,
@@ -532,14 +532,14 @@ def test_a_cycle_is_found_and_named_in_order() -> None:
 
 def test_a_very_deep_chain_needs_no_recursion() -> None:
     nodes = 200_000
-    chain = Csr.from_lengths(np.array([0] + [1] * (nodes - 1)), np.arange(nodes - 1))
+    chain = RaggedArray.from_lengths(np.array([0] + [1] * (nodes - 1)), np.arange(nodes - 1))
     builder = GraphBuilder("deep")
     for _ in range(nodes):
         builder.add_node(name_row=0, op_row=0, op_class=OpClass.FREE, flops=0, transcendentals=0)
     graph = replace(builder.build(), data_deps=chain)
-    backwards = Csr.from_lengths(np.array([1] * (nodes - 1) + [0]), np.arange(1, nodes))
+    backwards = RaggedArray.from_lengths(np.array([1] * (nodes - 1) + [0]), np.arange(1, nodes))
     assert topological_order(replace(graph, data_deps=backwards)).tolist() == list(range(nodes - 1, -1, -1))
-    ring = Csr.from_lengths(np.ones(nodes, np.int64), np.roll(np.arange(nodes), 1))
+    ring = RaggedArray.from_lengths(np.ones(nodes, np.int64), np.roll(np.arange(nodes), 1))
     assert len(find_cycle(replace(graph, data_deps=ring))) == nodes
 
 

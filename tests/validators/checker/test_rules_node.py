@@ -11,11 +11,11 @@ import pytest
 
 from hespas.graph import (
     CollectiveKind,
-    Csr,
     NodeKind,
     OpClass,
     OpGraph,
     Permutation,
+    RaggedArray,
     RegionKind,
     Severity,
     StridedGroups,
@@ -66,7 +66,7 @@ def test_et005_duplicate_ids() -> None:
 
 
 def cyclic(deps: list[list[int]]) -> OpGraph:
-    return replace(chain(len(deps)).build(), data_deps=Csr.from_lists(deps))
+    return replace(chain(len(deps)).build(), data_deps=RaggedArray.from_lists(deps))
 
 
 def test_et007_cycle_is_printed_by_id() -> None:
@@ -84,9 +84,9 @@ def test_et007_cycle_is_printed_by_id() -> None:
 
 def test_et007_self_dependency_and_cycles_over_control_dependencies() -> None:
     assert ("ET007", "error") in codes(spmd(cyclic([[], [1]])))
-    graph = replace(cyclic([[], [0], [1]]), control_deps=Csr.from_lists([[2], [], []]))
+    graph = replace(cyclic([[], [0], [1]]), control_deps=RaggedArray.from_lists([[2], [], []]))
     assert ("ET007", "error") in codes(spmd(graph))
-    assert codes(spmd(replace(graph, control_deps=Csr.from_lists([[], [], [0]])))) == set()
+    assert codes(spmd(replace(graph, control_deps=RaggedArray.from_lists([[], [], [0]])))) == set()
 
 
 def test_et007_backward_order_is_no_cycle() -> None:
@@ -107,8 +107,10 @@ def test_et007_deep_chain_is_no_problem() -> None:
 def test_et008_duplicate_dependencies(
     of_one: tuple[int, ...], control_of_one: tuple[int, ...], control_of_two: tuple[int, ...], broken: bool
 ) -> None:
-    control = Csr.from_lists([(), control_of_one, control_of_two])
-    graph = replace(chain().build(), data_deps=Csr.from_lists([(), of_one, (1,)]), control_deps=control)
+    control = RaggedArray.from_lists([(), control_of_one, control_of_two])
+    graph = replace(
+        chain().build(), data_deps=RaggedArray.from_lists([(), of_one, (1,)]), control_deps=control
+    )
     assert codes(spmd(graph)) == ({("ET008", "warning")} if broken else set())
 
 

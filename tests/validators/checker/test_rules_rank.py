@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from hespas.graph import (
     CollectiveKind,
-    Csr,
     ExplicitGroups,
     GraphBuilder,
     GroupSet,
     NodeKind,
     OpClass,
     Permutation,
+    RaggedArray,
     RegionKind,
     StridedGroups,
     Workload,
@@ -346,7 +346,7 @@ def test_et021_missing_rank_is_left_to_et019_and_et020() -> None:
 
 def test_et021_cycle_in_a_graph_is_left_to_et007() -> None:
     job = pair_of((8,), (8,))
-    broken = replace(job.classes[0], data_deps=Csr.from_lists([[1], [0]]))
+    broken = replace(job.classes[0], data_deps=RaggedArray.from_lists([[1], [0]]))
     problems = found(replace(job, classes=(broken, job.classes[1])))
     assert "ET007" in problems
     assert "ET021" not in problems

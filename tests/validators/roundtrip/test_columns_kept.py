@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hespas.graph import (
     CollectiveKind,
     ContractionTable,
-    Csr,
     ExplicitGroups,
     GraphBuilder,
     NodeKind,
     OpClass,
     OpGraph,
+    RaggedArray,
     StridedGroups,
     Workload,
 )
@@ -105,7 +105,7 @@ def test_a_table_that_is_gone_is_lost_in_each_of_its_columns() -> None:
 
 def test_a_missing_dependency_is_told() -> None:
     before = graph()
-    assert not_kept(before, replace(before, data_deps=Csr.empty(4))) == {"data_deps": (Kept.LOST, 3)}
+    assert not_kept(before, replace(before, data_deps=RaggedArray.empty(4))) == {"data_deps": (Kept.LOST, 3)}
 
 
 def test_nodes_that_are_gone_are_told_and_the_others_compared() -> None:

@@ -74,7 +74,7 @@ def chunks_not_empty(job: Job, report: Report) -> None:
 def as_many_ranks_as_network(job: Job, report: Report) -> None:
     """ET022: all ranks of the job are there, and as many as the network has."""
     if not job.complete and job.is_set:
-        here, total = job.workload.num_present, job.workload.num_ranks
+        here, total = job.workload.num_available, job.workload.num_ranks
         what = f"{here:,} of {total:,} ranks are here" if here < total else "the other ranks are not here"
         report.add(f"{what}: ASTRA-sim runs whole jobs only")
     if job.network is None:

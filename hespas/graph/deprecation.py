@@ -1,0 +1,71 @@
+"""Deprecated names: aliases that warn for one minor version.
+
+A public name that changes keeps its old spelling through one of these helpers, so that callers get a
+``DeprecationWarning`` with the new name instead of an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+__all__ = ["RenamedAttribute", "renamed_arguments", "warn_renamed"]
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that ``old`` is now called ``new``; the position is the caller's caller by default."""
+    message = f"{old} is deprecated and will be removed in the next minor version: use {new}"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+
+
+class RenamedAttribute:
+    """Descriptor that forwards a deprecated attribute to its new name.
+
+    Assign it without an annotation, so that a dataclass does not take it for a field::
+
+        path = RenamedAttribute("critical_path")
+    """
+
+    def __init__(self, new: str) -> None:
+        """Forward reads to the attribute ``new`` of the same object."""
+        self._new = new
+        self._old = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = name
+
+    def __get__(self, instance: object, owner: type) -> object:
+        """Return the value of the new attribute, with a warning; the descriptor itself on the class."""
+        if instance is None:
+            return self
+        warn_renamed(f"{owner.__name__}.{self._old}", f"{owner.__name__}.{self._new}")
+        return getattr(instance, self._new)
+
+
+def renamed_arguments(
+    **new_names: str,
+) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
+    """Decorate a function so that it accepts deprecated keyword arguments: ``old="new"``.
+
+    Raises ``TypeError`` in the decorated function if a call has both spellings of an argument.
+    """
+
+    def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        @functools.wraps(function)
+        def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            for old in new_names.keys() & kwargs.keys():
+                new = new_names[old]
+                if new in kwargs:
+                    raise TypeError(f"{function.__name__}() got both {new!r} and its deprecated name {old!r}")
+                warn_renamed(f"{function.__name__}({old}=)", f"{function.__name__}({new}=)")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
