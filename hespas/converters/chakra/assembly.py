@@ -4,8 +4,7 @@ layout, and what a graph keeps of a trace verbatim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ from hespas.converters.chakra.wire import (
     not_text,
     offsets_of,
 )
-from hespas.graph import PROGRAM_BYTES, OpGraph, RaggedArray
+from hespas.graph import PROGRAM_BYTES, OpGraph, RaggedArray, StringTable
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -46,6 +45,7 @@ __all__ = [
     "Kept",
     "Layout",
     "Layouts",
+    "Strings",
     "encode_layout",
     "foreign_texts",
     "simulated_ns",
@@ -67,6 +67,27 @@ _BOUNDS: dict[int, tuple[int, int]] = {
     AttributeField.FIXED64: (0, (1 << 63) - 1),
     AttributeField.BOOL: (0, 1),
 }
+
+
+class Strings(NamedTuple):
+    """The texts of a graph, ready to be copied some at a time."""
+
+    window: Window
+    offsets: Longs
+
+    @classmethod
+    def of(cls, table: StringTable) -> Strings:
+        """Copy the texts once."""
+        return cls(Window.holding(np.frombuffer(table.buffer, np.uint8)), table.offsets)
+
+    def lengths(self, rows: NDArray[np.integer]) -> Longs:
+        """Return the bytes of some texts."""
+        found: Longs = self.offsets[rows + 1] - self.offsets[rows]
+        return found
+
+    def take(self, rows: NDArray[np.integer]) -> ByteRows:
+        """Return some texts."""
+        return ByteRows(*copy_spans(self.window, self.offsets[rows], self.lengths(rows)))
 
 
 class Assembled(NamedTuple):
@@ -191,105 +212,32 @@ class Assembly:
     def finish(self, layouts: Layouts, docs: tuple[Longs, NDArray[np.int32], ByteRows]) -> Assembled:
         """Return all rows by node; ``docs`` are (node, key, text) and go to the first attribute of that name.
 
-        Nodes are finished some ten thousand at a time: a row takes 60 bytes on the way, and 20 then.
+        Memory: a row takes 80 bytes on the way, and 20 then.
         """
         if not self._parts:
             return Assembled(AttributeColumns.empty(self.nodes), np.empty(0, np.int64))
-        window, texts = self._window(), 0
-        blocks: list[_Block] = []
-        for whole in self._blocks():
-            kept = ~whole.optional
-            if layouts.layouts:
-                kept = _apply(layouts, whole, self._names, self.nodes)
-            rows = np.flatnonzero(kept)
-            if layouts.layouts:
-                rows = rows[np.lexsort((whole.order[rows], whole.node[rows]))]
-            else:  # parts stand in order already
-                rows = rows[np.argsort(whole.node[rows], kind="stable")]
-            blocks.append(_block_of(whole, rows, window, texts))
-            texts += len(blocks[-1].lengths)
-        return self._joined(blocks, docs)
+        whole = _Part(*map(np.concatenate, zip(*self._parts, strict=True)))
+        kept = ~whole.optional
+        if layouts.layouts:
+            kept = _apply(layouts, whole, self._names, self.nodes)
+        rows = np.flatnonzero(kept)
+        if layouts.layouts:
+            rows = rows[np.lexsort((whole.order[rows], whole.node[rows]))]
+        else:  # parts are in order already
+            rows = rows[np.argsort(whole.node[rows], kind="stable")]
+        node, key, bits, length = whole.node[rows], whole.key[rows], whole.bits[rows], whole.length[rows]
+        held = np.flatnonzero(length >= 0)
+        bits[held] = np.arange(len(held), dtype=np.uint64)
+        texts = ByteRows(*copy_spans(self._window(), whole.start[rows[held]], length[held]))
+        doc_row, doc = _place_docs(node, key, len(self._names), docs)
+        offsets = offsets_of(np.bincount(node, minlength=self.nodes))
+        names = tuple(self._names)
+        attrs = AttributeColumns(names, offsets, key, whole.field[rows], bits, texts, doc_row, doc)
+        return Assembled(attrs, whole.slot[rows])
 
     def _window(self) -> Window:
-        """Return all buffers as one. Clears the buffers."""
-        padding = np.zeros(SLACK, np.uint8)
-        padded = np.concatenate([*self._buffers, padding])
-        self._buffers = []
-        return Window.over(padded)
-
-    def _blocks(self) -> Iterator[_Part]:
-        """Yield the rows of all parts, some nodes at a time. Clears the parts."""
-        parts = [part if (part.node[1:] >= part.node[:-1]).all() else _by_node(part) for part in self._parts]
-        self._parts = []
-        starts = np.arange(0, self.nodes + _NODES_AT_ONCE, _NODES_AT_ONCE)
-        edges = [np.searchsorted(part.node, starts).tolist() for part in parts]
-        for number in range(len(starts) - 1):
-            pieces = [
-                _rows_of(part, slice(edge[number], edge[number + 1]))
-                for part, edge in zip(parts, edges, strict=True)
-            ]
-            yield _Part(*map(np.concatenate, zip(*pieces, strict=True)))
-
-    def _joined(self, blocks: list[_Block], docs: tuple[Longs, NDArray[np.int32], ByteRows]) -> Assembled:
-        """Join the blocks column by column; what is joined is freed."""
-        columns = dict(zip(_Block._fields, zip(*blocks, strict=True), strict=True))
-        blocks.clear()
-        counts = np.concatenate(columns.pop("counts"))[: self.nodes]
-        data, lengths = np.concatenate(columns.pop("data")), np.concatenate(columns.pop("lengths"))
-        key, field, bits, slot = (
-            np.concatenate(columns.pop(name)) for name in ("key", "field", "bits", "slot")
-        )
-        doc_row, doc = np.empty(0, np.int64), ByteRows.blank(0)
-        if len(docs[0]):
-            node = np.repeat(np.arange(self.nodes), counts)
-            doc_row, doc = _place_docs(node, key, len(self._names), docs)
-        texts = ByteRows(data, offsets_of(lengths))
-        names = tuple(self._names)
-        attrs = AttributeColumns(names, offsets_of(counts), key, field, bits, texts, doc_row, doc)
-        return Assembled(attrs, slot)
-
-
-_NODES_AT_ONCE = 1 << 15
-
-
-class _Block(NamedTuple):
-    """Finished rows of some nodes: ``counts`` of each node, ``lengths`` and ``data`` of the texts."""
-
-    counts: Longs
-    key: NDArray[np.int32]
-    field: Bytes
-    bits: Words
-    slot: Longs
-    lengths: Longs
-    data: Bytes
-
-
-def _block_of(whole: _Part, rows: Longs, window: Window, texts: int) -> _Block:
-    """Return rows of a block; ``texts`` are in the blocks before."""
-    node, bits, length = whole.node[rows], whole.bits[rows], whole.length[rows]
-    held = np.flatnonzero(length >= 0)
-    bits[held] = np.arange(texts, texts + len(held), dtype=np.uint64)
-    data, offsets = copy_spans(window, whole.start[rows[held]], length[held])
-    first = int(whole.node.min()) // _NODES_AT_ONCE * _NODES_AT_ONCE if len(node) else 0
-    return _Block(
-        counts=np.bincount(node - first, minlength=_NODES_AT_ONCE),
-        key=whole.key[rows],
-        field=whole.field[rows],
-        bits=bits,
-        slot=whole.slot[rows],
-        lengths=length[held],
-        data=data[: offsets[-1]],
-    )
-
-
-def _by_node(part: _Part) -> _Part:
-    """Return the rows of a part by node, those of a node in their order."""
-    return _rows_of(part, np.argsort(part.node, kind="stable"))
-
-
-def _rows_of(part: _Part, rows: Longs | slice) -> _Part:
-    columns: list[Any] = [column[rows] for column in part]
-    return _Part(*columns)
+        """Return all buffers as one."""
+        return Window.over(np.concatenate([*self._buffers, np.zeros(SLACK, np.uint8)]))
 
 
 def _place_docs(
@@ -499,10 +447,11 @@ class Kept:
         nothing = np.empty(0, np.int64)
         if not len(whole) or not len(chosen):
             return Layouts((), nothing, nothing)
-        known = tuple(_decode_layout(self.table.value(row)) for row in whole.tolist())
         index = Window.holding(self.data).words[self.table.offsets[chosen]] & np.uint64(0xFFFFFFFF)
-        good = index < len(known)
-        return Layouts(known, self.table.node[chosen][good].astype(np.int64), index[good].view(np.int64))
+        good = index < len(whole)
+        used, choice = np.unique(index[good], return_inverse=True)
+        layouts = tuple(_decode_layout(self.table.value(row)) for row in whole[used.view(np.int64)].tolist())
+        return Layouts(layouts, self.table.node[chosen][good].astype(np.int64), choice.astype(np.int64))
 
     def add_to(self, assembly: Assembly, *, of_file: bool) -> tuple[Longs, NDArray[np.int32], ByteRows]:
         """Hand the kept attributes over; returns the doc strings as (node, key, text)."""

@@ -6,14 +6,15 @@ but their width. Ranks whose values have other widths get another encoding, of w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
+from hespas.converters.chakra.from_graph import Lowered, Lowering, Variables
 from hespas.converters.chakra.wire import Bytes, EtColumns, Longs
-from hespas.converters.chakra.wire.encode import encode_chunks
+from hespas.converters.chakra.wire.encode import encode_metadata, encode_node_chunks
 from hespas.files.wire import encode_varint
 from hespas.graph import OpGraph
 from hespas.graph.errors import InvariantError
@@ -25,9 +26,13 @@ _PATCHABLE = (AttributeField.INT32, AttributeField.INT64, AttributeField.UINT32,
 _KEPT_BYTES = 64 << 20
 
 
-def encoded(columns: EtColumns) -> Bytes:
-    """A whole trace."""
-    return np.concatenate([np.frombuffer(piece, np.uint8) for piece in encode_chunks(columns)])
+def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
+    """Yield a trace piece by piece: the metadata, then the nodes of each part."""
+    for number, columns in enumerate(parts):
+        if not number:
+            yield np.frombuffer(encode_metadata(columns), np.uint8)
+        for piece in encode_node_chunks(columns):
+            yield np.frombuffer(piece, np.uint8)
 
 
 def _wire(value: bytes | int) -> bytes:
@@ -85,8 +90,14 @@ class ClassWriter:
 
     def pieces(self, variables: Variables) -> Iterator[Bytes]:
         """One rank's file, encoded piece by piece."""
-        columns = self._lowered(variables).columns
-        return (np.frombuffer(piece, np.uint8) for piece in encode_chunks(columns))
+        return encoded(self._columns(variables))
+
+    def _columns(self, variables: Variables) -> Iterator[EtColumns]:
+        found = Counter[str]()
+        for lowered in Lowering(self.graph).parts(variables):
+            found.update(lowered.inexact)
+            yield lowered.columns
+        self.found = dict(found)
 
     def template(self, variables: Variables, widths: tuple[int, ...]) -> Template | None:
         """The template of ranks whose values have these widths, as those of one of them have. None where a
@@ -99,11 +110,6 @@ class ClassWriter:
                 self._keep(widths, template)
         return template
 
-    def _lowered(self, variables: Variables) -> Lowered:
-        lowered = from_graph(self.graph, variables)
-        self.found = lowered.inexact
-        return lowered
-
     def _keep(self, widths: tuple[int, ...], template: Template) -> None:
         held = sum(len(known.data) for known in self._templates.values())
         while self._templates and held + len(template.data) > _KEPT_BYTES:
@@ -112,20 +118,37 @@ class ClassWriter:
         self._templates[widths] = template
 
     def _made(self, variables: Variables) -> Template | None:
-        """Encode twice and compare."""
-        first = self._lowered(_placeholders(variables, 1))
-        if not _is_patchable(first):
-            return None
-        data = encoded(first.columns)
-        slots = first.slot[first.slot >= 0]
-        if not len(slots):
-            nothing = np.empty(0, np.int64)
-            return Template(data, nothing, nothing)
-        other = encoded(self._lowered(_placeholders(variables, 2)).columns)
-        if len(other) != len(data):
-            raise InvariantError("two encodings of one class have different lengths")
-        places = np.flatnonzero(data != other)
-        return Template(data, places, _sources(len(places), slots, variables.values()))
+        """Encode what depends on the rank twice and compare."""
+        lowering, found = Lowering(self.graph), Counter[str]()
+        one, two = _placeholders(variables, 1), _placeholders(variables, 2)
+        data = bytearray()
+        places, slots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for nodes in lowering.ranges():
+            first = lowering.part(nodes, one)
+            if not _is_patchable(first):
+                return None
+            found.update(first.inexact)
+            start = len(data)
+            if not start:
+                data += encode_metadata(first.columns)
+                start = len(data)
+            for piece in encode_node_chunks(first.columns):
+                data += piece
+            varied = first.slot[first.slot >= 0]
+            if len(varied):
+                other = b"".join(encode_node_chunks(lowering.part(nodes, two).columns))
+                places.append(_differences(data, start, other))
+                slots.append(varied)
+        self.found = dict(found)
+        place, slot = np.concatenate(places), np.concatenate(slots)
+        return Template(np.frombuffer(data, np.uint8), place, _sources(len(place), slot, variables.values()))
+
+
+def _differences(data: bytearray, start: int, other: bytes) -> Longs:
+    """Return the places from ``start`` on where data differ from another encoding of the same nodes."""
+    if len(data) - start != len(other):
+        raise InvariantError("two encodings of one class have different lengths")
+    return start + np.flatnonzero(np.frombuffer(data, np.uint8)[start:] != np.frombuffer(other, np.uint8))
 
 
 def _is_patchable(lowered: Lowered) -> bool:

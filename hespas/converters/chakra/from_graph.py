@@ -6,13 +6,14 @@ The graph is flat (no permutes, no loops): see :mod:`.lowering`. What depends on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hespas.converters.chakra.assembly import Assembled, Assembly, Kept
+from hespas.converters.chakra.assembly import Assembled, Assembly, Kept, Strings
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
@@ -23,7 +24,9 @@ from hespas.converters.chakra.contract import (
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
     LIST_NAMES,
+    TensorLists,
     classes_unless_stated,
+    distinct,
     is_as_stated,
     stand_ins,
     tensor_lists,
@@ -31,11 +34,27 @@ from hespas.converters.chakra.readiness import (
 )
 from hespas.converters.chakra.spelling import Times, contraction_texts
 from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
-from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
+from hespas.graph import (
+    DTYPES,
+    CollectiveKind,
+    CollectiveTable,
+    ContractionTable,
+    ExtraTable,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    P2pTable,
+    RaggedArray,
+    Resource,
+)
 from hespas.graph.columns import FloatArray
+from hespas.graph.opgraph import NODE_COLUMNS
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["Lowered", "Variables", "from_graph"]
+__all__ = ["NODES_AT_ONCE", "Lowered", "Lowering", "Variables"]
+
+NODES_AT_ONCE = 1 << 15
+"""Nodes of a part: a few hundred bytes each on the way."""
 
 _LARGEST_CANONICAL_TAG = (1 << 31) - 1
 _NAME_OF_NOTHING = b"node_0"
@@ -65,8 +84,8 @@ class Variables(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """The trace, which attribute rows hold which variable (-1: none), and how many nodes it does not say
-    exactly, by code.
+    """Some nodes of a trace, which attribute rows hold which variable (-1: none), and how many nodes the
+    trace does not state exactly, by code.
     """
 
     columns: EtColumns
@@ -74,39 +93,118 @@ class Lowered(NamedTuple):
     inexact: dict[str, int]
 
 
-def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
-    """The trace of one rank. O(nodes + attributes), vectorised but for texts of shapes."""
-    extra, strings = Kept(graph), graph.strings
-    times = extra.times(Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)))
-    assembled = _attributes(graph, variables, extra, times)
-    kinds = np.zeros(len(NodeKind), np.int32)
-    for kind, number in KIND_TO_TYPE.items():
-        kinds[kind] = number
-    columns = EtColumns(
-        version=extra.version,
-        metadata=extra.metadata(),
-        id=graph.id,
-        name=ByteRows(np.frombuffer(strings.buffer, np.uint8), strings.offsets).take(graph.name_row),
-        type=kinds[graph.kind],
-        ctrl_offsets=graph.control_deps.offsets,
-        ctrl_deps=graph.id[graph.control_deps.values],
-        data_offsets=graph.data_deps.offsets,
-        data_deps=graph.id[graph.data_deps.values],
-        start_micros=extra.start_micros(),
-        duration_micros=times.micros,
-        inputs=extra.io(Tag.INPUTS, graph.operands),
-        outputs=extra.io(Tag.OUTPUTS, graph.results),
-        attrs=assembled.attrs,
-        frame_byte=np.zeros(len(graph), np.int64),
+class Lowering:
+    """A graph on its way into the trace of one rank, some nodes at a time: memory does not grow with the
+    columns of the whole trace, which take several times the graph. O(nodes + attributes), vectorised but for
+    texts of shapes.
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        """Compute what nodes depend on beyond their own rows: times along streams, sizes of tensors."""
+        self.graph = graph
+        self._times = Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
+        costs = (graph.bytes_read, graph.bytes_written)
+        stated = is_as_stated(graph)
+        self._sizes = None if stated else written_bytes(graph.kind, costs, graph.collectives, graph.p2p)
+        self._strings = Strings.of(graph.strings)
+        self._metadata = Kept(_nodes_of(graph, slice(0, 0))).metadata()
+        self._types = np.zeros(len(NodeKind), np.int32)
+        for kind, number in KIND_TO_TYPE.items():
+            self._types[kind] = number
+
+    def parts(self, variables: Variables) -> Iterator[Lowered]:
+        """Yield the nodes in order; one part without nodes for a graph that has none."""
+        for nodes in self.ranges():
+            yield self.part(nodes, variables)
+
+    def ranges(self) -> Iterator[slice]:
+        """Yield the nodes of each part."""
+        count = len(self.graph)
+        for start in range(0, max(1, count), NODES_AT_ONCE):
+            yield slice(start, min(start + NODES_AT_ONCE, count))
+
+    def part(self, nodes: slice, variables: Variables) -> Lowered:
+        """Return some nodes."""
+        graph, whole = _nodes_of(self.graph, nodes), self.graph
+        extra = Kept(graph)
+        times = extra.times(Times(self._times.nanos[nodes], self._times.micros[nodes]))
+        control, data = _rows_of(whole.control_deps, nodes), _rows_of(whole.data_deps, nodes)
+        lists = None if self._sizes is None else tensor_lists(whole.id, data, self._sizes, nodes)
+        assembled = _attributes(graph, variables, (extra, self._strings), times, lists)
+        columns = EtColumns(
+            version=extra.version,
+            metadata=self._metadata,
+            id=graph.id,
+            name=self._strings.take(graph.name_row),
+            type=self._types[graph.kind],
+            ctrl_offsets=control.offsets,
+            ctrl_deps=whole.id[control.values],
+            data_offsets=data.offsets,
+            data_deps=whole.id[data.values],
+            start_micros=extra.start_micros(),
+            duration_micros=times.micros,
+            inputs=extra.io(Tag.INPUTS, graph.operands),
+            outputs=extra.io(Tag.OUTPUTS, graph.results),
+            attrs=assembled.attrs,
+            frame_byte=np.zeros(len(graph), np.int64),
+        )
+        rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
+        columns, named = _without_empty_frames(columns)
+        found = {
+            "chakra.sub-microsecond": int(rounded_off.sum()),
+            "chakra.named": named,
+            "chakra.longest-time": times.shortened(graph.duration_ns),
+        }
+        return Lowered(columns, assembled.slot, found)
+
+
+def _nodes_of(graph: OpGraph, nodes: slice) -> OpGraph:
+    """Return some nodes with their side tables and the rows of the file, without dependencies."""
+    columns: dict[str, Any] = {name: getattr(graph, name)[nodes] for name in NODE_COLUMNS}
+    none = RaggedArray.empty(len(columns["kind"]))
+    return replace(
+        graph,
+        **columns,
+        data_deps=none,
+        control_deps=none,
+        operands=_rows_of(graph.operands, nodes),
+        results=_rows_of(graph.results, nodes),
+        collectives=_side_rows(graph.collectives, nodes),
+        p2p=_side_rows(graph.p2p, nodes),
+        contractions=_side_rows(graph.contractions, nodes),
+        extra=_extra_rows(graph.extra, nodes),
     )
-    rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
-    columns, named = _without_empty_frames(columns)
-    found = {
-        "chakra.sub-microsecond": int(rounded_off.sum()),
-        "chakra.named": named,
-        "chakra.longest-time": times.shortened(graph.duration_ns),
-    }
-    return Lowered(columns, assembled.slot, found)
+
+
+def _rows_of(array: RaggedArray, rows: slice) -> RaggedArray:
+    offsets = array.offsets[rows.start : rows.stop + 1]
+    return RaggedArray(offsets - offsets[0], array.values[offsets[0] : offsets[-1]])
+
+
+_Table = TypeVar("_Table", CollectiveTable, P2pTable, ContractionTable)
+
+
+def _side_rows(table: _Table, nodes: slice) -> _Table:
+    node = table.node
+    first, last = np.searchsorted(node, [nodes.start, nodes.stop]).tolist()
+    return table.take(np.arange(first, last), node[first:last] - np.int32(nodes.start))
+
+
+def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
+    """Return the rows of the file and those of some nodes."""
+    if not len(table):
+        return table
+    of_file, first, last = np.searchsorted(table.node, [0, nodes.start, nodes.stop]).tolist()
+    bounds = table.offsets[[0, of_file, first, last]].tolist()
+    ends = (table.offsets[: of_file + 1], table.offsets[first + 1 : last + 1] - bounds[2] + bounds[1])
+    rows = (slice(0, of_file), slice(first, last))
+    return ExtraTable(
+        node=np.concatenate([table.node[rows[0]], table.node[rows[1]] - np.int32(nodes.start)]),
+        key=np.concatenate([table.key[some] for some in rows]),
+        tag=np.concatenate([table.tag[some] for some in rows]),
+        offsets=np.concatenate(ends),
+        values=bytes(table.values[: bounds[1]]) + bytes(table.values[bounds[2] : bounds[3]]),
+    )
 
 
 def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
@@ -128,9 +226,15 @@ def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
     return replace(columns, name=ByteRows.from_rows(names)), int(bare.sum())
 
 
-def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times) -> Assembled:
+def _attributes(
+    graph: OpGraph,
+    variables: Variables,
+    texts: tuple[Kept, Strings],
+    times: Times,
+    lists: TensorLists | None,
+) -> Assembled:
+    extra, strings = texts
     assembly = Assembly(len(graph))
-    strings = assembly.buffer(graph.strings.buffer)
     writer = _AttributeWriter(graph, assembly, strings)
     flagged = np.flatnonzero(graph.kind != NodeKind.METADATA)
     on_host = (graph.resource[flagged] == Resource.HOST).astype(np.int64)
@@ -157,7 +261,8 @@ def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times)
     for name, counts_none in (("counted_ops", no_flops), ("counted_bytes", no_bytes)):
         nodes = np.flatnonzero(counts_none)
         writer.integers(name, nodes, np.zeros(len(nodes), np.int64))
-    writer.tensor_lists()
+    if lists is not None:
+        writer.tensor_lists(lists)
     docs = extra.add_to(assembly, of_file=False)
     return assembly.finish(extra.layouts(), docs)
 
@@ -165,7 +270,7 @@ def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times)
 class _AttributeWriter:
     """Adds the attributes that a graph models, by name."""
 
-    def __init__(self, graph: OpGraph, assembly: Assembly, strings: int) -> None:
+    def __init__(self, graph: OpGraph, assembly: Assembly, strings: Strings) -> None:
         self.graph = graph
         self.assembly = assembly
         self.strings = strings
@@ -198,17 +303,14 @@ class _AttributeWriter:
 
     def strings_of(self, name: str, row: Longs) -> None:
         """Texts by string row; empty ones are left out."""
-        offsets = self.graph.strings.offsets
-        length = offsets[row + 1] - offsets[row]
-        nodes = np.flatnonzero(length)
-        start = offsets[row[nodes]] + self.strings
-        self.assembly.texts(name, ATTRIBUTES[name], nodes, start, length[nodes])
+        nodes = np.flatnonzero(self.strings.lengths(row))
+        used, which = distinct(row[nodes])
+        self._spelled(name, nodes, self.strings.take(used), which)
 
     def _spelled(
-        self, name: str, nodes: Longs, spelling: list[bytes], which: Longs, slot: Longs | None = None
+        self, name: str, nodes: Longs, rows: ByteRows, which: Longs, slot: Longs | None = None
     ) -> None:
         """Texts from a short list."""
-        rows = ByteRows.from_rows(spelling)
         start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
         self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
 
@@ -226,7 +328,8 @@ class _AttributeWriter:
         grouped = np.flatnonzero((table.group_set >= 0) & named[np.maximum(table.group_set, 0)])
         which = table.group_set[grouped].astype(np.int64)
         if len(grouped):
-            self._spelled("pg_name", node[grouped], list(variables.groups), which, which)
+            texts = ByteRows.from_rows(variables.groups)
+            self._spelled("pg_name", node[grouped], texts, which, which)
 
     def sizes(self, node: Longs, size: FloatArray, name: str = "comm_size") -> None:
         known = np.flatnonzero((size >= 0) & (size < LARGEST_COUNT))
@@ -248,20 +351,13 @@ class _AttributeWriter:
         if not len(self.graph.contractions):
             return
         nodes, texts, which = contraction_texts(self.graph)
-        self._spelled("contractions", nodes, texts, which)
+        self._spelled("contractions", nodes, ByteRows.from_rows(texts), which)
 
-    def tensor_lists(self) -> None:
+    def tensor_lists(self, lists: TensorLists) -> None:
         """What every node reads and writes, as a memory tracker wants it."""
-        graph = self.graph
-        if is_as_stated(graph):
-            return
-        size = written_bytes(
-            graph.kind, (graph.bytes_read, graph.bytes_written), graph.collectives, graph.p2p
-        )
-        nodes = np.flatnonzero(graph.kind != NodeKind.METADATA)
-        for name, lists in zip(LIST_NAMES, tensor_lists(graph.id, graph.data_deps, size), strict=True):
-            start = lists.offsets[:-1] + self.assembly.buffer(lists.data.data)
-            self.assembly.texts(name, ATTRIBUTES[name], nodes, start[nodes], lists.lengths[nodes])
+        nodes = np.flatnonzero(self.graph.kind != NodeKind.METADATA)
+        for name, rows in zip(LIST_NAMES, lists, strict=True):
+            self._spelled(name, nodes, rows, nodes)
 
     def messages(self, variables: Variables) -> None:
         table = self.graph.p2p
@@ -286,9 +382,13 @@ class _AttributeWriter:
         unless_stated = classes_unless_stated(self.graph, default_classes(self.graph.kind))
         nodes = np.flatnonzero(self.graph.op_class != unless_stated)
         names = [member.name.lower().encode() for member in OpClass]
-        self._spelled("op_class", nodes, names, self.graph.op_class[nodes].astype(np.int64))
+        self._spelled(
+            "op_class", nodes, ByteRows.from_rows(names), self.graph.op_class[nodes].astype(np.int64)
+        )
 
     def dtypes(self) -> None:
         nodes = np.flatnonzero(self.graph.rate_dtype >= 0)
         names = [entry.name.encode() for entry in DTYPES]
-        self._spelled("dtype", nodes, names, self.graph.rate_dtype[nodes].astype(np.int64))
+        self._spelled(
+            "dtype", nodes, ByteRows.from_rows(names), self.graph.rate_dtype[nodes].astype(np.int64)
+        )

@@ -64,15 +64,16 @@ def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics)
 
 def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:
     """The graph with more metadata attributes, where the file has none of that name."""
-    builder = StringTableBuilder(graph.strings)
     table = graph.extra
     of_file = table.node < 0
     taken = {graph.strings[row] for row in table.key[of_file].tolist()}
     kept = [(name, AttributeField.INT64, value.to_bytes(8, "little")) for name, value in numbers.items()]
     kept += [(name, AttributeField.STRING, text) for name, text in texts.items()]
-    rows = [(-1, builder.add(name), kind, value) for name, kind, value in kept if name not in taken]
-    if not rows:
+    added = [each for each in kept if each[0] not in taken]
+    if not added:
         return graph
+    builder = StringTableBuilder(graph.strings)
+    rows = [(-1, builder.add(name), kind, value) for name, kind, value in added]
     return replace(graph, strings=builder.build(), extra=table.behind(ExtraTable.from_rows(rows)))
 
 

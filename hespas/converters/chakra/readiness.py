@@ -32,6 +32,7 @@ __all__ = [
     "TensorLists",
     "classes_by_name",
     "classes_unless_stated",
+    "distinct",
     "is_as_stated",
     "list_bytes",
     "list_faults",
@@ -92,14 +93,41 @@ class TensorLists(NamedTuple):
     outputs: ByteRows
 
 
-def tensor_lists(ids: Words, data_deps: RaggedArray, size: Longs) -> TensorLists:
-    """Each node's tensor under its id, and those of the nodes it depends on."""
-    outputs = _named_sizes(ids, size)
-    lengths = outputs.lengths
-    producers = data_deps.values.astype(np.int64)
-    data, _ = copy_spans(Window.holding(outputs.data), outputs.offsets[producers], lengths[producers])
-    read = offsets_of(lengths[producers])
+def tensor_lists(ids: Words, data_deps: RaggedArray, size: Longs, nodes: slice | None = None) -> TensorLists:
+    """Return each node's tensor under its id, and those of the nodes it depends on: of some ``nodes``, whose
+    dependencies are given, or of all.
+    """
+    if nodes is None:
+        written = outputs = _named_sizes(ids, size)
+        producers = data_deps.values.astype(np.int64)
+    else:
+        outputs = _named_sizes(ids[nodes], size[nodes])
+        used, producers = distinct(data_deps.values.astype(np.int64))
+        written = _named_sizes(ids[used], size[used])
+    lengths = written.lengths[producers]
+    data, read = copy_spans(Window.holding(written.data), written.offsets[producers], lengths)
     return TensorLists(ByteRows(data, read[data_deps.offsets]), outputs)
+
+
+_SPARSE = 16
+
+
+def distinct(numbers: Longs) -> tuple[Longs, Longs]:
+    """Return the distinct numbers, ascending, and which of them each one is; numbers that are close together
+    are not sorted.
+    """
+    if not len(numbers):
+        return numbers, numbers
+    low = int(numbers.min())
+    extent = int(numbers.max()) - low + 1
+    if extent > _SPARSE * len(numbers):
+        used, which = np.unique(numbers, return_inverse=True)
+        return used, which
+    place = np.zeros(extent, np.int64)
+    place[numbers - low] = 1
+    used = np.flatnonzero(place)
+    place[used] = np.arange(len(used))
+    return used + low, place[numbers - low]
 
 
 def list_bytes(ids: Words, size: Longs) -> Longs:

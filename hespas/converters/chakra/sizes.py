@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.contract import JOB_ATTRIBUTE
 from hespas.converters.chakra.expansion import encoded
-from hespas.converters.chakra.from_graph import Variables, from_graph
+from hespas.converters.chakra.from_graph import Lowering, Variables
 from hespas.converters.chakra.job_traces import JobTraces
 from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_metadata
 from hespas.converters.chakra.readiness import LIST_NAMES, is_as_stated, list_bytes, written_bytes
 from hespas.converters.chakra.wire import Longs, Words, offsets_of
-from hespas.converters.chakra.wire.encode import encode_chunks, varint_widths
+from hespas.converters.chakra.wire.encode import varint_widths
 from hespas.files.wire import tag
 from hespas.graph import Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
 from hespas.graph.columns import is_one_value
@@ -67,7 +67,7 @@ def trace_bytes(workload: Workload) -> int:
 
 def _whole(graph: OpGraph, variables: Variables) -> int:
     """The size of a trace that is encoded whole."""
-    return sum(len(piece) for piece in encode_chunks(from_graph(graph, variables).columns))
+    return sum(len(piece) for piece in encoded(part.columns for part in Lowering(graph).parts(variables)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +98,8 @@ class _Kinds:
 
     def size(self, variables: Variables) -> int:
         """The size of the trace of one rank."""
-        data = encoded(from_graph(self.small, variables).columns)
+        parts = Lowering(self.small).parts(variables)
+        data = np.concatenate(list(encoded(part.columns for part in parts)))
         head, *frames = _frames(data)
         rest = np.array([each.content for each in frames], np.int64) - self.own
         content = rest[self.which] + self.numbered

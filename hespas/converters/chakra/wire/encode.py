@@ -28,7 +28,16 @@ from hespas.files.wire import encode_varint, tag
 from hespas.graph.errors import InvariantError
 from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType
 
-__all__ = ["delimited", "encode_chunks", "join", "render", "rows", "varint_widths"]
+__all__ = [
+    "delimited",
+    "encode_chunks",
+    "encode_metadata",
+    "encode_node_chunks",
+    "join",
+    "render",
+    "rows",
+    "varint_widths",
+]
 
 _CHUNK_NODES = 4096
 
@@ -40,12 +49,17 @@ def _tag(number: int, wire: WireType) -> int:
 
 def encode_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[bytes | memoryview[int]]:
     """A whole file, piece by piece: the metadata frame, then the nodes in order."""
-    yield _encode_metadata(columns)
+    yield encode_metadata(columns)
+    yield from encode_node_chunks(columns, chunk_nodes)
+
+
+def encode_node_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[memoryview[int]]:
+    """Yield the frames of the nodes, in order."""
     for start in range(0, len(columns), chunk_nodes):
         yield _encode_nodes(columns.part(start, min(start + chunk_nodes, len(columns)))).data
 
 
-def _encode_metadata(columns: EtColumns) -> bytes:
+def encode_metadata(columns: EtColumns) -> bytes:
     """The first frame of the file."""
     version = rows(ByteRows.from_text([columns.version]))
     message = [
