@@ -11,20 +11,17 @@ import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
-from hespas.cli.session import (
+from hespas.cli.destinations import (
     check_apart,
     check_once,
     check_reports,
-    command_line,
-    emit,
     estimator_files,
     hardware_files,
-    is_quiet,
-    progress_bar,
     report_folder,
-    say_diagnostics,
     write_document,
 )
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, is_quiet, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text, time_text
 
 if TYPE_CHECKING:
@@ -163,7 +160,7 @@ def accuracy(
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
             done.write(report, overwrite=overwrite)
-        say_diagnostics(diagnostics, "" if table else inputs[0])  # findings name their table
+        report_diagnostics(diagnostics, "" if table else inputs[0])  # findings name their table
         show_accuracy(done.result)
         _verdict(done.exceeded, len(done.exceeded))
 

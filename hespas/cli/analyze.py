@@ -1,8 +1,8 @@
-"""``hespas analyze``: where the time of measured profiles went, and where it would be won."""
+"""``hespas analyze``: time breakdown, kernels, critical path and opportunities of measured profiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,36 +11,34 @@ import msgspec
 import typer
 
 from hespas.cli import options
-from hespas.cli.session import (
+from hespas.cli.destinations import (
     check_once,
     check_report_folder,
     check_reports,
-    command_line,
-    emit,
     hardware_files,
-    progress_bar,
     report_folder,
-    say_diagnostics,
-    tell,
 )
-from hespas.cli.text import bytes_text, count_text, table_text, time_text
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, print_info, progress_bar, report_diagnostics
+from hespas.cli.text import bytes_text, count_text, op_class_text, table_text, time_text
 
 if TYPE_CHECKING:
-    from hespas.analysis.breakdown import BreakdownRow
     from hespas.analysis.difference import Difference
     from hespas.analysis.run import Analyses
-    from hespas.analysis.table import Table
     from hespas.analysis.tree import TreeRow
 
 __all__ = ["analyze"]
 
 _Profiles = Annotated[
-    list[Path], typer.Argument(metavar="PROFILE...", help="Profiles, one per rank, or a folder of them.")
+    list[Path], typer.Argument(metavar="PROFILE...", help="Profiles, one per rank, or a folder of profiles.")
 ]
 _Top = Annotated[
     int,
     typer.Option(
-        min=1, metavar="N", help="Rows of each table; --json has all.", rich_help_panel=options.OUTPUT
+        min=1,
+        metavar="N",
+        help="Print at most N rows per table; --json has all.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 
@@ -49,30 +47,30 @@ _Report = Annotated[
     typer.Option(
         metavar="DIR",
         parser=report_folder,
-        help="Write index.html, a CSV file per table and analysis.json.",
+        help="Write a report: index.html, one CSV file per table and analysis.json.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
 
-_NAME = 30
-"""Characters of a name in a table of 80 columns."""
-_MOST_STEPS = 16
-_DEEPEST = 12
-_MODULE = "nn.Module: "
+_NAME_WIDTH = 30
+_MAX_STEPS = 16
+_MAX_DEPTH = 12
+_MODULE_PREFIX = "nn.Module: "
+_SHAPES_DECODER = msgspec.json.Decoder(list[list[int]])
 
 
 def analyze(
     profiles: _Profiles,
-    against: Annotated[
+    baseline: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="PROFILE",
-            help="An earlier recording: what changed; one per rank.",
+            help="Compare with this earlier profile; repeat for each rank.",
             rich_help_panel=options.INPUT,
         ),
     ] = None,
     hardware: Annotated[
-        str, options.hardware_option("The device whose peaks are the roof (default: the one measured on).")
+        str, options.hardware_option("Use the roofline of this device (default: the measured device).")
     ] = "",
     tokens: options.Tokens = None,
     model_flops: options.ModelFlops = None,
@@ -90,20 +88,23 @@ def analyze(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Where the time of measured profiles went: busy and idle, operations, kernels, what there is to win."""
+    """Analyze measured profiles: time breakdown, operations, kernels, critical path and opportunities."""
     from hespas.graph import Diagnostics
 
     diagnostics = Diagnostics()
     source = str(profiles[0])
-    before = against or []
+    before = baseline or []
     reads: list[Path | str | None] = [*profiles, *before, *(capture or ()), hardware]
     with command_line(debug, diagnostics, source, documents=[json_file], reads=reads, writes=[report]):
         from hespas import api
         from hespas.converters import ReadOptions
 
-        taken = {"PROFILE": profiles, "--against": before, "--capture": capture or []}
+        taken = {"PROFILE": profiles, "--baseline": before, "--capture": capture or []}
         taken["--hardware"] = hardware_files(hardware)
-        _check(taken, report, json_file, overwrite=overwrite)
+        for option in ("PROFILE", "--baseline"):
+            check_once(taken[option])
+        check_reports({"--json": json_file}, taken, overwrite=overwrite)
+        check_report_folder(report, "analysis.json", json_file, taken, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             done = api.analyze(
                 profiles,
@@ -120,61 +121,34 @@ def analyze(
             api.write_json(api.analysis_document(done), json_file, overwrite=overwrite)
         if report:
             done.write(report, overwrite=overwrite)
-        say_diagnostics(diagnostics, source)
+        report_diagnostics(diagnostics, source)
         emit(done.headline())
-        tell(f"note: {text}" for text in done.found.notes)
+        print_info(f"note: {text}" for text in done.found.notes)
         if done.difference:
-            _show_difference(done.difference, top)
-            return
-        _show(done.found, top)
+            _print_difference(done.difference, top)
+        else:
+            _print_analyses(done.found, top)
 
 
-def _check(
-    taken: Mapping[str, Sequence[Path]], report: Path | None, json_file: Path | None, *, overwrite: bool
-) -> None:
-    """Refuse recordings that are given twice, and outputs that would replace what is read."""
-    for name in ("PROFILE", "--against"):
-        check_once(taken[name])
-    check_reports({"--json": json_file}, taken, overwrite=overwrite)
-    check_report_folder(report, "analysis.json", json_file, taken, overwrite=overwrite)
-
-
-def _show(found: Analyses, top: int) -> None:
-    """All tables, each with a line that says what it is."""
-    _show_breakdown(found.breakdown)
-    _show_idle(found, top)
-    _show_queues(found, top)
-    _show_collectives(found, top)
-    if not len(found.operations):
-        return
-    _show_classes(found, top)
-    _show_operations(found, top)
-    _show_kernels(found, top)
-    _show_tree(found, top)
-    _show_path(found, top)
-    _show_memory(found)
-    _show_wins(found, top)
-
-
-def _show_difference(changed: Difference, top: int) -> None:
-    """What changed, by part of the time, then by operation, shape and kernel."""
-    emit(("", "where the difference lies"))
+def _print_difference(changed: Difference, top: int) -> None:
+    """Print the changes by part of the time, then by operation, shape and kernel."""
+    emit(("", "difference by part of the step"))
     lines = [
         (row.part, time_text(row.before_ns), time_text(row.after_ns), _signed(row.delta_ns))
         for row in changed.parts.rows()
     ]
     emit(table_text(("part", "before", "after", "difference"), lines))
-    for what, table in (
+    for kind, table in (
         ("operations", changed.by_operation),
         ("operations by shape", changed.by_shape),
         ("kernels", changed.by_kernel),
     ):
         rows = table.rows()[:top]
-        _title(f"{what} that changed: by count, and by mean time", len(rows), len(table))
+        with_shapes = kind == "operations by shape"
         listed = [
             (
                 _clipped(row.name, 26),
-                *((_clipped(_shapes(row.shapes), 18),) if what == "operations by shape" else ()),
+                *((_clipped(_shapes(row.shapes), 18),) if with_shapes else ()),
                 row.change,
                 f"{row.before_count:,}>{row.after_count:,}",
                 _signed(row.delta_ns),
@@ -183,21 +157,28 @@ def _show_difference(changed: Difference, top: int) -> None:
             )
             for row in rows
         ]
-        heads = ["name", "change", "n", "difference", "by count", "by mean"]
-        left: tuple[int, ...] = (0, 1)
-        if what == "operations by shape":
-            heads.insert(1, "shapes")
-            left = (0, 1, 2)
-        emit(table_text(heads, listed, left=left))
+        shapes = ("shapes",) if with_shapes else ()
+        heads = ("name", *shapes, "change", "n", "difference", "by count", "by mean")
+        title = f"changed {kind}: by number of calls, and by mean time"
+        _print_table(title, heads, listed, len(table), left=range(3 if with_shapes else 2))
+
+
+def _print_table(
+    title: str,
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    total: int,
+    *,
+    left: Sequence[int] = (0,),
+) -> None:
+    """Print a table with a title, which states how many of ``total`` rows are printed."""
+    part = f" ({len(lines)} of {count_text(total)})" if total > len(lines) else ""
+    emit(("", f"{title}{part}"))
+    emit(table_text(heads, lines, left=left))
 
 
 def _signed(duration_ns: float) -> str:
     return f"+{time_text(duration_ns)}" if duration_ns > 0 else time_text(duration_ns)
-
-
-def _title(text: str, shown: int, rows: int) -> None:
-    more = f" ({shown} of {count_text(rows)})" if rows > shown else ""
-    emit(("", f"{text}{more}"))
 
 
 def _percent(share: float) -> str:
@@ -205,63 +186,64 @@ def _percent(share: float) -> str:
 
 
 def _known(text: str, figure: float) -> str:
-    """A figure in a table, where there is one."""
+    """Return the text of a figure, or a dash if the figure is unknown."""
     return "-" if isnan(figure) else text
 
 
-def _clipped(name: str, most: int = _NAME) -> str:
-    """A name with dots for what there is no room for: the end tells as much as the beginning."""
-    if len(name) <= most:
+def _clipped(name: str, width: int = _NAME_WIDTH) -> str:
+    """Shorten a name in the middle, because its end is as significant as its beginning."""
+    if len(name) <= width:
         return name
-    head = (most - 2) * 2 // 3
-    return f"{name[:head]}..{name[head + 2 - most :]}"
-
-
-_LISTS = msgspec.json.Decoder(list[list[int]])
+    head = (width - 2) * 2 // 3
+    return f"{name[:head]}..{name[head + 2 - width :]}"
 
 
 def _shapes(text: str) -> str:
-    """``4096x1024,1024x4096`` for a JSON text of extents, without inputs that have none."""
+    """Convert JSON extents to ``4096x1024,1024x4096``, without scalars."""
     try:
-        shapes = _LISTS.decode(text)
+        shapes = _SHAPES_DECODER.decode(text)
     except msgspec.DecodeError:
         return text or "-"
     return ",".join("x".join(map(str, shape)) for shape in shapes if shape) or "-"
 
 
-def _show_breakdown(table: Table[BreakdownRow]) -> None:
-    rows = table.rows()
-    whole = [row for row in rows if row.step < 0]
-    shown = (rows if len(whole) == 1 else whole)[:_MOST_STEPS]
-    if not shown:
-        return
-    _title("where the time of each rank and step went", len(shown), len(table))
-    lines = [
+def _print_analyses(tables: Analyses, top: int) -> None:
+    """Print all tables that have rows."""
+    _print_device_time(tables, top)
+    _print_collectives(tables, top)
+    if len(tables.operations):
+        _print_operations(tables, top)
+        _print_calls(tables, top)
+        _print_path_and_memory(tables, top)
+        _print_opportunities(tables, top)
+
+
+def _print_device_time(tables: Analyses, top: int) -> None:
+    """Print the time breakdown of ranks and steps, causes of idle time, and launch queues."""
+    rows = tables.breakdown.rows()
+    ranks = [row for row in rows if row.step < 0]
+    lines: list[tuple[str, ...]] = [
         (
             f"{row.rank}" + (f" step {row.step}" if row.step >= 0 else ""),
             time_text(row.span_ns),
-            _percent(row.compute_ns / row.span_ns if row.span_ns else 0.0),
-            _percent(row.exposed_communication_ns / row.span_ns if row.span_ns else 0.0),
-            _percent(row.exposed_memory_ns / row.span_ns if row.span_ns else 0.0),
-            _percent(row.idle_ns / row.span_ns if row.span_ns else 0.0),
+            *(
+                _percent(part_ns / row.span_ns if row.span_ns else 0.0)
+                for part_ns in (
+                    row.compute_ns,
+                    row.exposed_communication_ns,
+                    row.exposed_memory_ns,
+                    row.idle_ns,
+                )
+            ),
             time_text(row.communication_ns) if row.communication_ns else "-",
             _percent(row.overlap),
         )
-        for row in shown
+        for row in (rows if len(ranks) == 1 else ranks)[:_MAX_STEPS]
     ]
-    heads = ("rank", "span", "compute", "exp. comm", "copies", "idle", "comm", "hidden")
-    emit(table_text(heads, lines))
-
-
-def _show_idle(found: Analyses, top: int) -> None:
-    """Gaps of the device, and of the streams that have most."""
-    rows = found.idle.rows()
-    if not rows:
-        return
-    shown = [row for row in rows if row.stream < 0] + sorted(
-        (row for row in rows if row.stream >= 0), key=lambda row: -row.total_ns
-    )
-    _title("why nothing ran", len(shown[:top]), len(rows))
+    if lines:
+        heads: tuple[str, ...] = ("rank", "span", "compute", "exp. comm", "copies", "idle", "comm", "hidden")
+        _print_table("time breakdown by rank and step", heads, lines, len(rows))
+    idle = sorted(tables.idle.rows(), key=lambda row: (row.stream >= 0, -row.total_ns * (row.stream >= 0)))
     lines = [
         (
             f"{row.rank} " + (f"stream {row.stream}" if row.stream >= 0 else "device"),
@@ -272,18 +254,12 @@ def _show_idle(found: Analyses, top: int) -> None:
             time_text(row.mean_ns),
             time_text(row.max_ns),
         )
-        for row in shown[:top]
+        for row in idle[:top]
     ]
-    emit(table_text(("rank", "cause", "gaps", "time", "share", "mean", "longest"), lines, left=(0, 1)))
-
-
-def _show_queues(found: Analyses, top: int) -> None:
-    """The streams to which most was launched."""
-    table = found.queues.largest("count")
-    rows = table.rows()[:top]
-    if not rows:
-        return
-    _title("launched and not started", len(rows), len(table))
+    if lines:
+        heads = ("rank", "cause", "gaps", "time", "share", "mean", "longest")
+        _print_table("idle time by cause", heads, lines, len(idle), left=(0, 1))
+    queues = tables.queues.largest("count")
     lines = [
         (
             f"{row.rank} stream {row.stream}",
@@ -293,17 +269,16 @@ def _show_queues(found: Analyses, top: int) -> None:
             count_text(row.max_length),
             _percent(row.empty_share),
         )
-        for row in rows
+        for row in queues.rows()[:top]
     ]
-    emit(table_text(("rank", "launches", "queue (mean)", "median", "longest", "empty"), lines))
+    if lines:
+        heads = ("rank", "launches", "queue (mean)", "median", "longest", "empty")
+        _print_table("launch queue depth", heads, lines, len(queues))
 
 
-def _show_collectives(found: Analyses, top: int) -> None:
-    rows = found.collectives.rows()
-    if not rows:
-        return
-    _title("collectives; GB/s on the bus as nccl-tests has it", len(rows[:top]), len(rows))
-    lines = [
+def _print_collectives(tables: Analyses, top: int) -> None:
+    """Print collectives with their bus bandwidth, and the ranks that arrive late."""
+    lines: list[tuple[str, ...]] = [
         (
             row.kind,
             count_text(row.group_size) if row.group_size > 0 else "-",
@@ -314,15 +289,14 @@ def _show_collectives(found: Analyses, top: int) -> None:
             _known(f"{row.bus_gbytes_per_s:,.1f}", row.bus_gbytes_per_s),
             _percent(row.exposed_share),
         )
-        for row in rows[:top]
+        for row in tables.collectives.rows()[:top]
     ]
-    heads = ("collective", "ranks", "size", "n", "mean", "transfer", "GB/s", "exposed")
-    emit(table_text(heads, lines))
-    late = found.stragglers.rows()
-    if not late:
+    if not lines:
         return
-    _title("who came last, on clocks aligned by the ends of collectives", len(late[:top]), len(late))
-    table = [
+    heads: tuple[str, ...] = ("collective", "ranks", "size", "n", "mean", "transfer", "GB/s", "exposed")
+    title = "collectives; GB/s is bus bandwidth as in nccl-tests"
+    _print_table(title, heads, lines, len(tables.collectives))
+    lines = [
         (
             str(row.rank),
             f"{row.last:,} of {row.instances:,}",
@@ -330,31 +304,29 @@ def _show_collectives(found: Analyses, top: int) -> None:
             time_text(row.late_max_ns),
             time_text(row.waited_ns),
         )
-        for row in late[:top]
+        for row in tables.stragglers.rows()[:top]
     ]
-    emit(table_text(("rank", "last", "late by (mean)", "at most", "waited for others"), table))
+    if lines:
+        heads = ("rank", "last", "late by (mean)", "late by (max)", "waited for others")
+        title = "stragglers; clocks are aligned at the ends of collectives"
+        _print_table(title, heads, lines, len(tables.stragglers))
 
 
-def _show_classes(found: Analyses, top: int) -> None:
-    rows = found.classes.rows()[:top]
-    _title("operation classes", len(rows), len(found.classes))
-    lines = [
+def _print_operations(tables: Analyses, top: int) -> None:
+    """Print operation classes, operations by shape, and kernels."""
+    lines: list[tuple[str, ...]] = [
         (
-            row.op_class,
+            op_class_text(row.op_class),
             count_text(row.count),
             time_text(row.total_ns),
             _percent(row.share),
             _percent(row.costed_share),
             _percent(row.roof_ns / row.total_ns if row.total_ns else float("nan")),
         )
-        for row in rows
+        for row in tables.classes.rows()[:top]
     ]
-    emit(table_text(("class", "operations", "time", "share", "costed", "of roof"), lines))
-
-
-def _show_operations(found: Analyses, top: int) -> None:
-    rows = found.operations.rows()[:top]
-    _title(f"operations by shape{_of_roof(found)}", len(rows), len(found.operations))
+    heads: tuple[str, ...] = ("class", "operations", "time", "share", "costed", "of roof")
+    _print_table("operation classes", heads, lines, len(tables.classes))
     lines = [
         (
             _clipped(row.operation, 26),
@@ -366,19 +338,11 @@ def _show_operations(found: Analyses, top: int) -> None:
             _known(f"{row.gbytes_per_s:,.0f}", row.gbytes_per_s),
             _percent(row.roof_share),
         )
-        for row in rows
+        for row in tables.operations.rows()[:top]
     ]
     heads = ("operation", "shapes", "n", "time", "share", "TFLOP/s", "GB/s", "roof")
-    emit(table_text(heads, lines, left=(0, 1)))
-
-
-def _of_roof(found: Analyses) -> str:
-    return f"; roof: {found.hardware}" if found.hardware else ""
-
-
-def _show_kernels(found: Analyses, top: int) -> None:
-    rows = found.kernels.rows()[:top]
-    _title("kernels", len(rows), len(found.kernels))
+    title = f"operations by shape{f'; roofline of {tables.hardware}' if tables.hardware else ''}"
+    _print_table(title, heads, lines, len(tables.operations), left=(0, 1))
     lines = [
         (
             _clipped(row.kernel, 36),
@@ -388,69 +352,63 @@ def _show_kernels(found: Analyses, top: int) -> None:
             time_text(row.mean_ns),
             _known(time_text(row.std_ns), row.std_ns),
         )
-        for row in rows
+        for row in tables.kernels.rows()[:top]
     ]
-    emit(table_text(("kernel", "n", "time", "share", "mean", "std"), lines))
+    heads = ("kernel", "n", "time", "share", "mean", "std")
+    _print_table("kernels", heads, lines, len(tables.kernels))
 
 
-def _show_tree(found: Analyses, top: int) -> None:
-    """The calls with most device time. Of calls that only pass it on to one other, the last is shown, by the
-    module of the model among them.
+def _print_calls(tables: Analyses, top: int) -> None:
+    """Print the calls with most device time. Of a chain of calls that only forward it, the last is printed,
+    with the name of the innermost module in the chain.
     """
-    rows = found.tree.rows()
-    inside: dict[int, float] = {}
+    rows = tables.tree.rows()
+    largest_child_ns: dict[int, float] = {}
     for row in rows:
-        inside[row.parent] = max(inside.get(row.parent, 0.0), row.device_ns)
-    told = [row for row in rows if inside.get(row.node, 0.0) < row.device_ns]
-    chosen = {row.node for row in sorted(told, key=lambda row: -row.device_ns)[: 2 * top]}
+        largest_child_ns[row.parent] = max(largest_child_ns.get(row.parent, 0.0), row.device_ns)
+    chain_ends = [row for row in rows if largest_child_ns.get(row.node, 0.0) < row.device_ns]
+    chosen = {row.node for row in sorted(chain_ends, key=lambda row: -row.device_ns)[: 2 * top]}
+
+    def module_or_name(row: TreeRow) -> str:
+        """Return the innermost module of the calls that only lead to this one, else its own name."""
+        node = row.node
+        while not rows[node].name.startswith(_MODULE_PREFIX):
+            node = rows[node].parent
+            if node < 0 or largest_child_ns.get(node, 0.0) < rows[node].device_ns:
+                return row.name
+        return rows[node].name.removeprefix(_MODULE_PREFIX)
+
     level = {-1: -1}
     lines: list[tuple[str, ...]] = []
     for row in rows:
         level[row.node] = level[row.parent] + (row.node in chosen)
         if row.node in chosen:
-            name = "  " * min(level[row.node], _DEEPEST) + _module(rows, row, inside)
+            name = "  " * min(level[row.node], _MAX_DEPTH) + module_or_name(row)
             calls = (count_text(row.calls), count_text(row.events))
             figures = (time_text(row.device_ns), _percent(row.share), time_text(row.own_device_ns))
             lines.append((_clipped(name, 44), *calls, *figures))
-    _title("device time by calls, from the top", len(lines), len(rows))
-    emit(table_text(("call", "calls", "events", "time", "share", "own"), lines))
+    heads = ("call", "calls", "events", "time", "share", "own")
+    _print_table("device time by call tree", heads, lines, len(rows))
 
 
-def _module(rows: list[TreeRow], row: TreeRow, inside: dict[int, float]) -> str:
-    """The innermost module of the calls that only lead to this one; its own name where there is none."""
-    name, place = row.name, row.node
-    while not rows[place].name.startswith(_MODULE):
-        place = rows[place].parent
-        if place < 0 or inside.get(place, 0.0) < rows[place].device_ns:
-            return name
-    return rows[place].name.removeprefix(_MODULE)
-
-
-def _show_path(found: Analyses, top: int) -> None:
-    table = found.critical_path.largest("total_ns")
-    rows = table.rows()[:top]
-    ranks = len(set(found.critical_path["rank"].tolist()))
-    _title("critical path, from the last device event back", len(rows), len(table))
+def _print_path_and_memory(tables: Analyses, top: int) -> None:
+    """Print the critical path of each rank, and peak memory."""
+    path = tables.critical_path.largest("total_ns")
+    with_rank = len(set(tables.critical_path["rank"].tolist())) > 1
     lines = [
         (
-            *((str(row.rank),) if ranks > 1 else ()),
+            *((str(row.rank),) if with_rank else ()),
             row.kind,
             _clipped(row.name or "-", 36),
             count_text(row.count),
             time_text(row.total_ns),
             _percent(row.share),
         )
-        for row in rows
+        for row in path.rows()[:top]
     ]
-    heads = (*(("rank",) if ranks > 1 else ()), "kind", "name", "n", "time", "share")
-    emit(table_text(heads, lines, left=(ranks > 1, 1 + (ranks > 1))))
-
-
-def _show_memory(found: Analyses) -> None:
-    rows = found.memory.rows()
-    if not rows:
-        return
-    _title("memory", len(rows), len(rows))
+    heads = (*(("rank",) if with_rank else ()), "kind", "name", "n", "time", "share")
+    title = "critical path, backwards from the last device event"
+    _print_table(title, heads, lines, len(path), left=(with_rank, 1 + with_rank))
     lines = [
         (
             f"{row.rank} " + (f"device {row.device}" if row.device >= 0 else "host"),
@@ -459,17 +417,16 @@ def _show_memory(found: Analyses) -> None:
             bytes_text(row.peak_reserved_bytes),
             bytes_text(row.last_allocated_bytes),
         )
-        for row in rows
+        for row in tables.memory.rows()
     ]
-    emit(table_text(("rank", "most in use", "at", "most held", "left"), lines))
+    if lines:
+        heads = ("rank", "peak allocated", "at", "peak reserved", "at the end")
+        _print_table("memory", heads, lines, len(lines))
 
 
-def _show_wins(found: Analyses, top: int) -> None:
-    every = [row for row in found.wins.rows() if row.win_ns > 0]
-    rows = every[:top]
-    if not rows:
-        return
-    _title(f"where time would be won: beyond the roof of {found.hardware}", len(rows), len(every))
+def _print_opportunities(tables: Analyses, top: int) -> None:
+    """Print the operations with most time above the roofline."""
+    rows = [row for row in tables.wins.rows() if row.win_ns > 0]
     lines = [
         (
             _clipped(row.operation, 26),
@@ -479,7 +436,9 @@ def _show_wins(found: Analyses, top: int) -> None:
             _percent(row.cumulative_share),
             row.bound,
         )
-        for row in rows
+        for row in rows[:top]
     ]
-    heads = ("operation", "shapes", "to win", "share", "with above", "bound")
-    emit(table_text(heads, lines, left=(0, 1, 5)))
+    if lines:
+        heads = ("operation", "shapes", "above roof", "share", "cumulative", "bound")
+        title = f"optimization opportunities: time above the {tables.hardware} roofline"
+        _print_table(title, heads, lines, len(rows), left=(0, 1, 5))

@@ -12,22 +12,18 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.accuracy import percent, show_summary, signed
-from hespas.cli.league import calibrate_end_to_end
-from hespas.cli.session import (
+from hespas.cli.destinations import (
     check_apart,
     check_once,
     check_reports,
-    command_line,
-    emit,
     hardware_files,
-    is_quiet,
-    progress_bar,
     report_folder,
-    say,
-    say_diagnostics,
     write_document,
 )
+from hespas.cli.league import calibrate_end_to_end
+from hespas.cli.session import command_line
 from hespas.cli.suggest import suggest_shapes
+from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
@@ -206,7 +202,7 @@ def calibrate(
     with command_line(debug, diagnostics, asked.first, documents=[json_file], reads=reads, writes=writes):
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
-        say_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
+        report_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
         _show(done.result)
         _write(asked, done)
 
@@ -318,7 +314,7 @@ def _calibrated(
     split, seed, date = options
     memory = FitMemory.beside(asked.out)
     if memory.folder.is_dir():
-        say(f"note: going on from an interrupted run: {memory.folder}")
+        print_message(f"note: going on from an interrupted run: {memory.folder}")
     with progress_bar("fitting", progress) as callback:
         return api.calibrate(
             asked.hardware,

@@ -10,7 +10,9 @@ import typer
 from hespas.captures.jax.lowering import Platform, without_devices
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.cli import options
-from hespas.cli.session import answer_apart, check_reports, command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.destinations import check_reports
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics, stdout_redirected
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
 from hespas.files.children import ending_what_it_starts
 from hespas.graph.diagnostics import Diagnostics
@@ -154,7 +156,7 @@ def capture(
         others = {name: [path] for name, path in named.items() if path}
         check_reports({"--json": json_file}, others, overwrite=overwrite)
         axes = tuple(part.strip() for part in explicit.split(",") if part.strip())
-        with progress_bar("writing", progress) as callback, answer_apart(), ending_what_it_starts():
+        with progress_bar("writing", progress) as callback, stdout_redirected(), ending_what_it_starts():
             parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
             done = api.capture(
                 target,
@@ -192,7 +194,7 @@ def capture(
                 overwrite=overwrite,
                 diagnostics=diagnostics,
             )
-        say_diagnostics(diagnostics, target)
+        report_diagnostics(diagnostics, target)
         _tell(done)
         if ran:
             emit(f"{ran.headline()} -> {profile}")

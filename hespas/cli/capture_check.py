@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli import options
-from hespas.cli.session import (
-    check_reports,
-    command_line,
-    emit,
-    is_quiet,
-    say_diagnostics,
-    write_document,
-)
+from hespas.cli.destinations import check_reports, write_document
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, is_quiet, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, counted, flagged, table_text
 
 if TYPE_CHECKING:
@@ -56,7 +51,7 @@ def capture(
         )
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
-        say_diagnostics(done.diagnostics, trace)
+        report_diagnostics(done.diagnostics, trace)
         _show(done)
         if not done.equal:
             raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""``hespas-convert``: a workload from one format into another."""
+"""``hespas-convert``: conversion of a workload from one format to another."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ import typer
 
 from hespas.api.preparation import STEP_ESTIMATOR, Dropped
 from hespas.cli import options
-from hespas.cli.session import (
-    check_reports,
-    command_line,
-    emit,
-    is_verbose,
-    list_file,
-    progress_bar,
-    say_diagnostics,
-    tell,
-)
+from hespas.cli.destinations import check_reports, list_file
+from hespas.cli.session import command_line
 from hespas.cli.session import run as run_app
+from hespas.cli.terminal import emit, is_verbose, print_info, progress_bar, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.files.streams import STANDARD_STREAM
 from hespas.graph.diagnostics import Diagnostics
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hespas.api import Conversion
-    from hespas.api.event_account import EventConservation
-    from hespas.api.rescaling import Rescaling
 
 __all__ = ["app", "convert", "main"]
 
@@ -45,15 +36,15 @@ app = typer.Typer(
 
 
 _Source = Annotated[
-    str, typer.Argument(metavar="SRC", help="A file, a directory of NAME.{rank}.et files, or -.")
+    str, typer.Argument(metavar="SRC", help="Input file, folder of NAME.{rank}.et files, or - for stdin.")
 ]
-_Destination = Annotated[str, typer.Argument(metavar="DST", help="A file, a directory, or -.")]
+_Destination = Annotated[str, typer.Argument(metavar="DST", help="Output file, folder, or - for stdout.")]
 _To = Annotated[
     str,
     typer.Option(
         "--to",
         metavar="FORMAT",
-        help="Write DST in this format.",
+        help="Write DST in this format (default: by suffix).",
         autocompletion=options.format_names,
         rich_help_panel=options.OUTPUT,
     ),
@@ -62,7 +53,7 @@ _FromVersion = Annotated[
     str,
     typer.Option(
         metavar="VERSION",
-        help="The version of SRC's format, where SRC itself cannot tell.",
+        help="Set the version of SRC's format, for files that do not state it.",
         rich_help_panel=options.INPUT,
     ),
 ]
@@ -70,19 +61,19 @@ _ToVersion = Annotated[
     str,
     typer.Option(
         metavar="VERSION",
-        help="Which version of DST's format to write: see --list-formats.",
+        help="Write this version of DST's format (see --list-formats).",
         rich_help_panel=options.OUTPUT,
     ),
 ]
 _Hardware = Annotated[
     str,
-    options.hardware_option("Give operations the time they take on this device."),
+    options.hardware_option("Estimate the durations of operations on this device."),
 ]
 _Rescale = Annotated[
     str,
     typer.Option(
         metavar="AXIS=N,...",
-        help="Write the job with these sizes of its mesh axes, where that is provable.",
+        help="Rescale the job to these mesh sizes, if the result is provably exact.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -90,7 +81,7 @@ _Mesh = Annotated[
     str,
     typer.Option(
         metavar="AXIS=N,...",
-        help="Partition a program with shardings over this mesh; with --rescale: the axes of SRC's own mesh.",
+        help="Partition a program with shardings over this mesh; with --rescale: the mesh of SRC.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -99,30 +90,37 @@ _With = Annotated[
     typer.Option(
         "--with",
         metavar="TRACE",
-        help="With --rescale: the same program at another size of one axis, as proof.",
+        help="With --rescale: read the same program at another size of one axis, as evidence; repeatable.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
 _Ranks = Annotated[
-    str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.", rich_help_panel=options.OUTPUT)
+    str,
+    typer.Option(
+        metavar="N|A-B", help="Write only this rank, or this range of ranks.", rich_help_panel=options.OUTPUT
+    ),
 ]
 _Overwrite = Annotated[
     bool,
     typer.Option(
         "--overwrite",
-        help="Replace DST, and the file of --log-json, where it exists.",
+        help="Replace DST and the file of --log-json if they exist.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
 _LogJson = Annotated[
     Path | None,
     typer.Option(
-        "--log-json", metavar="FILE|-", help="Write what was done, as JSON.", rich_help_panel=options.OUTPUT
+        "--log-json",
+        metavar="FILE|-",
+        help="Write the conversion account as JSON.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
-_ListFormats = Annotated[bool, typer.Option("--list-formats", help="List the formats and leave.")]
+_ListFormats = Annotated[bool, typer.Option("--list-formats", help="List supported formats and exit.")]
 _AsJson = Annotated[
-    bool, typer.Option("--json", help="With --list-formats: as JSON, to standard output or a FILE behind it.")
+    bool,
+    typer.Option("--json", help="With --list-formats: write JSON to stdout, or to the FILE that follows."),
 ]
 
 
@@ -170,19 +168,28 @@ def convert(
     debug: options.Debug = False,
     show_version: options.Version = False,
 ) -> None:
-    """Convert a workload between StableHLO, HLO, op graphs, Chakra traces and drawings.
+    """Convert a workload between StableHLO, HLO, op graphs, Chakra traces, profiler traces and drawings.
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
     diagnostics, reads = Diagnostics(), [source, hardware, estimator, *(capture or ()), *(with_trace or ())]
-    named = [each for each in reads if str(each) != STANDARD_STREAM]  # the source is read as it comes
-    with command_line(debug, diagnostics, source, documents=[log_json], reads=named, writes=[destination]):
+    paths = [path for path in reads if str(path) != STANDARD_STREAM]  # the converter reads the stream itself
+    with command_line(debug, diagnostics, source, documents=[log_json], reads=paths, writes=[destination]):
         if list_formats:
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return
-        _check(source, destination, log_json, capture or [], overwrite=overwrite)
+        if not source or not destination:
+            raise UsageError("SRC and DST are required", hint=_EXAMPLE)
+        taken: dict[str, list[str] | list[Path]] = {
+            "SRC": [source], "DST": [destination], "--capture": capture or [],
+        }  # fmt: skip
+        check_reports({"--log-json": log_json}, taken, overwrite=overwrite)
+        if with_trace and not rescale:
+            raise UsageError("--with requires --rescale", hint="--rescale dp=512")
         from hespas import api
+        from hespas.api.rescaling import Rescaling
 
+        rescaling = Rescaling(sizes=rescale, mesh=mesh, others=with_trace or []) if rescale else None
         with progress_bar("converting", progress) as callback:
             done = api.convert(
                 source,
@@ -198,7 +205,7 @@ def convert(
                 num_devices=num_devices,
                 num_replicas=num_replicas,
                 capture=capture or (),
-                rescale=_rescaling(rescale, mesh, with_trace or []),
+                rescale=rescaling,
                 mesh=mesh if mesh and not rescale else None,
                 granularity=granularity,
                 missing=missing,
@@ -208,45 +215,18 @@ def convert(
                 progress=callback,
                 diagnostics=diagnostics,
             )
-        _tell(done, log_json, overwrite=overwrite)
-
-
-def _rescaling(sizes: str, mesh: str, others: list[Path]) -> Rescaling | None:
-    """What --rescale and what belongs to it say."""
-    from hespas.api.rescaling import Rescaling
-
-    if sizes:
-        return Rescaling(sizes=sizes, mesh=mesh, others=others)
-    if others:
-        raise UsageError("--with says nothing without --rescale", hint="--rescale dp=512")
-    return None
-
-
-def _tell(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
-    from hespas import api
-
-    if log_json:
-        api.write_json(done.to_json(), log_json, overwrite=overwrite)
-    _report(done)
-
-
-def _check(
-    source: str, destination: str, log_json: Path | None, captures: list[Path], *, overwrite: bool
-) -> None:
-    """Refuse what is not said, and a log that cannot be written, before any work is done."""
-    if not source or not destination:
-        raise UsageError("SRC and DST are needed", hint=_EXAMPLE)
-    others: dict[str, list[str] | list[Path]] = {"SRC": [source], "DST": [destination], "--capture": captures}
-    check_reports({"--log-json": log_json}, others, overwrite=overwrite)
+        if log_json:
+            api.write_json(done.to_json(), log_json, overwrite=overwrite)
+        _print_account(done)
 
 
 def _parse_ranks(text: str) -> range | None:
-    """``5`` is that rank, ``2-7`` are both ends and all between."""
+    """Parse ``--ranks``: ``5`` is one rank, ``2-7`` the six ranks from 2 to 7."""
     if not text:
         return None
     first, dash, last = text.partition("-")
     if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
-        raise UsageError(f"--ranks {text!r} is neither a rank nor a range", hint="--ranks 0 or --ranks 0-7")
+        raise UsageError(f"invalid --ranks {text!r}: expected N or A-B", hint="--ranks 0 or --ranks 0-7")
     low, high = int(first), int(last or first)
     if high < low:
         raise UsageError(f"--ranks {text!r} ends before it starts", hint=f"--ranks {high}-{low}")
@@ -254,11 +234,11 @@ def _parse_ranks(text: str) -> range | None:
 
 
 def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bool) -> None:
-    """Print the table, or write it as JSON: SRC is then the file behind ``--json``."""
+    """Print the formats, or write them as JSON to SRC, the argument that follows ``--json``."""
     from hespas.converters import usable_formats
 
     if destination:
-        raise UsageError("--list-formats converts nothing", hint="leave SRC and DST out")
+        raise UsageError("--list-formats excludes SRC and DST", hint="leave SRC and DST out")
     json_file = list_file(Path(source) if source else None, as_json=as_json, overwrite=overwrite)
     formats = list(usable_formats())
     if json_file:
@@ -289,23 +269,37 @@ def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bo
         )
         for entry in formats
     ]
-    emit(table_text(("format", "what", "suffixes", "can"), lines, left=range(4)))
+    emit(table_text(("format", "description", "suffixes", "supports"), lines, left=range(4)))
 
 
-def _report(done: Conversion) -> None:
-    """Findings and account of a conversion on standard error: standard output may carry the result."""
-    say_diagnostics(done.diagnostics, done.source)
-    tell(
+def _print_account(done: Conversion) -> None:
+    """Print diagnostics and the conservation account on standard error: standard output may be DST."""
+    report_diagnostics(done.diagnostics, done.source)
+    print_info(
         f"{done.source} ({done.source_format}) -> "
         f"{done.destination} ({done.target_format}, {bytes_text(done.bytes_written)})"
     )
     if done.events is not None:
-        _report_events(done.events, done.target_format)
+        before_events, after_events = done.events.before, done.events.after
+        rows = [
+            ("device events", count_text(before_events.events), count_text(after_events.events)),
+            (
+                "device time",
+                time_text(before_events.device_time_ns),
+                time_text(after_events.device_time_ns),
+            ),
+            *((name, count_text(one), count_text(other)) for name, one, other in done.events.rows()),
+        ]
+        print_info(table_text(("", "in", "out"), rows))
+        _print_dropped(done.events.dropped, done.target_format)
     account = done.conservation
     if account is None:
         return
     before, after = account.before, account.after
-    tell(f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; sums over them:")
+    print_info(
+        f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; "
+        "sums over all ranks:"
+    )
     rows = [
         ("operations", count_text(before.ops), count_text(after.ops)),
         ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
@@ -319,44 +313,45 @@ def _report(done: Conversion) -> None:
     if before.unknown_ops or after.unknown_ops:
         counts = (count_text(before.unknown_ops), count_text(after.unknown_ops))
         rows.insert(1, ("... of unknown cost, not in the sums", *counts))
-    tell(table_text(("", "in", "out"), rows))
-    _report_dropped(account.dropped, done.target_format)
+    print_info(table_text(("", "in", "out"), rows))
+    _print_dropped(account.dropped, done.target_format)
 
 
-def _report_events(account: EventConservation, target: str) -> None:
-    """The account of measured events."""
-    before, after = account.before, account.after
-    rows = [
-        ("device events", count_text(before.events), count_text(after.events)),
-        ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
-        *((name, count_text(one), count_text(other)) for name, one, other in account.rows()),
-    ]
-    tell(table_text(("", "in", "out"), rows))
-    _report_dropped(account.dropped, target)
+_DETAIL_COLUMNS = frozenset({"metadata", "attachments"})
+"""Columns whose loss is printed with ``--verbose`` only: facts about the job and attached documents."""
+_DETAIL_CODES = frozenset({"chakra.rounded-times"})
+"""Losses that are printed with ``--verbose`` only, because they are below the precision of measurements."""
 
 
-_HARDLY_MISSED = frozenset({"metadata", "attachments"})
-"""Columns with what was said about the job beside its operations, and documents that came along."""
+_REMOVALS = {
+    "pass.fused": "{count} operations fused into their consumers",
+    "pass.folded-free": "{count} zero-cost operations removed (views, constants, tuples)",
+    "pass.grouped": "{count} operations merged into regions between collectives",
+}
+"""Code of a pass that removes operations -> its line in the account."""
 
 
-_TRIFLES = frozenset({"chakra.rounded-times"})
-"""Findings about less than a measurement can tell."""
-
-
-def _report_dropped(dropped: Iterable[Dropped], target: str) -> None:
+def _print_dropped(dropped: Iterable[Dropped], target: str) -> None:
+    """Print the operations and columns that a conversion drops, merges or adds, with their reasons."""
     from hespas.converters import load_format
 
     losses = load_format(target).losses
-    for each in dropped:
-        trifle = each.reason in _TRIFLES or set(losses.get(each.reason, ("*",))) <= _HARDLY_MISSED
-        if trifle and not is_verbose():
+    for entry in dropped:
+        columns = set(losses.get(entry.reason, ("*",)))
+        is_detail = entry.reason in _DETAIL_CODES or columns <= _DETAIL_COLUMNS
+        if is_detail and not is_verbose():
             continue
-        moved = f", {bytes_text(each.bytes_moved)} not moved" if each.bytes_moved else ""
-        less = "less" if each.count >= 0 else "more"
-        verb = f"operations {less}: " if each.reason.startswith(("pass.", "rescale.ranks")) else ""
-        tell(f"{count_text(abs(each.count))} {verb}{each.message}{moved} [{each.reason}]")
+        count = count_text(abs(entry.count))
+        if entry.count >= 0 and entry.reason in _REMOVALS:
+            text = _REMOVALS[entry.reason].format(count=count)
+        elif entry.reason.startswith(("pass.", "rescale.ranks")):
+            text = f"{count} operations {'removed' if entry.count >= 0 else 'added'}: {entry.message}"
+        else:
+            text = f"{count} {entry.message}"
+        saved = f" (saves {bytes_text(entry.bytes_moved)} of memory traffic)" if entry.bytes_moved else ""
+        print_info(f"{text}{saved} [{entry.reason}]")
 
 
 def main() -> None:
-    """Entry point."""
+    """Run ``hespas-convert``."""
     run_app(app)

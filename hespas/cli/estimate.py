@@ -1,7 +1,8 @@
-"""``hespas estimate``: how long the operations of a workload or of a table take on a device."""
+"""``hespas estimate``: durations of the operations of a workload or a table on a device."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -11,15 +12,9 @@ import typer
 
 from hespas.api.preparation import STEP_ESTIMATOR, Granularity
 from hespas.cli import options
-from hespas.cli.session import (
-    check_reports,
-    command_line,
-    emit,
-    estimator_files,
-    hardware_files,
-    progress_bar,
-    say_diagnostics,
-)
+from hespas.cli.destinations import check_reports, estimator_files, hardware_files
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import (
     bytes_text,
     count_text,
@@ -27,6 +22,7 @@ from hespas.cli.text import (
     energy_text,
     flops_text,
     mixed_lines,
+    op_class_text,
     step_lines,
     table_text,
     time_text,
@@ -36,7 +32,6 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import ClassTotals, NodeEstimates, TableEstimates
-    from hespas.estimators.rates import StepEnergy
     from hespas.graph import Diagnostics
 
 __all__ = ["estimate"]
@@ -44,17 +39,21 @@ __all__ = ["estimate"]
 
 def estimate(
     context: typer.Context,
-    source: Annotated[Path | None, typer.Argument(metavar="[SRC]", help="Any readable workload.")] = None,
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[SRC]", help="Workload in any readable format.")
+    ] = None,
     *,
     hardware: Annotated[
         list[str],
-        options.hardware_option("A device: see 'hespas hardware list'; repeated: a column each."),
+        options.hardware_option(
+            "Estimate durations on this device (see 'hespas hardware list'); repeat to compare."
+        ),
     ],
     table: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A table of operations (CSV or Parquet) instead of SRC.",
+            help="Read a table of operations (CSV or Parquet) instead of SRC.",
             rich_help_panel=options.INPUT,
         ),
     ] = None,
@@ -65,7 +64,7 @@ def estimate(
         str,
         typer.Option(
             metavar="RxC",
-            help="Shape of a systolic array, instead of the device's.",
+            help="Set the shape of the systolic array (default: the device's).",
             rich_help_panel=options.DEVICE,
         ),
     ] = "",
@@ -73,7 +72,7 @@ def estimate(
         str,
         typer.Option(
             metavar="os|ws|is",
-            help="What stays in the array, instead of the device's.",
+            help="Set the dataflow: output-, weight- or input-stationary (default: the device's).",
             rich_help_panel=options.DEVICE,
         ),
     ] = "",
@@ -99,7 +98,7 @@ def estimate(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Time per operation class of one step on a device, or of each operation of a table."""
+    """Estimate the time of each operation class of a step, or of each operation of a table, on a device."""
     from hespas.graph import Diagnostics
 
     diagnostics = Diagnostics()
@@ -110,34 +109,39 @@ def estimate(
         )
         if source is None:
             return
-    device, named = hardware[0], several["estimator"][0]
-    reads, documents = [source, table, device, named], [out, json_file]
+    device, model = hardware[0], several["estimator"][0]
+    reads, documents = [source, table, device, model], [out, json_file]
     with command_line(debug, diagnostics, str(table or source), documents=documents, reads=reads):
         if any(len(values) > 1 for values in several.values()):
-            raise UsageError("a table is estimated on one device, by one estimator", hint="name each once")
-        model = _with_array(named, array, dataflow)
-        asked = _Asked(device, model, out, json_file, overwrite, diagnostics)
+            raise UsageError("--table takes one --hardware and one --estimator", hint="give each once")
+        if array or dataflow:
+            parts = {"array": array, "dataflow": dataflow}
+            model = _with_array(model, {name: value for name, value in parts.items() if value})
+        settings = _EstimateOptions(device, model, out, json_file, overwrite, diagnostics)
         if table is not None:
-            _refuse_with_table(
-                {
-                    "SRC": source,
-                    "--from": source_format,
-                    "--num-devices": num_devices,
-                    "--num-replicas": num_replicas,
-                    "--granularity": granularity,
-                }
-            )
-            _estimate_table(table, asked)
+            excluded = {
+                "SRC": source,
+                "--from": source_format,
+                "--num-devices": num_devices,
+                "--num-replicas": num_replicas,
+                "--granularity": granularity,
+            }
+            for option, value in excluded.items():
+                if value:
+                    raise UsageError(f"{option} and --table exclude each other", hint="give one of them")
+            _estimate_table(table, settings)
             return
         if source is None:
-            raise UsageError("nothing to estimate", hint="name a workload (SRC) or a table (--table FILE)")
+            raise UsageError(
+                "SRC or --table is required", hint="name a workload (SRC) or a table (--table FILE)"
+            )
         reading = (source_format or None, num_devices, num_replicas)
-        _estimate_program(source, reading, granularity, asked, progress)
+        _estimate_program(source, reading, granularity, settings, progress)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked of any input, and where it is told."""
+class _EstimateOptions:
+    """Options of an estimate that do not depend on the kind of input."""
 
     hardware: str
     estimator: str
@@ -147,7 +151,7 @@ class _Asked:
     diagnostics: Diagnostics
 
     def check_reports(self, role: str, source: Path) -> None:
-        """Raise where a document cannot be written, or would replace the input."""
+        """Raise an error for a document that cannot be written or would replace the input."""
         reads = {
             role: [source],
             "--hardware": hardware_files(self.hardware),
@@ -156,43 +160,36 @@ class _Asked:
         check_reports({"--out": self.out, "--json": self.json_file}, reads, overwrite=self.overwrite)
 
 
-def _with_array(estimator: str, array: str, dataflow: str) -> str:
-    """The estimator's spelling with the options of an array. Raises ``UsageError`` where it has none."""
-    given = {"array": array, "dataflow": dataflow}
-    asked = ",".join(f"{name}={text}" for name, text in given.items() if text)
-    if not asked:
-        return estimator
-    name, _, stated = estimator.partition(":")
+def _with_array(estimator: str, parts: Mapping[str, str]) -> str:
+    """Add options of a systolic array to the spelling of an estimator. Raises ``UsageError`` if the estimator
+    has no array.
+    """
+    name, _, given = estimator.partition(":")
     if name != "systolic":
-        listed = " and ".join(f"--{name}" for name, text in given.items() if text)
+        listed = " and ".join(f"--{option}" for option in parts)
         raise UsageError(f"{listed}: estimator {name!r} has no such option", hint="add --estimator systolic")
-    return f"{name}:{','.join(part for part in (stated, asked) if part)}"
-
-
-def _refuse_with_table(given: dict[str, Path | str | int | None]) -> None:
-    for option, value in given.items():
-        if value:
-            raise UsageError(f"{option} and --table exclude each other", hint="give one of them")
+    added = [f"{option}={value}" for option, value in parts.items()]
+    return f"{name}:{','.join([given, *added] if given else added)}"
 
 
 def _estimate_program(
     source: Path,
     reading: tuple[str | None, int | None, int | None],
     granularity: Granularity | None,
-    asked: _Asked,
+    settings: _EstimateOptions,
     progress: bool | None,
 ) -> None:
     from hespas import api
     from hespas.converters import ReadOptions
 
-    asked.check_reports("SRC", source)
-    diagnostics = asked.diagnostics
+    settings.check_reports("SRC", source)
+    diagnostics = settings.diagnostics
     source_format, num_devices, num_replicas = reading
     with progress_bar("estimating", progress) as callback:
         done = api.estimate(
             source,
-            asked.hardware,
-            estimator=asked.estimator,
+            settings.hardware,
+            estimator=settings.estimator,
             granularity=granularity,
             format=source_format,
             options=ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback),
@@ -200,44 +197,44 @@ def _estimate_program(
             progress=callback,
         )
     step = api.step_of(done)
-    if asked.out:
-        api.write_estimates_csv(done, asked.out, overwrite=asked.overwrite)
-    if asked.json_file:
+    if settings.out:
+        api.write_estimates_csv(done, settings.out, overwrite=settings.overwrite)
+    if settings.json_file:
         document = api.estimate_document(done, step)
-        api.write_json(document, asked.json_file, overwrite=asked.overwrite)
-    say_diagnostics(diagnostics, source)
+        api.write_json(document, settings.json_file, overwrite=settings.overwrite)
+    report_diagnostics(diagnostics, source)
     if step is not None:
-        emit((*step_lines(step, asked.hardware), *mixed_lines(step)))
-    _show_estimates(done)
+        emit((*step_lines(step, settings.hardware), *mixed_lines(step)))
+    _print_estimates(done)
 
 
-def _estimate_table(table: Path, asked: _Asked) -> None:
+def _estimate_table(table: Path, settings: _EstimateOptions) -> None:
     from hespas import api
 
-    asked.check_reports("--table", table)
-    diagnostics = asked.diagnostics
-    done = api.estimate_table(table, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics)
-    if asked.out:
-        api.write_table_estimates(done, asked.out, diagnostics, overwrite=asked.overwrite)
-    if asked.json_file:
-        api.write_json(done.to_json(), asked.json_file, overwrite=asked.overwrite)
-    say_diagnostics(diagnostics, table)
-    _show_table(done)
+    settings.check_reports("--table", table)
+    diagnostics = settings.diagnostics
+    done = api.estimate_table(table, settings.hardware, estimator=settings.estimator, diagnostics=diagnostics)
+    if settings.out:
+        api.write_table_estimates(done, settings.out, diagnostics, overwrite=settings.overwrite)
+    if settings.json_file:
+        api.write_json(done.to_json(), settings.json_file, overwrite=settings.overwrite)
+    report_diagnostics(diagnostics, table)
+    _print_table(done)
 
 
-def _least(total_ns: float, unknown: float) -> str:
-    """What stands before a sum that is not of all operations."""
+def _at_least(total_ns: float, unknown: float) -> str:
+    """Return the prefix of a sum that lacks operations of unknown duration."""
     return "at least " if unknown and not isnan(total_ns) else ""
 
 
-def _show_table(done: TableEstimates) -> None:
+def _print_table(done: TableEstimates) -> None:
     rows = done.totals
     total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
     unknown = sum(row.unknown for row in rows)
     total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
     emit(
         f"{done.path.name}: {counted(len(done.prediction.duration_ns), 'operation')}, "
-        f"{_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} one after another "
+        f"{_at_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} in sequence "
         f"({', '.join(done.prediction.models)})"
     )
     has_cycles = done.cycles is not None
@@ -261,24 +258,24 @@ def _show_table(done: TableEstimates) -> None:
     emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
 
 
-def _show_estimates(done: NodeEstimates) -> None:
+def _print_estimates(done: NodeEstimates) -> None:
     from hespas.api import class_totals, total_duration_ns
 
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         ranks = int((done.workload.rank_class == index).sum())
         rows = class_totals(graph, estimated)
         total_ns = total_duration_ns(rows)
-        least = _least(total_ns, sum(row.unknown for row in rows))
+        at_least = _at_least(total_ns, sum(row.unknown for row in rows))
         contributing = {part.estimator for row in rows for part in row.estimators}
         names = [name for name in estimated.estimators if name in contributing] or estimated.estimators
         emit(
             f"{graph.name}: {counted(ranks, 'rank')}, "
-            f"{least}{time_text(total_ns)} of work per rank and step on {estimated.hardware}, one operation "
-            f"after another ({', '.join(names)})"
+            f"{at_least}{time_text(total_ns)} of work per rank and step on {estimated.hardware}, in sequence "
+            f"({', '.join(names)})"
         )
         lines = [
             (
-                row.op_class,
+                op_class_text(row.op_class),
                 count_text(row.nodes),
                 flops_text(row.flops),
                 bytes_text(row.bytes_moved),
@@ -296,24 +293,19 @@ def _show_estimates(done: NodeEstimates) -> None:
             heads.insert(6, "estimator")
         emit(table_text(heads, lines, left=(0, 6) if len(contributing) > 1 else (0,)))
         for energy in done.energies[index : index + 1]:
-            _show_energy(energy)
+            figures: list[str] = []
+            if not isnan(energy.at_least_j):
+                figures.append(f"{energy_text(energy.at_least_j)} or more (arithmetic and main memory)")
+            if not isnan(energy.at_tdp_j):
+                figures.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
+            if figures:
+                emit(f"energy: {', '.join(figures)}")
 
 
 def _estimators_text(row: ClassTotals) -> str:
-    """Each estimator with its share of the class's time, the largest first."""
+    """Return each estimator with its share of the class's time, largest first."""
     known_ns = sum(part.duration_ns for part in row.estimators)
     parts = sorted(row.estimators, key=lambda part: -part.duration_ns)
     if len(parts) == 1:
         return parts[0].estimator
     return ", ".join(f"{part.estimator} {part.duration_ns / known_ns:.1%}" for part in parts) or "-"
-
-
-def _show_energy(energy: StepEnergy) -> None:
-    """What the device file has figures for; nothing where it has none."""
-    told: list[str] = []
-    if energy.at_least_j == energy.at_least_j:
-        told.append(f"{energy_text(energy.at_least_j)} or more (arithmetic and main memory)")
-    if energy.at_tdp_j == energy.at_tdp_j:
-        told.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
-    if told:
-        emit(f"energy: {', '.join(told)}")

@@ -1,4 +1,4 @@
-"""``hespas generate``: workloads from settings alone."""
+"""``hespas generate``: synthetic workloads of models, collectives and random programs."""
 
 from __future__ import annotations
 
@@ -8,67 +8,83 @@ from typing import Annotated, Literal
 import typer
 
 from hespas.cli.generate_llm import llm
-from hespas.cli.generating import Asked, making
+from hespas.cli.generating import GivenOptions, generator_command
+from hespas.cli.session import renamed_options
 from hespas.generators.spec import Generator
 
 __all__ = ["app", "collectives", "dit", "dlrm", "eager", "random", "vit"]
 
-app = typer.Typer(no_args_is_help=True, help="Make workloads from settings alone: models at any parallelism.")
+app = typer.Typer(no_args_is_help=True, help="Generate workloads from settings: models at any parallelism.")
 
-# --- benchmarks and random programs
-
-_Ranks = Annotated[int, typer.Option(min=2, metavar="N", help="Ranks of the job.")]
+_Ranks = Annotated[int, typer.Option(min=2, metavar="N", help="Set the number of ranks.")]
 
 
-@making()
+@generator_command()
 def collectives(
-    _asked: Asked,
+    _given: GivenOptions,
     ranks: _Ranks,
     kinds: Annotated[
-        str, typer.Option(metavar="LIST", help="Collectives with commas; also permute and ping_pong.")
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Generate these collectives, separated by commas; also permute and ping_pong.",
+        ),
     ] = "all_reduce,all_gather,reduce_scatter,all_to_all",
     sizes: Annotated[
-        str, typer.Option(metavar="A-B|LIST", help="Whole buffers: powers of two between, or a list.")
+        str,
+        typer.Option(metavar="A-B|LIST", help="Set buffer sizes: powers of two between A and B, or a list."),
     ] = "1KiB-1GiB",
     groups: Annotated[
-        str, typer.Option(metavar="SPEC", help="Groups along axes of a mesh: 8x4:inner, 2x4x8:0,2.")
+        str, typer.Option(metavar="SPEC", help="Group ranks along axes of a mesh: 8x4:inner, 2x4x8:0,2.")
     ] = "",
-    repeat: Annotated[int, typer.Option(min=1, metavar="R", help="How often each.")] = 1,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Element type.")] = "bf16",
-    separate: Annotated[bool, typer.Option("--separate", help="None waits for another.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, metavar="R", help="Repeat each collective R times.")] = 1,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Set the element type.")] = "bf16",
+    separate: Annotated[
+        bool, typer.Option("--separate", help="Add no dependencies between collectives.")
+    ] = False,
 ) -> Generator:
-    """Collectives and messages of every size, one after another.
+    """Generate collectives and messages of every size, in sequence.
 
     hespas generate collectives --kinds all_reduce,ping_pong --sizes 1MiB-64MiB --ranks 8 --out traces/
     """
     from hespas.generators.collectives import CollectiveBenchmark, parse_sizes
 
     return CollectiveBenchmark(
-        kinds=tuple(each.strip() for each in kinds.split(",")), sizes=parse_sizes(sizes), ranks=ranks,
+        kinds=tuple(kind.strip() for kind in kinds.split(",")), sizes=parse_sizes(sizes), ranks=ranks,
         groups=groups, repeat=repeat, dtype=dtype, separate=separate,
     )  # fmt: skip
 
 
-@making()
+@generator_command()
 def random(
-    _asked: Asked,
+    _given: GivenOptions,
     ranks: _Ranks,
-    nodes: Annotated[int, typer.Option(min=1, metavar="M", help="Events of the job.")] = 100,
-    seed: Annotated[int, typer.Option(metavar="S", help="Equal seeds make equal jobs.")] = 0,
-    collective_share: Annotated[float, typer.Option(min=0, max=1, help="Of events.")] = 0.2,
-    p2p_share: Annotated[float, typer.Option(min=0, max=1, help="Messages, of events.")] = 0.1,
-    classes: Annotated[int, typer.Option(min=1, metavar="C", help="Programs of ranks that differ.")] = 1,
-    width: Annotated[int, typer.Option(min=1, metavar="W", help="How far back a node may wait.")] = 8,
+    nodes: Annotated[
+        int, typer.Option(min=1, metavar="M", help="Set the number of events of the job.")
+    ] = 100,
+    seed: Annotated[int, typer.Option(metavar="S", help="Set the random seed.")] = 0,
+    collective_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Set the fraction of events that are collectives.")
+    ] = 0.2,
+    p2p_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Set the fraction of events that are messages.")
+    ] = 0.1,
+    classes: Annotated[
+        int, typer.Option(min=1, metavar="C", help="Set the number of rank classes (distinct programs).")
+    ] = 1,
+    width: Annotated[
+        int, typer.Option(min=1, metavar="W", help="Limit the distance of dependencies to W nodes.")
+    ] = 8,
     broken: Annotated[
         str,
         typer.Option(
             "--break",
             metavar="RULE",
-            help="End with one violation: cycle, sizes, missing-receive, missing-collective, order.",
+            help="Add one violation: cycle, sizes, missing-receive, missing-collective, order.",
         ),
     ] = "",
 ) -> Generator:
-    """A random job that no simulator may hang on, or with one violation that validators must find.
+    """Generate a random valid job, or one with a single violation for tests of validators.
 
     hespas generate random --ranks 8 --nodes 1000 --classes 4 --seed 1 --out traces/
     """
@@ -80,19 +96,21 @@ def random(
     )  # fmt: skip
 
 
-# --- vision and diffusion transformers
+_Images = Annotated[int, typer.Option(min=1, metavar="N", help="Set images per rank.")]
+_Replicas = Annotated[int, typer.Option(min=1, metavar="N", help="Set data-parallel ranks.")]
+_Sharded = Annotated[bool, typer.Option("--fsdp", help="Shard weights, gradients and optimizer states.")]
+_Type = Annotated[
+    str, typer.Option(metavar="TYPE", help="Set the element type: bf16, f16, f32 (IEEE) or tf32.")
+]
+_Side = Annotated[
+    int, typer.Option(min=0, metavar="PIXELS", help="Set the image side in pixels (0: the model's).")
+]
+_Layers = Annotated[int, typer.Option(min=0, metavar="N", help="Set the number of blocks (0: the model's).")]
 
-_Images = Annotated[int, typer.Option(min=1, metavar="N", help="Images of each rank.")]
-_Replicas = Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")]
-_Sharded = Annotated[bool, typer.Option("--fsdp", help="Shard weights, gradients and states.")]
-_Type = Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16, f32 (IEEE) or tf32.")]
-_Side = Annotated[int, typer.Option(min=0, metavar="PIXELS", help="Side of an image (0: the model's own).")]
-_Layers = Annotated[int, typer.Option(min=0, metavar="N", help="Blocks (0: the model's own).")]
 
-
-@making()
+@generator_command()
 def vit(
-    asked: Asked,
+    given: GivenOptions,
     dp: _Replicas = 1,
     batch: _Images = 1,
     fsdp: _Sharded = False,
@@ -100,7 +118,7 @@ def vit(
     image: _Side = 0,
     layers: _Layers = 0,
 ) -> Generator:
-    """A training step of a vision transformer, ViT-B/16.
+    """Generate a training step of a vision transformer, ViT-B/16.
 
     hespas generate vit --dp 8 --batch 64 --fsdp --out traces/
     """
@@ -108,13 +126,13 @@ def vit(
 
     model = vit_b_16()
     model = replace(model, image=image or model.image, layers=layers or model.layers)
-    _one_rank(asked, dp)
+    _check_fsdp(given, dp)
     return VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype)
 
 
-@making()
+@generator_command()
 def dit(
-    asked: Asked,
+    given: GivenOptions,
     dp: _Replicas = 1,
     batch: _Images = 1,
     fsdp: _Sharded = False,
@@ -122,7 +140,7 @@ def dit(
     image: _Side = 0,
     layers: _Layers = 0,
 ) -> Generator:
-    """A training step of a diffusion transformer, DiT-XL/2; the image is its latent, of side 32.
+    """Generate a training step of a diffusion transformer, DiT-XL/2; the image is its latent, of side 32.
 
     hespas generate dit --dp 8 --batch 32 --fsdp --out traces/
     """
@@ -130,35 +148,34 @@ def dit(
 
     model = dit_xl_2()
     model = replace(model, image=image or model.image, layers=layers or model.layers)
-    _one_rank(asked, dp)
+    _check_fsdp(given, dp)
     return VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype)
 
 
-def _one_rank(asked: Asked, dp: int) -> None:
+def _check_fsdp(given: GivenOptions, dp: int) -> None:
     if dp == 1:
-        asked.has_no_effect("fsdp", "one data rank has all of the state")
+        given.warn_no_effect("fsdp", "one data-parallel rank has the whole state")
 
 
-# --- what frameworks run without a compiler
-
-
-@making()
+@generator_command()
 def eager(
-    _asked: Asked,
+    _given: GivenOptions,
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b, switch-xl-4."
+            metavar="MODEL", help="bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b or switch-xl-4."
         ),
     ],
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.")] = 512,
-    train: Annotated[bool, typer.Option("--train", help="Backward too (no optimizer).")] = False,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Set sequences per step.")] = 1,
+    seq: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="Set the sequence length in tokens.")
+    ] = 512,
+    train: Annotated[bool, typer.Option("--train", help="Add the backward pass (no optimizer).")] = False,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Fuse between products, as torch.compile does.")
+        bool, typer.Option("--compiled", help="Fuse between matmuls, as torch.compile does.")
     ] = False,
 ) -> Generator:
-    """A transformer on one device as PyTorch runs it in float32, one operator after another.
+    """Generate a transformer on one device as PyTorch runs it eagerly in float32.
 
     hespas generate eager gpt2-large --batch 4 --seq 1024 --out gpt2.json
     """
@@ -167,38 +184,47 @@ def eager(
     return EagerStep(model=eager_model(model), batch=batch, length=seq, training=train, compiled=compiled)
 
 
-# --- recommendation models
-
-
-@making()
+@generator_command()
 def dlrm(
-    asked: Asked,
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks of the job.")] = 8,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of each rank.")] = 2048,
-    tables: Annotated[int, typer.Option(min=1, metavar="N", help="Embedding tables.")] = 64,
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of each.")] = 1_000_000,
-    width: Annotated[int, typer.Option(min=1, metavar="N", help="Width of a row.")] = 128,
-    lookups: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a table for a sample.")] = 32,
+    given: GivenOptions,
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Set the number of ranks.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Set samples per rank.")] = 2048,
+    tables: Annotated[int, typer.Option(min=1, metavar="N", help="Set the number of embedding tables.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Set rows per table.")] = 1_000_000,
+    width: Annotated[int, typer.Option(min=1, metavar="N", help="Set the embedding dimension.")] = 128,
+    lookups: Annotated[int, typer.Option(min=1, metavar="N", help="Set lookups per table and sample.")] = 32,
     sharding: Annotated[
-        Literal["table", "row", "column"], typer.Option(help="How tables are spread over ranks.")
+        Literal["table", "row", "column"],
+        typer.Option(help="Shard embedding tables by table, row or column."),
     ] = "table",
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16, f16, f32 (IEEE) or tf32.")] = "f32",
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Set the element type: bf16, f16, f32 (IEEE) or tf32.")
+    ] = "f32",
 ) -> Generator:
-    """A training step of a recommendation model with tables spread over all ranks.
+    """Generate a training step of DLRM with embedding tables sharded over all ranks.
 
     hespas generate dlrm --ranks 16 --sharding row --out traces/
     """
     from hespas.generators.dlrm import DlrmStep
 
     if ranks == 1:
-        asked.has_no_effect("sharding", "one rank has all tables")
+        given.warn_no_effect("sharding", "one rank has all tables")
     return DlrmStep(
         ranks=ranks, batch=batch, tables=tables, rows=rows, width=width, lookups=lookups,
         sharding=sharding, dtype=dtype,
     )  # fmt: skip
 
 
-app.command()(llm)
+app.command(
+    cls=renamed_options(
+        {
+            "--drafts": "--num-speculative-tokens",
+            "--page": "--block-size",
+            "--style": "--framework",
+            "--cache": "--kv-cache-dtype",
+        }
+    )
+)(llm)
 app.command()(dlrm)
 app.command()(vit)
 app.command()(dit)

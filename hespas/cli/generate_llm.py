@@ -1,4 +1,4 @@
-"""``hespas generate llm``: a step of a language model from options, or from a row of a table of runs."""
+"""``hespas generate llm``: a training or serving step of an LLM, from options or a table of runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hespas.cli.generating import Asked, making
-from hespas.cli.session import emit
+from hespas.cli.generating import GivenOptions, generator_command
+from hespas.cli.terminal import emit
 from hespas.cli.text import count_text, counted, table_text
 from hespas.generators.llm.settings import ScheduleName, Style
 from hespas.generators.spec import Generator
-from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.step_facts import Launch
 
@@ -23,128 +22,148 @@ if TYPE_CHECKING:
 
 __all__ = ["llm"]
 
-_LAYOUT, _STEP, _HABITS, _SERVING = "Layout", "Step", "Habits of the framework", "Serving"
-_MOST_DIGITS = 10
-"""Of the number of a row."""
+_LAYOUT, _STEP, _FRAMEWORK, _SERVING = "Layout", "Step", "Framework", "Serving"
+_MAX_ROW_DIGITS = 9
 _OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context")
 
-_Model = Annotated[
-    str, typer.Argument(metavar="MODEL|FILE.toml", help="A model that ships, or one of your own.")
-]
+_Model = Annotated[str, typer.Argument(metavar="MODEL|FILE.toml", help="Built-in model or model file.")]
 _Row = Annotated[
-    str, typer.Option(metavar="TABLE.csv:N", help="Take all settings from row N (from 0) of a table of runs.")
+    str, typer.Option(metavar="TABLE.csv:N", help="Read all settings from row N (from 0) of a table of runs.")
 ]
-_List = Annotated[bool, typer.Option("--list", help="List the models that ship, and leave.")]
+_List = Annotated[bool, typer.Option("--list", help="List built-in models and exit.")]
 
 
-def _degree(what: str, panel: str = _LAYOUT, *, least: int = 1, metavar: str = "N") -> Any:
-    return typer.Option(min=least, metavar=metavar, help=what, rich_help_panel=panel)
+def _degree(help_text: str, panel: str = _LAYOUT, *, least: int = 1, metavar: str = "N") -> Any:
+    return typer.Option(min=least, metavar=metavar, help=help_text, rich_help_panel=panel)
 
 
-_Dp = Annotated[int, _degree("Data-parallel ranks.")]
-_Tp = Annotated[int, _degree("Tensor-parallel ranks.")]
-_Pp = Annotated[int, _degree("Pipeline stages.")]
-_Vp = Annotated[int, _degree("Virtual stages of each rank.")]
-_Cp = Annotated[int, _degree("Context-parallel ranks.")]
-_Ep = Annotated[int, _degree("Ranks that experts are spread over.")]
-_Etp = Annotated[int, _degree("Tensor-parallel ranks inside experts.")]
+_Dp = Annotated[int, _degree("Set data-parallel ranks.")]
+_Tp = Annotated[int, _degree("Set tensor-parallel ranks.")]
+_Pp = Annotated[int, _degree("Set pipeline-parallel stages.")]
+_Vp = Annotated[int, _degree("Set virtual pipeline stages per rank.")]
+_Cp = Annotated[int, _degree("Set context-parallel ranks.")]
+_Ep = Annotated[int, _degree("Set expert-parallel ranks.")]
+_Etp = Annotated[int, _degree("Set tensor-parallel ranks within experts.")]
 _ExpertNode = Annotated[
-    int, _degree("Ranks of a node, to which a token goes once (0: straight to its experts).", least=0)
+    int, _degree("Send each token once per node of N ranks (0: directly to its experts).", least=0)
 ]
 _Zero = Annotated[
     int,
     typer.Option(
         min=0, max=3, metavar="N", rich_help_panel=_LAYOUT,
-        help="0: states replicated; 1: optimizer sharded; 2: gradients too; 3: weights too (FSDP).",
+        help="Set the ZeRO stage: shard nothing (0), optimizer states (1), gradients (2), weights (3: FSDP).",
     ),
 ]  # fmt: skip
-_Fsdp = Annotated[bool, typer.Option("--fsdp", help="The same as --zero 3.", rich_help_panel=_LAYOUT)]
-_DataShard = Annotated[int, _degree("Data ranks that share one copy of the state (0: all).", least=0)]
+_Fsdp = Annotated[
+    bool,
+    typer.Option(
+        "--fsdp", help="Shard weights, gradients and optimizer states (--zero 3).", rich_help_panel=_LAYOUT
+    ),
+]
+_DataShard = Annotated[int, _degree("Shard states over N data-parallel ranks (0: all).", least=0)]
 _SequenceParallel = Annotated[
     bool, typer.Option(help="Shard activations outside tensor-parallel regions.", rich_help_panel=_LAYOUT)
 ]
 _Ring = Annotated[
     bool,
-    typer.Option("--ring-attention", help="Keys go round a ring, not gathered.", rich_help_panel=_LAYOUT),
+    typer.Option(
+        "--ring-attention",
+        help="Pass keys and values around a ring instead of gathering them.",
+        rich_help_panel=_LAYOUT,
+    ),
 ]
 _Exchange = Annotated[
     bool,
     typer.Option(
-        "--context-all-to-all", help="Context ranks exchange tokens for heads.", rich_help_panel=_LAYOUT
+        "--context-all-to-all",
+        help="Exchange tokens for heads between context-parallel ranks (Ulysses).",
+        rich_help_panel=_LAYOUT,
     ),
 ]
-_Seq = Annotated[int, _degree("Length of a sequence.", _STEP, metavar="TOKENS")]
-_GlobalBatch = Annotated[int, _degree("Sequences of a step (0: a micro-batch each).", _STEP, least=0)]
-_MicroBatch = Annotated[int, _degree("Sequences of a micro-batch.", _STEP)]
+_Seq = Annotated[int, _degree("Set the sequence length in tokens.", _STEP, metavar="TOKENS")]
+_GlobalBatch = Annotated[
+    int, _degree("Set sequences per step (0: one micro-batch per data-parallel rank).", _STEP, least=0)
+]
+_MicroBatch = Annotated[int, _degree("Set sequences per micro-batch.", _STEP)]
 _Precision = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="bf16, fp16, f32 (IEEE), tf32, fp8-*, mxfp8, nvfp4, int8.", rich_help_panel=_STEP
+        metavar="NAME",
+        help="Set the precision: bf16, fp16, f32 (IEEE), tf32, fp8-*, mxfp8, nvfp4, int8.",
+        rich_help_panel=_STEP,
     ),
 ]
 _Recompute = Annotated[
     str,
     typer.Option(
         metavar="none|selective|full|MODULES", rich_help_panel=_STEP,
-        help="What the backward pass computes again.",
+        help="Recompute activations in the backward pass.",
     ),
 ]  # fmt: skip
 _Offload = Annotated[
     str,
     typer.Option(
         metavar="optimizer|MODULES", rich_help_panel=_STEP,
-        help="What moves to the host: states of the optimizer, kept activations.",
+        help="Offload optimizer states or saved activations to the host.",
     ),
 ]  # fmt: skip
-_Schedule = Annotated[ScheduleName, typer.Option(help="Order of a stage's passes.", rich_help_panel=_STEP)]
-_Lora = Annotated[int, _degree("Train adapters of this rank only (0: all weights).", _STEP, least=0)]
-_Style = Annotated[Style, typer.Option(help="Whose kernels.", rich_help_panel=_HABITS)]
+_Schedule = Annotated[ScheduleName, typer.Option(help="Set the pipeline schedule.", rich_help_panel=_STEP)]
+_Lora = Annotated[int, _degree("Train LoRA adapters of this rank (0: all weights).", _STEP, least=0)]
+_Framework = Annotated[
+    Style, typer.Option(help="Model the kernels of this framework.", rich_help_panel=_FRAMEWORK)
+]
 _Launch = Annotated[
     Launch,
     typer.Option(
-        help="Launches: each kernel by the host, part of them in CUDA graphs, or the step as a whole.",
-        rich_help_panel=_HABITS,
+        help="Launch kernels one by one, partly in CUDA graphs, or the whole step as one.",
+        rich_help_panel=_FRAMEWORK,
     ),
 ]
 _Overlap = Annotated[
     str,
     typer.Option(
-        metavar="LIST", rich_help_panel=_HABITS,
-        help=f"What runs beside computation: none, all, or some of {', '.join(_OVERLAPS)} with commas.",
+        metavar="LIST", rich_help_panel=_FRAMEWORK,
+        help=f"Overlap communication with computation: none, all, or a list of {', '.join(_OVERLAPS)}.",
     ),
 ]  # fmt: skip
 _Capacity = Annotated[
     float,
     typer.Option(
-        min=0, metavar="X", help="Capacity factor of experts (0: dropless).", rich_help_panel=_HABITS
+        min=0,
+        metavar="X",
+        help="Set the capacity factor of experts (0: dropless).",
+        rich_help_panel=_FRAMEWORK,
     ),
 ]
 _Imbalance = Annotated[
     float,
     typer.Option(
-        min=1, metavar="X", help="Load of the busiest experts over the mean.", rich_help_panel=_HABITS
+        min=1,
+        metavar="X",
+        help="Set the load of the busiest experts relative to the mean.",
+        rich_help_panel=_FRAMEWORK,
     ),
 ]
 _Phase = Annotated[
     Literal["train", "prefill", "decode", "mixed", "speculative", "disaggregated"],
-    typer.Option(help="A training step, or a step of serving.", rich_help_panel=_SERVING),
+    typer.Option(help="Generate a training step or a serving step.", rich_help_panel=_SERVING),
 ]
-_Batch = Annotated[int, _degree("Sequences that a replica serves at once.", _SERVING)]
-_Context = Annotated[int, _degree("Tokens of each in the cache.", _SERVING, least=0, metavar="TOKENS")]
-_Prompt = Annotated[int, _degree("Length of a prompt, or of its chunk.", _SERVING, metavar="TOKENS")]
-_Drafts = Annotated[int, _degree("Tokens drafted for each sequence.", _SERVING)]
-_Cache = Annotated[
+_Batch = Annotated[int, _degree("Set concurrent sequences per replica.", _SERVING)]
+_Context = Annotated[int, _degree("Set cached tokens per sequence.", _SERVING, least=0, metavar="TOKENS")]
+_Prompt = Annotated[
+    int, _degree("Set the length of a prompt, or of a prompt chunk, in tokens.", _SERVING, metavar="TOKENS")
+]
+_SpeculativeTokens = Annotated[int, _degree("Set speculative tokens per sequence.", _SERVING)]
+_KvCacheDtype = Annotated[
     str,
-    typer.Option(
-        metavar="TYPE", help="Element type of keys and values in the cache.", rich_help_panel=_SERVING
-    ),
+    typer.Option(metavar="TYPE", help="Set the element type of the KV cache.", rich_help_panel=_SERVING),
 ]
-_Page = Annotated[int, _degree("Tokens of a page of the cache.", _SERVING)]
+_BlockSize = Annotated[int, _degree("Set tokens per KV-cache block.", _SERVING)]
 
 
-@making("model", "row")
+@generator_command("model", "row")
 def llm(
-    asked: Asked,
+    given: GivenOptions,
     model: _Model = "",
     row: _Row = "",
     list_models: _List = False,
@@ -170,7 +189,7 @@ def llm(
     offload: _Offload = "",
     schedule: _Schedule = "1f1b",
     lora_rank: _Lora = 0,
-    style: _Style = "megatron",
+    framework: _Framework = "megatron",
     launch: _Launch = "kernels",
     overlap: _Overlap = "gradients,parameters,pipeline,context",
     capacity: _Capacity = 0.0,
@@ -179,11 +198,11 @@ def llm(
     batch: _Batch = 1,
     context: _Context = 1024,
     prompt: _Prompt = 1024,
-    drafts: _Drafts = 4,
-    cache: _Cache = "bf16",
-    page: _Page = 16,
+    num_speculative_tokens: _SpeculativeTokens = 4,
+    kv_cache_dtype: _KvCacheDtype = "bf16",
+    block_size: _BlockSize = 16,
 ) -> Generator | None:
-    """A step of a language model, trained or served, on any number of ranks.
+    """Generate a training or serving step of an LLM on any number of ranks.
 
     hespas generate llm llama-3-70b --dp 4 --tp 8 --pp 4 --global-batch 64 --out traces/
 
@@ -200,16 +219,23 @@ def llm(
         offload_of,
         precision_of,
         recompute_of,
+        row_of,
     )
 
-    _check_mode(asked.given, row=row, listing=list_models, phase=phase)
+    _check_mode(given.spellings, row=row, listing=list_models, phase=phase)
     if list_models:
         _list_models()
         return None
     if bool(model) == bool(row):
-        raise UsageError("a MODEL or a --row is needed, and not both", hint="hespas generate llm --list")
+        raise UsageError("either MODEL or --row is required", hint="hespas generate llm --list")
     if row:
-        return _of_row(row, asked.diagnostics)
+        table, _, number = row.rpartition(":")
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_ROW_DIGITS
+        if not table or not is_number:
+            raise UsageError(
+                f"invalid --row {row}: expected TABLE.csv:N", hint="--row runs.csv:0 is the first row"
+            )
+        return row_of(Path(table), int(number), given.diagnostics).step()
     layout = Layout(
         dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, zero=3 if fsdp else zero, shard=data_shard,
         sequence_parallel=sequence_parallel, ring_attention=ring_attention,
@@ -219,40 +245,41 @@ def llm(
     if phase != "train":
         return ServingStep(
             model=chosen, layout=layout, phase=phase, batch=batch, context=context,
-            prompt=prompt, drafts=drafts, cache=cache, page=page, precision=numbers,
+            prompt=prompt, drafts=num_speculative_tokens, cache=kv_cache_dtype, page=block_size,
+            precision=numbers,
         )  # fmt: skip
-    if fsdp and "zero" in asked.given and zero != 3:
+    if fsdp and "zero" in given.spellings and zero != 3:
         raise UsageError(
-            f"--fsdp shards weights too, and --zero {zero} does not", code="fsdp-is-zero-3", hint="give one"
+            f"--fsdp contradicts --zero {zero}: it is --zero 3",
+            code="fsdp-is-zero-3",
+            hint="give one of them",
         )
-    optimizer_offload, again = offload_of(offload, recompute_of(recompute))
+    optimizer_offload, recomputed = offload_of(offload, recompute_of(recompute))
     training = Training(
         seq=seq, global_batch=global_batch or dp * micro_batch, micro_batch=micro_batch,
-        precision=numbers, recompute=again, optimizer_offload=optimizer_offload, schedule=schedule,
-        style=style, overlap=_overlap(overlap, chosen, layout, lora_rank), lora_rank=lora_rank,
+        precision=numbers, recompute=recomputed, optimizer_offload=optimizer_offload, schedule=schedule,
+        style=framework, overlap=_overlap(overlap, chosen, layout, lora_rank), lora_rank=lora_rank,
         capacity=capacity, imbalance=imbalance, launch=launch,
     )  # fmt: skip
-    _tell_without_effect(asked, layout, training, named=overlap != "all")
-    if style == "maxtext":
-        asked.has_no_effect("launch", "a program of XLA is launched as a whole")
+    _warn_no_effect(given, layout, training, named=overlap != "all")
+    if framework == "maxtext":
+        given.warn_no_effect("launch", "XLA launches the whole program at once")
     return LlmStep(model=chosen, layout=layout, training=training)
 
 
-# --- options that a mode does not read, and those that nothing comes of
-
-_OF_SERVING: Mapping[str, frozenset[str]] = {
-    "prefill": frozenset({"batch", "prompt", "cache", "page"}),
-    "decode": frozenset({"batch", "context", "cache", "page"}),
-    "mixed": frozenset({"batch", "context", "prompt", "cache", "page"}),
-    "speculative": frozenset({"batch", "context", "drafts", "cache", "page"}),
-    "disaggregated": frozenset({"batch", "context", "prompt", "cache", "page"}),
+_PHASE_PARAMETERS: Mapping[str, frozenset[str]] = {
+    "prefill": frozenset({"batch", "prompt", "kv_cache_dtype", "block_size"}),
+    "decode": frozenset({"batch", "context", "kv_cache_dtype", "block_size"}),
+    "mixed": frozenset({"batch", "context", "prompt", "kv_cache_dtype", "block_size"}),
+    "speculative": frozenset({"batch", "context", "num_speculative_tokens", "kv_cache_dtype", "block_size"}),
+    "disaggregated": frozenset({"batch", "context", "prompt", "kv_cache_dtype", "block_size"}),
 }
-"""What each phase reads beside the model, its layout and its number formats."""
-_OF_BOTH = frozenset(
+"""Phase of serving -> parameters that it reads, besides the common ones."""
+_COMMON_PARAMETERS = frozenset(
     {"model", "dp", "tp", "pp", "vp", "cp", "ep", "etp", "expert_node", "precision", "phase"}
 )
-"""Serving has neither ``vp`` nor ``cp``, and says so where one is more than 1."""
-_OF_EVERY_MODE = frozenset(
+"""Parameters of training and serving. Serving steps refuse ``vp`` and ``cp`` above 1."""
+_OUTPUT_PARAMETERS = frozenset(
     {
         "hardware",
         "system",
@@ -268,100 +295,83 @@ _OF_EVERY_MODE = frozenset(
         "overwrite",
     }
 )
-_OF_SCREENS = frozenset({"progress", "loudness", "debug"})
+_MESSAGE_PARAMETERS = frozenset({"progress", "loudness", "debug"})
 
 
 def _check_mode(given: Mapping[str, str], *, row: str, listing: bool, phase: str) -> None:
-    """Raise ``UsageError`` for an option that is given and that the mode does not read."""
+    """Raise ``UsageError`` for an option on the command line that the mode does not read."""
+    hint = "leave it out"
+    read: Set[str]
     if listing:
-        _refuse(
-            given, _OF_SCREENS | {"list_models"}, "list-only", "--list names the models that ship, and leaves"
-        )
+        read = _MESSAGE_PARAMETERS | {"list_models"}
+        code, reason = "list-only", "not available with --list"
     elif row:
-        _refuse(
-            given, _OF_EVERY_MODE | _OF_SCREENS | {"row", "model"}, "row-says-all",
-            "--row takes all settings from the table",
-        )  # fmt: skip
+        read = _OUTPUT_PARAMETERS | _MESSAGE_PARAMETERS | {"row", "model"}
+        code, reason = "row-says-all", "not available with --row, which reads all settings from the table"
     elif phase == "train":
-        read = given.keys() - frozenset[str]().union(*_OF_SERVING.values())
-        _refuse(
-            given, read, "serving-only", "only a step of serving has it",
-            hint="leave it out, or name a --phase of serving",
-        )  # fmt: skip
+        read = given.keys() - frozenset[str]().union(*_PHASE_PARAMETERS.values())
+        code, reason = "serving-only", "available for serving steps only"
+        hint = "leave it out, or add a serving --phase"
     else:
-        _refuse(
-            given, _OF_EVERY_MODE | _OF_SCREENS | _OF_BOTH | _OF_SERVING[phase], "phase-reads",
-            f"--phase {phase} does not read it",
-        )  # fmt: skip
-
-
-def _refuse(
-    given: Mapping[str, str], read: Set[str], code: str, why: str, hint: str = "leave it out"
-) -> None:
-    unread = [flag for name, flag in given.items() if name not in read]
+        read = _OUTPUT_PARAMETERS | _MESSAGE_PARAMETERS | _COMMON_PARAMETERS | _PHASE_PARAMETERS[phase]
+        code, reason = "phase-reads", f"not available with --phase {phase}"
+    unread = [spelling for name, spelling in given.items() if name not in read]
     if unread:
         others = f" (nor {', '.join(unread[1:])})" if len(unread) > 1 else ""
-        raise UsageError(f"{unread[0]}: {why}{others}", code=code, hint=hint)
+        raise UsageError(f"{unread[0]}: {reason}{others}", code=code, hint=hint)
 
 
-def _tell_without_effect(asked: Asked, layout: Layout, training: Training, *, named: bool) -> None:
-    """Tell of options that change nothing at these degrees, as a sweep over degrees has them. What a model
-    or a layout cannot have is refused instead. ``named``: each overlap is asked for by its name.
+def _warn_no_effect(given: GivenOptions, layout: Layout, training: Training, *, named: bool) -> None:
+    """Warn about options that have no effect at these degrees, as in a sweep over degrees.
+
+    ``named`` is True if each overlap is given by its name. Settings that a model or layout cannot have raise
+    errors elsewhere.
     """
     if layout.tp == 1:
-        asked.has_no_effect("sequence_parallel", "one tensor rank has all rows")
+        given.warn_no_effect("sequence_parallel", "one tensor-parallel rank has all rows")
         if training.overlap.tensor and named:
-            asked.has_no_effect("overlap", "tensor: one tensor rank talks to none")
+            given.warn_no_effect("overlap", "tensor: one tensor-parallel rank has no communication")
     if layout.cp == 1:
         for name in ("ring_attention", "context_all_to_all"):
-            asked.has_no_effect(name, "one context rank has all keys")
+            given.warn_no_effect(name, "one context-parallel rank has all keys")
     if layout.ep == 1:
-        asked.has_no_effect("expert_node", "one expert rank has all experts")
+        given.warn_no_effect("expert_node", "one expert-parallel rank has all experts")
     if layout.pp == 1:
-        asked.has_no_effect("schedule", "one stage runs each micro-batch forward and backward")
+        given.warn_no_effect("schedule", "one stage runs each micro-batch forward and backward")
     if layout.replicas == layout.edp == 1 and layout.zero < 2:
-        asked.has_no_effect("zero", "one data rank has all of the state")
+        given.warn_no_effect("zero", "one data-parallel rank has the whole state")
     if layout.zero > 1 and not training.overlap.gradients:
-        asked.has_no_effect("overlap", "gradients: those that are sharded are reduced behind each layer")
+        given.warn_no_effect("overlap", "gradients: sharded gradients are always reduced after each layer")
     if training.overlap.experts and named and layout.ep == layout.etp == 1:
-        asked.has_no_effect("overlap", "experts: no token leaves its rank")
+        given.warn_no_effect("overlap", "experts: tokens stay on their rank")
 
 
 def _overlap(text: str, model: Model, layout: Layout, lora_rank: int) -> Overlap:
-    """What a list names; ``all`` is all that a model and its layout have."""
+    """Parse ``--overlap``; ``all`` is every overlap that the model and its layout can have."""
     from hespas.generators.llm import Overlap
     from hespas.generators.llm.layout import possible_overlap
 
     if text == "all":
-        every = Overlap(**{each.name: True for each in fields(Overlap)})
+        every = Overlap(**{field.name: True for field in fields(Overlap)})
         return possible_overlap(every, model, layout, lora_rank)
     names = [] if text == "none" else text.split(",")
-    unknown = [each for each in names if each not in _OVERLAPS]
+    unknown = [name for name in names if name not in _OVERLAPS]
     if unknown:
         raise UsageError(
-            f"--overlap {text}: nothing is called {unknown[0]!r}",
-            hint=f"none, all, or some of {', '.join(_OVERLAPS)} with commas",
+            f"--overlap {text}: unknown overlap {unknown[0]!r}",
+            hint=f"none, all, or a list of {', '.join(_OVERLAPS)}",
         )
-    return Overlap(**{each.name: each.name in names for each in fields(Overlap)})
-
-
-def _of_row(text: str, diagnostics: Diagnostics) -> Generator:
-    """The step that a row of a table describes; its assumptions are told."""
-    from hespas.generators.llm import row_of
-
-    table, _, number = text.rpartition(":")
-    if not table or not (number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS):
-        raise UsageError(f"--row {text} names no row", hint="--row runs.csv:0 is the first below the header")
-    return row_of(Path(table), int(number), diagnostics).step()
+    return Overlap(**{field.name: field.name in names for field in fields(Overlap)})
 
 
 def _list_models() -> None:
+    """Print the built-in models."""
     from hespas.generators.llm import load_model, model_names
     from hespas.generators.llm.model import model_parameters
 
-    rows: list[tuple[str, ...]] = []
-    for name in model_names():
-        found = load_model(name)
-        size = count_text(model_parameters(found))
-        rows.append((name, size, counted(len(found.layers), "layer"), found.source))
+    models = {name: load_model(name) for name in model_names()}
+    rows = [
+        (name, count_text(model_parameters(model)), counted(len(model.layers), "layer"), model.source)
+        for name, model in models.items()
+    ]
     emit(table_text(("model", "parameters", "layers", "source"), rows, left=(0, 3)))

@@ -1,4 +1,4 @@
-"""What the commands of ``hespas generate`` share: where a workload goes, what is told of it."""
+"""Common part of the ``hespas generate`` commands: their output options, and how a command is made."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hespas.api.parts import Parts
 from hespas.cli import options
-from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.destinations import check_reports
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, flops_text, step_lines, table_text
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
@@ -21,60 +22,78 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     from hespas.api import GenerationResult
 
-__all__ = ["Asked", "making"]
+__all__ = ["GivenOptions", "generator_command"]
 
 _System = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
-        help="Simulate the step on this system too.",
+        help="Also simulate the step on this system.",
         autocompletion=options.system_names,
         rich_help_panel=options.DEVICE,
     ),
 ]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what it would be: nodes, bytes, FLOPs, memory.")
+    bool, typer.Option("--dry-run", help="Print nodes, bytes, FLOPs and memory; write nothing.")
 ]
 _Hardware = Annotated[
-    str, options.hardware_option("Simulate the step on this device too, and compare its memory.")
+    str, options.hardware_option("Also simulate the step on this device, and compare its memory.")
 ]
+
+_WRITE_OPTIONS = ("to", "only_classes", "shard", "resume", "cluster")
+"""Parameters that have an effect on written files only."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
-    """Where a generated workload goes, and what is told of it."""
+class GivenOptions:
+    """Options that the user wrote: ``spellings`` by parameter name."""
+
+    spellings: dict[str, str]
+    diagnostics: Diagnostics
+
+    def warn_no_effect(self, name: str, reason: str) -> None:
+        """Warn, if an option is given, that it does not change the step."""
+        if name in self.spellings:
+            self.diagnostics.warning("generate.no-effect", self.spellings[name], f"has no effect: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputOptions:
+    """Options of every command: the destination of a generated workload, and its simulation."""
 
     out: Path | None
     to: str
     dry_run: bool
     hardware: str
     system: str
-    json_file: Path | None
-    parts: tuple[str, str, bool, bool]
     jobs: int
+    only_classes: bool
+    shard: str
+    resume: bool
+    cluster: str
+    json_file: Path | None
     overwrite: bool
     progress: bool | None
     debug: bool
 
-    def make(self, generator: Generator, diagnostics: Diagnostics) -> None:
-        """Generate, write and tell."""
+    def generate(self, generator: Generator, diagnostics: Diagnostics) -> None:
+        """Generate, simulate and write the workload, then print its figures."""
         from hespas import api
 
         if (self.out is None) == (not self.dry_run):
-            raise UsageError(
-                "--out DST writes the workload, --dry-run only says what it would be", hint="give one"
-            )
-        form = options.workload_format(self.out, self.to)
+            raise UsageError("either --out DST or --dry-run is required", hint="give one of them")
+        target_format = options.workload_format(self.out, self.to)
         check_reports(
             {"--json": self.json_file}, {"--out": [self.out] if self.out else []}, overwrite=self.overwrite
         )
+        parts = options.parts_of(self.shard, self.cluster, only_classes=self.only_classes, resume=self.resume)
         with progress_bar("writing", self.progress) as callback:
             done = api.generate(
                 generator,
                 self.out,
-                format=form,
+                format=target_format,
                 overwrite=self.overwrite,
-                options=self._parts().options(jobs=self.jobs, progress=callback),
+                options=parts.options(jobs=self.jobs, progress=callback),
                 measure=self.dry_run,
                 hardware=self.hardware or None,
                 system=self.system or None,
@@ -82,15 +101,11 @@ class _Output:
             )
         if self.json_file:
             api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
-        say_diagnostics(diagnostics, generator.name)
-        _tell(done)
-
-    def _parts(self) -> Parts:
-        shard, cluster, only_classes, resume = self.parts
-        return options.parts_of(shard, cluster, only_classes=only_classes, resume=resume)
+        report_diagnostics(diagnostics, generator.name)
+        _print_generation(done)
 
 
-def _output(
+def _output_options(
     out: options.Destination = None,
     to: options.DestinationFormat = "",
     dry_run: _DryRun = False,
@@ -107,127 +122,106 @@ def _output(
     untrusted: options.Untrusted = False,
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
-) -> _Output:
-    """The options of every command, and their defaults."""
-    parts = (shard, cluster, only_classes, resume)
-    return _Output(out, to, dry_run, hardware, system, json_file, parts, jobs, overwrite, progress, debug)
+) -> _OutputOptions:
+    """Collect the output options. The signature declares them for every command."""
+    return _OutputOptions(
+        out, to, dry_run, hardware, system, jobs, only_classes, shard, resume, cluster, json_file, overwrite,
+        progress, debug,
+    )  # fmt: skip
 
 
-def _beside(call: typer.Context, loudness: options.Loudness = None) -> None:
-    """What every command is given beside them."""
+def _command_context(call: typer.Context, loudness: options.Loudness = None) -> None:
+    """Declare the parameters of every command that are not passed on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """How a command was called: its options as they were ``given``, by name, each with its spelling."""
-
-    given: dict[str, str]
-    diagnostics: Diagnostics
-
-    def has_no_effect(self, name: str, why: str) -> None:
-        """Tell, where an option is given, that the step is the same without it."""
-        if name in self.given:
-            self.diagnostics.warning("generate.no-effect", self.given[name], f"has no effect: {why}")
+_SettingsFunction = Callable[..., Generator | None]
+"""Function from the given options and a command's own parameters to a generator."""
 
 
-def _given_options(call: typer.Context) -> dict[str, str]:
-    """The options that stand on the command line, by name: ``sequence_parallel``, as
-    ``--no-sequence-parallel`` where that is what stands there.
-    """
-    found: dict[str, str] = {}
-    for parameter in call.command.params:
-        name = parameter.name or ""
-        source = call.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            off = call.params.get(name) is False and parameter.secondary_opts
-            found[name] = (parameter.secondary_opts if off else parameter.opts)[0]
-    return found
+def generator_command(*reads: str) -> Callable[[_SettingsFunction], Callable[..., None]]:
+    """Return a decorator that makes a command of a function from settings to a generator.
 
-
-_Settings = Callable[..., Generator | None]
-"""From what was asked and the values of a command's own options."""
-
-
-def making(*reads: str) -> Callable[[_Settings], Callable[..., None]]:
-    """Make a command of a function from settings to a generator (None: everything is said already): it has
-    the options of output too, writes or tells what is generated, and ends as commands do. ``reads`` are the
-    settings that name files.
+    The command has the output options too, and writes or prints the generated workload. A function that
+    returns None has printed its own result. ``reads`` are the parameters that name files.
     """
 
-    def decorated(function: _Settings) -> Callable[..., None]:
-        own = _parameters(function)[1:]
-        beside = _parameters(_beside)
-        shared = _parameters(_output)
-        mine = {each.name for each in own}
-        names = {each.name for each in shared}
+    def parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+        return list(inspect.signature(function, eval_str=True).parameters.values())
+
+    def decorated(function: _SettingsFunction) -> Callable[..., None]:
+        own = parameters(function)[1:]
+        context = parameters(_command_context)
+        shared = parameters(_output_options)
+        own_names = {parameter.name for parameter in own}
+        shared_names = {parameter.name for parameter in shared}
 
         def command(call: typer.Context, **values: Any) -> None:
-            output = _output(**{name: value for name, value in values.items() if name in names})
-            named = [str(values[name]) for name in reads]
-            asked = Asked(_given_options(call), Diagnostics())
+            output = _output_options(
+                **{name: value for name, value in values.items() if name in shared_names}
+            )
+            inputs = [str(values[name]) for name in reads]
+            given = GivenOptions(_given_spellings(call), Diagnostics())
             with command_line(
-                output.debug, asked.diagnostics, next(filter(None, named), ""),
-                documents=[output.json_file], reads=named, writes=[output.out],
+                output.debug, given.diagnostics, next(filter(None, inputs), ""),
+                documents=[output.json_file], reads=inputs, writes=[output.out],
             ):  # fmt: skip
-                _check_read(asked.given, output)
-                settings: Any = {name: value for name, value in values.items() if name in mine}
-                generator = function(asked, **settings)
+                unused = [given.spellings[name] for name in _WRITE_OPTIONS if name in given.spellings]
+                if output.dry_run and output.out is None and unused:
+                    raise UsageError(
+                        f"{', '.join(unused)}: not available with --dry-run, which writes nothing",
+                        code="dry-run-writes-nothing",
+                        hint="leave it out, or replace --dry-run by --out DST",
+                    )
+                settings: Any = {name: value for name, value in values.items() if name in own_names}
+                generator = function(given, **settings)
                 if generator is not None:
-                    output.make(generator, asked.diagnostics)
+                    output.generate(generator, given.diagnostics)
 
-        every = [*beside[:1], *own, *shared, *beside[1:]]
+        signature = [*context[:1], *own, *shared, *context[1:]]
         vars(command)["__signature__"] = inspect.Signature(
-            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in every]
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature]
         )
-        command.__annotations__ = {each.name: each.annotation for each in every}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         return command
 
     return decorated
 
 
-def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function, eval_str=True).parameters.values())
+def _given_spellings(call: typer.Context) -> dict[str, str]:
+    """Return the options on the command line by parameter name: ``sequence_parallel`` as
+    ``--no-sequence-parallel`` if that was written.
+    """
+    spellings: dict[str, str] = {}
+    for parameter in call.command.params:
+        name = parameter.name or ""
+        source = call.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            is_off = call.params.get(name) is False and parameter.secondary_opts
+            spellings[name] = (parameter.secondary_opts if is_off else parameter.opts)[0]
+    return spellings
 
 
-_OF_WRITING = ("to", "only_classes", "shard", "resume", "cluster")
-"""Options that say what is written; ``jobs`` only says how fast."""
-
-
-def _check_read(given: dict[str, str], output: _Output) -> None:
-    """Raise ``UsageError`` for options of writing where nothing is written."""
-    unread = [given[name] for name in _OF_WRITING if name in given]
-    if output.dry_run and output.out is None and unread:
-        raise UsageError(
-            f"{', '.join(unread)}: a dry run writes nothing",
-            code="dry-run-writes-nothing",
-            hint=f"leave {'it' if len(unread) == 1 else 'them'} out, or name --out DST in place of --dry-run",
-        )
-
-
-def _capacity_text(done: GenerationResult) -> str:
-    """Return the memory of the device, and whether that of the fullest rank fits it."""
-    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
-    return f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}"
-
-
-def _tell(done: GenerationResult) -> None:
+def _print_generation(done: GenerationResult) -> None:
+    """Print the summary line, the simulated step, and the figures of the workload."""
     account = done.account
-    where = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
-    emit(f"{done.headline()}{where}")
+    written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+    emit(f"{done.headline()}{written}")
     if done.step is not None:
         emit(step_lines(done.step, done.step.where))
+    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
+    capacity = f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}" if done.hardware else ""
     rows = [
-        ("nodes of a rank, at most", count_text(done.nodes_per_rank_max)),
+        ("maximum nodes per rank", count_text(done.nodes_per_rank_max)),
         ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),
         ("parameters", count_text(account.parameters)),
-        ("model FLOPs of a step", flops_text(account.model_flops_per_step)),
-        ("hardware FLOPs of a step", flops_text(account.hardware_flops_per_step)),
-        ("collective payload of a rank", bytes_text(done.collective_bytes_per_rank)),
-        ("peak memory of a rank", bytes_text(account.peak_memory_bytes)),
-        (f"memory of {done.hardware}", _capacity_text(done) if done.hardware else ""),
+        ("model FLOPs per step", flops_text(account.model_flops_per_step)),
+        ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
+        ("collective payload per rank", bytes_text(done.collective_bytes_per_rank)),
+        ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
+        (f"memory of {done.hardware}", capacity),
     ]
     emit(table_text(("figure", "value"), [row for row in rows if row[1]], left=(0,)))
     if account.memory:
-        shares = [(each.what, bytes_text(each.size_bytes)) for each in account.memory]
+        shares = [(part.what, bytes_text(part.size_bytes)) for part in account.memory]
         emit(table_text(("memory of the fullest rank", "size"), shares, left=(0,)))

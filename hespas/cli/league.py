@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hespas.cli import options
-from hespas.cli.session import (
-    check_apart,
-    check_reports,
-    command_line,
-    emit,
-    estimator_files,
-    is_quiet,
-    progress_bar,
-    report_folder,
-    say,
-    say_diagnostics,
-    write_document,
-)
+from hespas.cli.destinations import check_apart, check_reports, estimator_files, report_folder, write_document
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
@@ -96,7 +86,7 @@ def league(
                 progress=callback,
                 diagnostics=diagnostics,
             )
-        say_diagnostics(diagnostics, table)
+        report_diagnostics(diagnostics, table)
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
@@ -110,16 +100,18 @@ def _show(done: League) -> None:
 
     for reason, place, count in refusals(done.rows):
         first = place if count == 1 else f"the first is {place}"
-        say(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
+        print_message(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
     assumed = sum(row.status == "assumed" for row in done.rows)
     if assumed:
-        say(f"note: marked as assumed, since the table does not say all: {counted(assumed, 'row')}")
+        print_message(f"note: marked as assumed, since the table does not say all: {counted(assumed, 'row')}")
     untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
     if untimed:
-        say(f"warning: kernels without a time count as none: {counted(untimed, 'row')}")
+        print_message(f"warning: kernels without a time count as none: {counted(untimed, 'row')}")
     beyond = sum(row.row.predicted.fits is False for row in done.rows)
     if beyond:
-        say(f"warning: predicted peak memory beyond the memory of the device: {counted(beyond, 'row')}")
+        print_message(
+            f"warning: predicted peak memory beyond the memory of the device: {counted(beyond, 'row')}"
+        )
     if is_quiet():
         return
     rows = [
@@ -184,7 +176,7 @@ def calibrate_end_to_end(
                 progress=callback,
                 diagnostics=diagnostics,
             )
-        say_diagnostics(diagnostics, tables[0])
+        report_diagnostics(diagnostics, tables[0])
         write_document(done.to_json(), out, overwrite=overwrite)
         rows = [
             (each.source, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",

@@ -1,6 +1,7 @@
-"""Options that several commands have, each with its type, its words and what it sets.
+"""Options that several commands share, each with its type, its help and its callback.
 
-Those that a signature does not pass on (``expose_value=False``) hold until the command ends.
+Options with ``expose_value=False`` are not passed to the command: their callbacks change a setting until
+the command ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import typer
 
 from hespas.api import preparation
 from hespas.api.parts import Parts
-from hespas.cli.session import set_loudness, version
+from hespas.cli.session import version
+from hespas.cli.terminal import set_verbosity
 from hespas.converters import format as formats
 from hespas.files import trust
 from hespas.files.streams import VARIABLE
@@ -71,74 +73,49 @@ __all__ = [
 ]
 
 _MAX_EXTENT_DIGITS = 18
-
-# Under which of these headings --help lists an option; those without stand first.
+_MAX_SHARD_DIGITS = 9
 
 INPUT = "Input"
+"""Headings of ``--help`` that group options; options without a heading come first."""
 DEVICE = "Device and estimate"
 OUTPUT = "Output"
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> Sequence[str]:
-    wanted = incomplete.casefold()
-    return [name for name in names if name.casefold().startswith(wanted)]
+def _completions(incomplete: str, names: Iterable[str]) -> Sequence[str]:
+    prefix = incomplete.casefold()
+    return [name for name in names if name.casefold().startswith(prefix)]
 
 
 def device_names(incomplete: str) -> Sequence[str]:
-    """What a shell offers: the devices that ship with the package; a path is the shell's own business."""
+    """Complete the names of built-in devices for a shell, which completes paths itself."""
     from hespas import hardware
 
-    return _beginning(incomplete, hardware.device_names())
+    return _completions(incomplete, hardware.device_names())
 
 
 def system_names(incomplete: str) -> Sequence[str]:
-    """What a shell offers: the systems that ship with the package."""
+    """Complete the names of built-in systems for a shell."""
     from hespas import hardware
 
-    return _beginning(incomplete, hardware.system_names())
+    return _completions(incomplete, hardware.system_names())
 
 
 def estimator_names(incomplete: str) -> Sequence[str]:
-    """What a shell offers: the estimators, built-in first."""
+    """Complete the names of estimators for a shell, built-in ones first."""
     from hespas import estimators
 
-    return _beginning(incomplete, estimators.estimator_names())
+    return _completions(incomplete, estimators.estimator_names())
 
 
 def format_names(incomplete: str) -> Sequence[str]:
-    """What a shell offers: the formats."""
+    """Complete the names of formats for a shell."""
     from hespas import converters
 
-    return _beginning(incomplete, converters.format_names())
-
-
-def _trust(context: typer.Context, number: int | None) -> None:
-    """Raise the limits on inputs, of this process and its children, until the command ends."""
-    if number is not None:
-        _set_variable(context, VARIABLE, str(number))
-
-
-def _distrust(context: typer.Context, untrusted: bool) -> None:
-    """Treat inputs as untrusted, in this process and its children, until the command ends."""
-    if untrusted and untrusted_limits() is None:
-        _set_variable(context, trust.VARIABLE, "1")
-
-
-def _limit(context: typer.Context, stated: list[str] | None) -> None:
-    """Change limits of untrusted inputs until the command ends."""
-    if not stated:
-        return
-    if untrusted_limits() is None:
-        raise typer.BadParameter("is a limit of untrusted inputs: add --untrusted")
-    text = ",".join([os.environ[trust.VARIABLE], *stated])
-    try:
-        check_limits(text)
-    except UsageError as error:
-        raise typer.BadParameter(f"{error.message}; {error.hint}") from error
-    _set_variable(context, trust.VARIABLE, text)
+    return _completions(incomplete, converters.format_names())
 
 
 def _set_variable(context: typer.Context, name: str, text: str) -> None:
+    """Set an environment variable, for this process and its children, until the command ends."""
     before = os.environ.get(name)
     os.environ[name] = text
 
@@ -151,21 +128,28 @@ def _set_variable(context: typer.Context, name: str, text: str) -> None:
     context.call_on_close(restore)
 
 
-def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> Parts:
-    """How a large job is written; ``shard`` is a text such as ``2/8``, the second of eight. Raises
-    :class:`UsageError` for another text.
-    """
-    return Parts(only_classes=only_classes, shard=_parse_shard(shard), resume=resume, cluster=cluster)
+def _raise_input_limits(context: typer.Context, max_bytes: int | None) -> None:
+    if max_bytes is not None:
+        _set_variable(context, VARIABLE, str(max_bytes))
 
 
-def _parse_shard(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
-    number, slash, shares = text.partition("/")
-    numbers = [part for part in (number, shares) if part.isascii() and part.isdigit() and len(part) < 10]
-    if not slash or len(numbers) < 2:
-        raise UsageError(f"--shard {text!r} is no share of several", hint="the first of four: --shard 1/4")
-    return int(number), int(shares)
+def _distrust_inputs(context: typer.Context, untrusted: bool) -> None:
+    if untrusted and untrusted_limits() is None:
+        _set_variable(context, trust.VARIABLE, "1")
+
+
+def _set_untrusted_limits(context: typer.Context, values: list[str] | None) -> None:
+    """Change limits of untrusted inputs until the command ends."""
+    if not values:
+        return
+    if untrusted_limits() is None:
+        raise typer.BadParameter("requires --untrusted, whose limits it changes")
+    text = ",".join([os.environ[trust.VARIABLE], *values])
+    try:
+        check_limits(text)
+    except UsageError as error:
+        raise typer.BadParameter(f"{error.message}; {error.hint}") from error
+    _set_variable(context, trust.VARIABLE, text)
 
 
 def _allow_programs(context: typer.Context, allowed: bool) -> None:
@@ -188,21 +172,52 @@ def _assume_unit(context: typer.Context, unit: formats.RunTimeUnit) -> None:
         context.with_resource(formats.assuming(run_time_unit=unit))
 
 
-def _assume_dims(context: typer.Context, stated: list[str] | None) -> None:
+def _assume_dims(context: typer.Context, values: list[str] | None) -> None:
     dims: dict[str, int] = {}
-    for each in stated or ():
-        name, _, extent = each.partition("=")
+    for value in values or ():
+        name, _, extent = value.partition("=")
         is_extent = extent.isascii() and extent.isdigit() and len(extent) <= _MAX_EXTENT_DIGITS
         if not name.strip() or not is_extent:
-            raise typer.BadParameter(f"{each!r}: write NAME=N, such as b=128 or arg0.1=128")
+            raise typer.BadParameter(f"{value!r}: expected NAME=N, such as b=128 or arg0.1=128")
         dims[name.strip()] = int(extent)
     if dims:
         context.with_resource(formats.assuming(dims=dims))
 
 
-def hardware_option(what: str) -> Any:
-    """The option of a device; ``what`` it is for."""
-    return typer.Option(metavar="NAME|FILE", help=what, autocompletion=device_names, rich_help_panel=DEVICE)
+def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> Parts:
+    """Return how a large job is written.
+
+    ``shard`` is empty or a text such as ``2/8``, the second of eight. Raises :class:`UsageError` for any
+    other text.
+    """
+    if not shard:
+        return Parts(only_classes=only_classes, shard=None, resume=resume, cluster=cluster)
+    index, slash, count = shard.partition("/")
+    is_valid = slash and all(
+        part.isascii() and part.isdigit() and len(part) <= _MAX_SHARD_DIGITS for part in (index, count)
+    )
+    if not is_valid:
+        raise UsageError(f"invalid --shard {shard!r}: expected I/N", hint="the first of four: --shard 1/4")
+    return Parts(only_classes=only_classes, shard=(int(index), int(count)), resume=resume, cluster=cluster)
+
+
+def workload_format(destination: Path | None, target_format: str) -> str | None:
+    """Return the format of a workload that is written to ``destination``: the given one, else traces for a
+    folder and None (by suffix) for a file. Raises :class:`UsageError` for standard output.
+    """
+    if destination == Path("-"):
+        raise UsageError(
+            "--out -: a workload consists of files and cannot go to standard output",
+            hint="name a folder or a file",
+        )
+    return target_format or ("chakra" if destination and not destination.suffix else None)
+
+
+def hardware_option(help_text: str) -> Any:
+    """Return the option for a device, with the given help."""
+    return typer.Option(
+        metavar="NAME|FILE", help=help_text, autocompletion=device_names, rich_help_panel=DEVICE
+    )
 
 
 Tokens = Annotated[
@@ -210,7 +225,7 @@ Tokens = Annotated[
     typer.Option(
         "--tokens",
         metavar="N",
-        help="Tokens of a step on all ranks, for tokens/s.",
+        help="Set tokens per step over all ranks, to report tokens/s.",
         rich_help_panel=DEVICE,
     ),
 ]
@@ -219,19 +234,17 @@ ModelFlops = Annotated[
     typer.Option(
         "--model-flops",
         metavar="N",
-        help="Model FLOPs of a step on all ranks, for MFU.",
+        help="Set model FLOPs per step over all ranks, to report MFU.",
         rich_help_panel=DEVICE,
     ),
 ]
-
-# What is read, and as what
 
 SourceFormat = Annotated[
     str,
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help="Read the input as this format.",
+        help="Read the input as this format (default: detected).",
         autocompletion=format_names,
         rich_help_panel=INPUT,
     ),
@@ -239,7 +252,10 @@ SourceFormat = Annotated[
 NumDevices = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="Number of ranks where the input does not say.", rich_help_panel=INPUT
+        min=1,
+        metavar="N",
+        help="Set the number of ranks, for inputs that do not state it.",
+        rich_help_panel=INPUT,
     ),
 ]
 NumReplicas = Annotated[
@@ -247,7 +263,7 @@ NumReplicas = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="How many of --num-devices are replicas, where the input does not say.",
+        help="Set how many of --num-devices are replicas, for inputs that do not state it.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -258,8 +274,7 @@ Dim = Annotated[
         metavar="NAME=N",
         callback=_assume_dims,
         expose_value=False,
-        help="Extent of a symbolic dimension of a StableHLO program, by name or place (arg0.1=128); "
-        "repeatable.",
+        help="Set a symbolic dimension of a StableHLO program, by name or position (arg0.1=128); repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -270,7 +285,7 @@ DefaultDtype = Annotated[
         metavar="TYPE",
         callback=_assume_dtype,
         expose_value=False,
-        help="Element type of operations that state none, as in other tools' traces: bf16, f32, ...",
+        help="Set the element type of operations that state none: bf16, f32, ...",
         rich_help_panel=INPUT,
     ),
 ]
@@ -281,7 +296,7 @@ CommGroups = Annotated[
         metavar="FILE",
         callback=_assume_groups,
         expose_value=False,
-        help="The process groups of a trace (default: comm_group.json beside it).",
+        help="Read process groups of a trace from FILE (default: comm_group.json in its folder).",
         rich_help_panel=INPUT,
     ),
 ]
@@ -290,8 +305,7 @@ Capture = Annotated[
     typer.Option(
         "--capture",
         metavar="CAPTURE",
-        help="The trace in which graphs were captured that a trace of PyTorch replays, or a folder of such; "
-        "repeatable.",
+        help="Read CUDA graph captures from this PyTorch trace, or folder of traces; repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -302,7 +316,7 @@ RunTimeUnit = Annotated[
         metavar="us|ns",
         callback=_assume_unit,
         expose_value=False,
-        help="Unit of run times in traces of old schemas, which name none (default: us).",
+        help="Set the unit of run times in traces of old schemas (default: us).",
         rich_help_panel=INPUT,
     ),
 ]
@@ -313,9 +327,9 @@ MaxInputBytes = Annotated[
         metavar="N",
         min=1,
         max=10**18 - 1,
-        callback=_trust,
+        callback=_raise_input_limits,
         expose_value=False,
-        help="Trust inputs of N bytes: raises the limits on size, memory and time (docs/formats.md).",
+        help="Accept inputs up to N bytes: raises the limits of size, memory and time (docs/formats.md).",
         rich_help_panel=INPUT,
     ),
 ]
@@ -324,24 +338,24 @@ Tables = Annotated[
     typer.Option(
         "--table",
         metavar="T",
-        help="A table of measured operations (CSV, Parquet); repeatable.",
+        help="Read measured operations from a table (CSV, Parquet); repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
 Workload = Annotated[
     Path | None,
     typer.Option(
-        metavar="W", help="The program that ran; without it, what the profile holds.", rich_help_panel=INPUT
+        metavar="W",
+        help="Read the program that was profiled (default: operations in the profile).",
+        rich_help_panel=INPUT,
     ),
 ]
-
-# How it is estimated
 
 Estimator = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Which estimator says how long: see 'hespas estimators'.",
+        help="Estimate durations with this estimator (see 'hespas estimators').",
         autocompletion=estimator_names,
         rich_help_panel=DEVICE,
     ),
@@ -351,7 +365,7 @@ Estimators = Annotated[
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help="Which estimator says how long: see 'hespas estimators'; repeated: a column each.",
+        help="Estimate durations with this estimator (see 'hespas estimators'); repeat to compare.",
         autocompletion=estimator_names,
         show_default=f"{preparation.STEP_ESTIMATOR}: by kind of workload",
         rich_help_panel=DEVICE,
@@ -363,58 +377,70 @@ AllowPrograms = Annotated[
         "--allow-programs",
         callback=_allow_programs,
         expose_value=False,
-        help="Let input files name estimators that run programs, execute the workload or read other files.",
+        help="Allow input files to name estimators that run programs, execute the workload or read files.",
         rich_help_panel=DEVICE,
     ),
 ]
 Granularity = Annotated[
     preparation.Granularity | None,
     typer.Option(
-        help="One node per operation, per elementwise chain, or per region between collectives (default: "
-        "fused where no compiler has fused the program yet and it gets times).",
+        help="Use one node per operation, elementwise chain, or region between collectives "
+        "(default: fused if durations are estimated and no compiler has fused the program, else op).",
         show_default=False,
         rich_help_panel=DEVICE,
     ),
 ]
 Missing = Annotated[
     preparation.Missing,
-    typer.Option(help="What to do where a time or a trip count is not known.", rich_help_panel=DEVICE),
+    typer.Option(
+        help="Handle unknown durations and trip counts: warn, fail, or count as zero.", rich_help_panel=DEVICE
+    ),
 ]
-
-# What is written and told
 
 Json = Annotated[
     Path | None,
     typer.Option(
         "--json",
         metavar="FILE|-",
-        help="Write all figures as JSON; - is standard output.",
+        help="Write all results as JSON; - is standard output.",
         rich_help_panel=OUTPUT,
     ),
 ]
 ListFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[FILE|-]", help="With --json: where to write it.", show_default=False),
+    typer.Argument(
+        metavar="[FILE|-]",
+        help="Write the JSON of --json to this file (default: standard output).",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
+    bool,
+    typer.Option("--json", help="Write the list as JSON to standard output, or to the FILE that follows."),
 ]
 Destination = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DST", help="Write the workload: traces of all ranks, or a file."),
+    typer.Option(
+        "--out", metavar="DST", help="Write the workload to DST: a folder of traces, one per rank, or a file."
+    ),
 ]
 DestinationFormat = Annotated[
     str,
-    typer.Option("--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=format_names),
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="Write DST in this format (default: by suffix).",
+        autocompletion=format_names,
+    ),
 ]
 Jobs = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.", rich_help_panel=OUTPUT)
+    int, typer.Option(min=1, metavar="N", help="Write rank files with N threads.", rich_help_panel=OUTPUT)
 ]
 OnlyClasses = Annotated[
     bool,
     typer.Option(
         "--only-classes",
-        help="Write one trace per class of ranks, and rank_map.json, which says for whom.",
+        help="Write one trace per distinct rank, and rank_map.json (rank to trace).",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -422,7 +448,7 @@ Shard = Annotated[
     str,
     typer.Option(
         metavar="I/N",
-        help="Write only the I-th (from 1) of N shares of the ranks: one process of a batch job each.",
+        help="Write only share I (from 1) of N shares of the ranks, for batch jobs.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -430,7 +456,7 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on where the same command was interrupted; keep what is written if this one is.",
+        help="Continue an interrupted run of the same command; keep written files if interrupted again.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -438,18 +464,18 @@ Cluster = Annotated[
     str,
     typer.Option(
         metavar="ADDRESS",
-        help="Write on the workers of this dask scheduler (tcp://...), which share the folder of DST.",
+        help="Write with the workers of this Dask scheduler (tcp://...), which must share the folder of DST.",
         rich_help_panel=OUTPUT,
     ),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace files that the options name.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--overwrite", help="Replace existing output files.", rich_help_panel=OUTPUT)
 ]
 Recover = Annotated[
     bool,
     typer.Option(
         "--recover",
-        help="Keep what is whole of an input that was cut off or is damaged.",
+        help="Recover the intact part of a truncated or damaged input.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -457,7 +483,7 @@ Progress = Annotated[
     bool | None,
     typer.Option(
         "--progress/--no-progress",
-        help="Show a progress bar on long work (default: when the terminal can).",
+        help="Show a progress bar (default: if stderr is a terminal).",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -466,10 +492,10 @@ Loudness = Annotated[
     typer.Option(
         "--verbose/--quiet",
         "-v/-q",
-        callback=set_loudness,
+        callback=set_verbosity,
         expose_value=False,
         show_default=False,
-        help="Also tell what hardly anybody misses; or only results and errors.",
+        help="Print more detail; or print only results and errors.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -477,10 +503,10 @@ Untrusted = Annotated[
     bool,
     typer.Option(
         "--untrusted",
-        callback=_distrust,
+        callback=_distrust_inputs,
         expose_value=False,
         is_eager=True,
-        help="Limit processor time, memory and ranks, and run no programs of others: for inputs of strangers "
+        help="Limit CPU time, memory and ranks, and run no external programs, for untrusted inputs "
         "(SECURITY.md).",
         rich_help_panel=INPUT,
     ),
@@ -490,24 +516,15 @@ UntrustedLimit = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=N",
-        callback=_limit,
+        callback=_set_untrusted_limits,
         expose_value=False,
         help="Change a limit of --untrusted: cpu_s, memory_bytes or ranks; repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
 ]
 Version = Annotated[
-    bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+    bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and exit.")
 ]
-
-
-def workload_format(destination: Path | None, stated: str) -> str | None:
-    """The format of a workload that is made: as stated, traces where a folder is named, else as the name of
-    the file says. Raises :class:`UsageError` for standard output.
-    """
-    if destination == Path("-"):
-        raise UsageError("--out -: a workload is files, not one stream", hint="name a folder or a file")
-    return stated or ("chakra" if destination and not destination.suffix else None)

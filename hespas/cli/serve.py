@@ -1,4 +1,4 @@
-"""``hespas serve``: what requests to a server of a language model see."""
+"""``hespas serve``: predicted TTFT, TPOT and throughput of an LLM server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
-from hespas.cli.session import (
-    check_reports,
-    command_line,
-    emit,
-    hardware_files,
-    progress_bar,
-    say_diagnostics,
-)
+from hespas.cli.destinations import check_reports, hardware_files
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics
 
@@ -36,85 +31,113 @@ _Requests = Annotated[
     str,
     typer.Option(
         metavar="LOG.csv|LOG.jsonl|PROCESS",
-        help="A log with arrival_s, prompt_tokens and output_tokens, or a process: poisson:rate=4, "
-        "bursts:rate=4,burst=8, closed:concurrency=16; each with requests=, prompt=, output=, ratio=, seed=.",
+        help="Read a log with arrival_s, prompt_tokens and output_tokens, or draw requests from a process: "
+        "poisson:rate=4, bursts:rate=4,burst=8, closed:concurrency=16; each with requests=, prompt=, "
+        "output=, ratio=, seed=.",
     ),
 ]
-_Stack = Annotated[
+_Engine = Annotated[
     Literal["vllm", "sglang", "trtllm"],
-    typer.Option(help="Whose scheduler and all-reduce.", rich_help_panel=_SCHEDULER),
+    typer.Option(
+        help="Model the scheduler and all-reduce of this serving engine.", rich_help_panel=_SCHEDULER
+    ),
 ]
-_Dp = Annotated[int, _number("Replicas of attention, which take turns.", _LAYOUT, least=1)]
-_Tp = Annotated[int, _number("Ranks that share each layer.", _LAYOUT, least=1)]
-_Ep = Annotated[int, _number("Ranks that experts are spread over.", _LAYOUT, least=1)]
+_Dp = Annotated[int, _number("Set data-parallel attention replicas (round-robin).", _LAYOUT, least=1)]
+_Tp = Annotated[int, _number("Set tensor-parallel ranks.", _LAYOUT, least=1)]
+_Ep = Annotated[int, _number("Set expert-parallel ranks.", _LAYOUT, least=1)]
 _Precision = Annotated[
     str,
-    typer.Option(metavar="NAME", help="bf16, fp16, fp8, mxfp8, nvfp4, int8.", rich_help_panel=_LAYOUT),
+    typer.Option(
+        metavar="NAME",
+        help="Set the precision: bf16, fp16, fp8, mxfp8, nvfp4, int8.",
+        rich_help_panel=_LAYOUT,
+    ),
 ]
-_Experts = Annotated[
+_ExpertDtype = Annotated[
     str,
-    typer.Option(metavar="TYPE", help="Element type of experts, where another.", rich_help_panel=_LAYOUT),
+    typer.Option(
+        metavar="TYPE",
+        help="Set the element type of experts (default: of --precision).",
+        rich_help_panel=_LAYOUT,
+    ),
 ]
-_Cache = Annotated[
-    str, typer.Option(metavar="TYPE", help="Element type of keys and values.", rich_help_panel=_LAYOUT)
+_KvCacheDtype = Annotated[
+    str, typer.Option(metavar="TYPE", help="Set the element type of the KV cache.", rich_help_panel=_LAYOUT)
 ]
-_Tokens = Annotated[int, _number("Most tokens of a step (0: the stack's default).", _SCHEDULER)]
-_Sequences = Annotated[int, _number("Most sequences under way (0: the stack's default).", _SCHEDULER)]
+_Tokens = Annotated[
+    int,
+    _number("Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).", _SCHEDULER),
+]
+_Sequences = Annotated[
+    int, _number("Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).", _SCHEDULER)
+]
 _Chunked = Annotated[
     bool | None,
     typer.Option(
-        "--chunked/--whole-prompts", help="Cut prompts that fill a step, or wait.", rich_help_panel=_SCHEDULER
+        "--chunked/--whole-prompts",
+        help="Split a prompt that exceeds a step, or schedule it whole (default: the engine's).",
+        rich_help_panel=_SCHEDULER,
     ),
 ]
-_MemoryShare = Annotated[
+_GpuMemoryUtilization = Annotated[
     float,
     typer.Option(
-        min=0.01, max=1, metavar="X", help="Part of memory that is filled.", rich_help_panel=_SCHEDULER
+        min=0.01,
+        max=1,
+        metavar="X",
+        help="Set the fraction of device memory to use.",
+        rich_help_panel=_SCHEDULER,
     ),
 ]
-_CacheTokens = Annotated[int, _number("Room of a replica's cache (0: what is left of memory).", _SCHEDULER)]
-_HostUs = Annotated[float, _number("Each step waits so long for the host.", _HOST, metavar="US")]
-_SequenceUs = Annotated[float, _number("And so long for each of its sequences.", _HOST, metavar="US")]
-_PromptUs = Annotated[float, _number("And so long for each of its prompts.", _HOST, metavar="US")]
-_RequestMs = Annotated[float, _number("A request is under way so long before it waits.", _HOST, metavar="MS")]
-_Rows = Annotated[
+_KvCacheTokens = Annotated[
+    int, _number("Set the KV-cache size per replica in tokens (0: all free memory).", _SCHEDULER)
+]
+_StepOverhead = Annotated[float, _number("Set the CPU overhead per step [us].", _HOST, metavar="US")]
+_SequenceUs = Annotated[
+    float, _number("Set the CPU overhead per sequence of a step [us].", _HOST, metavar="US")
+]
+_PromptUs = Annotated[float, _number("Set the CPU overhead per prompt of a step [us].", _HOST, metavar="US")]
+_RequestOverhead = Annotated[
+    float, _number("Set the fixed latency per request before queueing [ms].", _HOST, metavar="MS")
+]
+_PerRequest = Annotated[
     bool,
-    typer.Option("--rows", help="Put a row for each request into --json.", rich_help_panel=options.OUTPUT),
+    typer.Option("--per-request", help="Add one row per request to --json.", rich_help_panel=options.OUTPUT),
 ]
 _Out = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.csv", help="Write a row for each request.", rich_help_panel=options.OUTPUT),
+    typer.Option(metavar="FILE.csv", help="Write one row per request.", rich_help_panel=options.OUTPUT),
 ]
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|FILE.toml", help="A model that ships, or one of your own.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL|FILE.toml", help="Built-in model or model file.")],
     *,
-    hardware: Annotated[str, options.hardware_option("A device: see 'hespas hardware list'.")],
+    hardware: Annotated[
+        str, options.hardware_option("Estimate durations on this device (see 'hespas hardware list').")
+    ],
     requests: _Requests,
-    stack: _Stack = "vllm",
+    engine: _Engine = "vllm",
     dp: _Dp = 1,
     tp: _Tp = 1,
     ep: _Ep = 1,
     precision: _Precision = "bf16",
-    experts: _Experts = "",
-    cache: _Cache = "bf16",
+    expert_dtype: _ExpertDtype = "",
+    kv_cache_dtype: _KvCacheDtype = "bf16",
     max_batched_tokens: _Tokens = 0,
-    max_sequences: _Sequences = 0,
+    max_num_seqs: _Sequences = 0,
     chunked: _Chunked = None,
-    memory_share: _MemoryShare = 0.9,
-    cache_tokens: _CacheTokens = 0,
-    host_us: _HostUs = 0.0,
+    gpu_memory_utilization: _GpuMemoryUtilization = 0.9,
+    kv_cache_tokens: _KvCacheTokens = 0,
+    step_overhead_us: _StepOverhead = 0.0,
     sequence_us: _SequenceUs = 0.0,
     prompt_us: _PromptUs = 0.0,
-    request_ms: _RequestMs = 0.0,
+    request_overhead_ms: _RequestOverhead = 0.0,
     estimator: options.Estimator = DEFAULT_ESTIMATOR,
     allow_programs: options.AllowPrograms = False,
     out: _Out = None,
     json_file: options.Json = None,
-    rows: _Rows = False,
+    per_request: _PerRequest = False,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     loudness: options.Loudness = None,
@@ -122,7 +145,7 @@ def serve(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Serve a language model: time to the first token, time between tokens and throughput of requests.
+    """Predict the TTFT, TPOT and throughput of an LLM server.
 
     hespas serve llama-3-70b --hardware H100-SXM --tp 4 --requests poisson:rate=4,prompt=1024,output=256
     """
@@ -139,35 +162,39 @@ def serve(
         from hespas import api
 
         server = api.Server(
-            model=model, hardware=hardware, stack=stack, dp=dp, tp=tp, ep=ep, precision=precision,
-            experts=experts, cache=cache, max_batched_tokens=max_batched_tokens,
-            max_sequences=max_sequences, chunked=chunked, memory_share=memory_share,
-            cache_tokens=cache_tokens, host_us=host_us, sequence_us=sequence_us, prompt_us=prompt_us,
-            request_ms=request_ms, estimator=estimator,
+            model=model, hardware=hardware, stack=engine, dp=dp, tp=tp, ep=ep, precision=precision,
+            experts=expert_dtype, cache=kv_cache_dtype, max_batched_tokens=max_batched_tokens,
+            max_sequences=max_num_seqs, chunked=chunked, memory_share=gpu_memory_utilization,
+            cache_tokens=kv_cache_tokens, host_us=step_overhead_us, sequence_us=sequence_us,
+            prompt_us=prompt_us, request_ms=request_overhead_ms, estimator=estimator,
         )  # fmt: skip
         with progress_bar("serving", progress) as callback:
-            done = api.serve(server, requests, with_rows=rows, diagnostics=diagnostics, progress=callback)
+            done = api.serve(
+                server, requests, with_rows=per_request, diagnostics=diagnostics, progress=callback
+            )
         if out:
             api.write_request_rows(done, out, overwrite=overwrite)
         if json_file:
             api.write_json(done.to_json(), json_file, overwrite=overwrite)
-        say_diagnostics(diagnostics, model)
-        _show(done)
+        report_diagnostics(diagnostics, model)
+        _print_serving(done)
 
 
-def _show(done: ServingResult) -> None:
+def _print_serving(done: ServingResult) -> None:
     document = done.document()
     emit(done.headline())
     emit(
         f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
-        f"{document.requests_per_s:,.2f} a second; {counted(document.steps, 'step')}, "
-        f"{count_text(document.steps_with_prompts)} with prompts, {document.mean_batch:,.1f} sequences in "
-        f"the mean; cache of {count_text(document.cache_tokens)} tokens, "
-        f"{count_text(document.put_back)} put back"
+        f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "
+        f"{count_text(document.steps_with_prompts)} with prefill, {document.mean_batch:,.1f} sequences per "
+        f"step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
+        f"{counted(document.put_back, 'preemption')}"
     )
-    figures = [
-        (each.what, each.mean_ms, each.p50_ms, each.p90_ms, each.p99_ms, each.max_ms)
-        for each in document.times
+    lines = [
+        (
+            row.what,
+            *(f"{value:,.2f}" for value in (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms)),
+        )
+        for row in document.times
     ]
-    lines = [(what, *(f"{value:,.2f}" for value in values)) for what, *values in figures]
     emit(table_text(("ms", "mean", "p50", "p90", "p99", "max"), lines, left=(0,)))

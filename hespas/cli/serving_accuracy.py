@@ -12,14 +12,9 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.accuracy import percent, signed
-from hespas.cli.session import (
-    check_reports,
-    command_line,
-    emit,
-    progress_bar,
-    say_diagnostics,
-    write_document,
-)
+from hespas.cli.destinations import check_reports, write_document
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, table_text
 from hespas.graph.diagnostics import Diagnostics
 
@@ -102,7 +97,7 @@ def serving(
             )  # fmt: skip
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
-        say_diagnostics(diagnostics, str(table or ""))
+        report_diagnostics(diagnostics, str(table or ""))
         _show(done.judgement)
         _show_recorded(done.recorded)
 

@@ -1,10 +1,10 @@
-"""``hespas simulate``: how long one step takes, and what it waits for."""
+"""``hespas simulate``: simulated step time, exposed communication, memory and critical path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,21 +12,28 @@ import typer
 
 from hespas.api.preparation import STEP_ESTIMATOR, Mode
 from hespas.cli import options
-from hespas.cli.others import check_binary, show_others
-from hespas.cli.session import (
+from hespas.cli.destinations import (
     check_apart,
     check_report_folder,
     check_reports,
-    command_line,
-    emit,
     hardware_files,
-    progress_bar,
     report_folder,
-    say_diagnostics,
 )
-from hespas.cli.text import bytes_text, counted, mixed_lines, step_lines, table_text, time_text
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, progress_bar, report_diagnostics
+from hespas.cli.text import (
+    bytes_text,
+    count_text,
+    counted,
+    mixed_lines,
+    op_class_text,
+    step_lines,
+    table_text,
+    time_text,
+)
 from hespas.cli.what_if import WhatIf
 from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.errors import UsageError
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.options import Protocol
@@ -34,17 +41,17 @@ from hespas.simulator.job.options import Protocol
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
     from hespas.graph import OpGraph, Profile
-    from hespas.simulator import ClassResult, Simulation, Simulator
+    from hespas.simulator import ClassResult, Simulator
     from hespas.simulator.memory import RankMemory
 
 __all__ = ["simulate"]
 
 
-_MOST_SEGMENTS = 8
-_MOST_CLASSES = 8
-"""Rank classes told in full; the JSON document has all."""
+_MAX_SEGMENTS = 8
+_MAX_CLASSES = 8
+"""Rank classes that are printed; the JSON document has all."""
 
-# Headings of --help, in the order in which options of theirs come first.
+# Headings of --help, in order of their first option
 _NETWORK = "System and network"
 _RANKS = "Ranks and order"
 _ASTRA = "ASTRA-sim"
@@ -54,7 +61,7 @@ _Timeline = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write what ran when: FILE.json, .pftrace or .csv.",
+        help="Write the simulated timeline: FILE.json, .pftrace or .csv.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -63,14 +70,14 @@ _Report = Annotated[
     typer.Option(
         metavar="DIR",
         parser=report_folder,
-        help="Write index.html, a CSV file per table and simulation.json.",
+        help="Write a report: index.html, one CSV file per table and simulation.json.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
 _Mode = Annotated[
     Mode,
     typer.Option(
-        help="hespas, or astra: what ASTRA-sim's analytical simulator says, to the nanosecond.",
+        help="Simulate with the Hespas engine, or with its exact model of ASTRA-sim's analytical simulator.",
         rich_help_panel=_ASTRA,
     ),
 ]
@@ -78,26 +85,30 @@ _System = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
-        help="Communication as on this system, whose device is --hardware unless that is given.",
+        help="Use the network of this system, and its device unless --hardware is given.",
         autocompletion=options.system_names,
         rich_help_panel=_NETWORK,
     ),
 ]
 _SystemConfig = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="ASTRA-sim's system.json (mode astra).", rich_help_panel=_ASTRA),
+    typer.Option(metavar="FILE", help="Read ASTRA-sim's system.json (mode astra).", rich_help_panel=_ASTRA),
 ]
 _NetworkConfig = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="ASTRA-sim's network.yml (mode astra).", rich_help_panel=_ASTRA),
+    typer.Option(metavar="FILE", help="Read ASTRA-sim's network.yml (mode astra).", rich_help_panel=_ASTRA),
 ]
 _MemoryConfig = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file (mode astra).", rich_help_panel=_ASTRA),
+    typer.Option(
+        metavar="FILE", help="Read ASTRA-sim's remote memory file (mode astra).", rich_help_panel=_ASTRA
+    ),
 ]
 _Backend = Annotated[
     Backend,
-    typer.Option(help="The network without congestion, or with it (mode astra).", rich_help_panel=_ASTRA),
+    typer.Option(
+        help="Use the congestion-unaware or -aware network backend (mode astra).", rich_help_panel=_ASTRA
+    ),
 ]
 _Queues = Annotated[
     int,
@@ -105,7 +116,7 @@ _Queues = Annotated[
         metavar="N",
         min=1,
         max=1024,
-        help="Queues of each network dimension (mode astra).",
+        help="Set the number of queues per network dimension (mode astra).",
         rich_help_panel=_ASTRA,
     ),
 ]
@@ -113,32 +124,32 @@ _Jitter = Annotated[
     float,
     typer.Option(
         metavar="SIGMA", min=0, max=10,
-        help="Computations and copies vary by so much: standard deviation over mean, each rank by itself.",
+        help="Set the jitter of kernels and copies (coefficient of variation), drawn independently per rank.",
         rich_help_panel=_RANKS),
 ]  # fmt: skip
 _Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="What --jitter draws with.", rich_help_panel=_RANKS)
+    int, typer.Option(metavar="N", min=0, help="Set the random seed of --jitter.", rich_help_panel=_RANKS)
 ]
 _Straggler = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RANK=FACTOR",
-        help="A rank that takes so many times as long; repeatable.",
+        help="Slow down rank RANK by FACTOR; repeatable.",
         rich_help_panel=_RANKS,
     ),
 ]
 _Messages = Annotated[
     Protocol,
     typer.Option(
-        help="Who sends is done when it is sent, or waits for the receiver too.", rich_help_panel=_NETWORK
+        help="Complete a send at once (eager) or on receipt (rendezvous).", rich_help_panel=_NETWORK
     ),
 ]
 _OverlapTrips = Annotated[
     bool,
     typer.Option(
         "--overlap-trips",
-        help="Trips of a loop begin when their values are there, as where a compiler pipelines loops; "
-        "else when the trip before has ended.",
+        help="Start a loop iteration as soon as its inputs are ready (software pipelining), not after the "
+        "previous iteration ends.",
         rich_help_panel=_RANKS,
     ),
 ]
@@ -146,22 +157,29 @@ _Interference = Annotated[
     bool,
     typer.Option(
         "--interference/--no-interference",
-        help="Collectives and kernels beside each other slow each other down.",
+        help="Model contention between concurrent kernels and collectives.",
         rich_help_panel=_RANKS,
     ),
 ]
-_Alone = Annotated[bool, typer.Option("--alone", help="No rank waits for another.", rich_help_panel=_RANKS)]
+_Alone = Annotated[
+    bool,
+    typer.Option(
+        "--alone",
+        help="Simulate each rank class alone, without waits for other ranks.",
+        rich_help_panel=_RANKS,
+    ),
+]
 _Simulator = Annotated[
     Literal["hespas", "astra-sim"],
     typer.Option(
-        help="astra-sim: run your own ASTRA-sim (--astra-bin) on the same traces too.", rich_help_panel=_ASTRA
+        help="Also run your ASTRA-sim binary (--astra-bin) on the same traces.", rich_help_panel=_ASTRA
     ),
 ]
 _AstraBin = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
-        help="The analytical binary of ASTRA-sim, for --simulator astra-sim.",
+        help="Set the path of ASTRA-sim's analytical binary (--simulator astra-sim).",
         rich_help_panel=_ASTRA,
     ),
 ]
@@ -169,7 +187,7 @@ _AstraTimeout = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="How long your ASTRA-sim may take (default: an hour).",
+        help="Limit the run time of ASTRA-sim [s] (default: 3600).",
         show_default=False,
         rich_help_panel=_ASTRA,
     ),
@@ -178,8 +196,8 @@ _Launches = Annotated[
     bool,
     typer.Option(
         "--launches/--no-launches",
-        help="Kernels of a training step wait for a host that launches them one by one, unless it is a whole "
-        "CUDA graph or a program of XLA.",
+        help="Model the host that launches the kernels of a training step one by one; steps of XLA and whole "
+        "CUDA graphs have no launch overhead.",
         rich_help_panel=_RANKS,
     ),
 ]
@@ -187,27 +205,29 @@ _Grid = Annotated[
     Path | None,
     typer.Option(
         metavar="GRID.toml",
-        help="A row per combination of the file's axes (docs/simulation.md).",
+        help="Sweep all combinations of the axes in this file (docs/simulation.md).",
         rich_help_panel=_WHAT_IF,
     ),
 ]
 _Jobs = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=1024, help="Rows of a grid at a time.", rich_help_panel=_WHAT_IF),
+    typer.Option(
+        metavar="N", min=1, max=1024, help="Simulate N sweep points in parallel.", rich_help_panel=_WHAT_IF
+    ),
 ]
 _Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option(
         metavar="A.json B.json",
-        help="What differs between two documents of --json.",
+        help="Compare two JSON documents written by --json.",
         rich_help_panel=_WHAT_IF,
     ),
 ]
-_Beside = Annotated[
+_Overlay = Annotated[
     Path | None,
     typer.Option(
         metavar="PROFILE",
-        help="Show it, or a folder of ranks, in the same timeline.",
+        help="Add this measured profile, or folder of rank profiles, to the timeline.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -216,11 +236,14 @@ _Beside = Annotated[
 def simulate(
     context: typer.Context,
     source: Annotated[
-        Path | None, typer.Argument(metavar="SRC", help="Any readable workload.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="SRC", help="Workload in any readable format.", show_default=False),
     ] = None,
     hardware: Annotated[
         list[str] | None,
-        options.hardware_option("Times of this device (default: those in SRC); repeated: a column each."),
+        options.hardware_option(
+            "Estimate durations on this device (default: durations in SRC); repeat to compare."
+        ),
     ] = None,
     estimator: options.Estimators = None,
     allow_programs: options.AllowPrograms = False,
@@ -241,7 +264,7 @@ def simulate(
     json_file: options.Json = None,
     report: _Report = None,
     timeline: _Timeline = None,
-    beside: _Beside = None,
+    overlay: _Overlay = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     loudness: options.Loudness = None,
@@ -266,7 +289,7 @@ def simulate(
     astra_bin: _AstraBin = None,
     astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """How long one step takes: compute, communication and copies side by side, and the critical path.
+    """Simulate one step: compute, communication and copies in parallel, with memory and critical path.
 
     hespas simulate step.mlir --hardware H100-SXM
 
@@ -284,18 +307,21 @@ def simulate(
     (device,), (model_name,) = several.values()
     diagnostics = Diagnostics()
     configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, device, system, model_name, beside, *configs]
+    reads: list[Path | str | None] = [source, device, system, model_name, overlay, *configs]
     with command_line(
         debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
     ):
         from hespas import api
         from hespas.converters import ReadOptions
 
-        check_binary(simulator, astra_bin)
-        drawn = _Drawn(timeline, beside, json_file, report, overwrite)
-        drawn.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
+        if simulator == "astra-sim" and astra_bin is None:
+            raise UsageError("--simulator astra-sim requires --astra-bin", hint="--astra-bin PATH")
+        if simulator != "astra-sim" and astra_bin is not None:
+            raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
+        outputs = _SimulationOutputs(timeline, overlay, json_file, report, overwrite)
+        outputs.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
         mode = "astra" if simulator == "astra-sim" else mode
-        asked = (jitter, seed, straggler or [], messages, alone, overlap_trips, interference, launches)
+        settings = (jitter, seed, straggler or [], messages, alone, overlap_trips, interference, launches)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             done = api.simulate(
@@ -305,10 +331,10 @@ def simulate(
                 granularity=granularity,
                 format=source_format or None,
                 options=reading,
-                simulator=_simulator(mode, *asked),
+                simulator=_scheduler(mode, *settings),
                 missing=missing,
                 timeline=timeline,
-                beside=drawn.measured(callback),
+                beside=outputs.overlay_profiles(callback),
                 overwrite=overwrite,
                 mode=mode,
                 system=system or None,
@@ -322,13 +348,13 @@ def simulate(
                 diagnostics=diagnostics,
                 progress=callback,
             )
-        drawn.write(done)
-        say_diagnostics(diagnostics, source)
-        _show(done)
-        show_others(done)
+        outputs.write(done)
+        report_diagnostics(diagnostics, source)
+        _print_result(done)
+        _print_references(done)
 
 
-def _simulator(
+def _scheduler(
     mode: Mode,
     jitter: float,
     seed: int,
@@ -339,33 +365,45 @@ def _simulator(
     interference: bool,
     launches: bool,
 ) -> Simulator | None:
-    """What the options ask for; None where they ask for nothing."""
-    from hespas.graph.errors import UsageError
+    """Return the scheduler for the options; None if all of them have their defaults."""
     from hespas.simulator import JobScheduler, ListScheduler
 
-    given = {
+    values = {
         "--jitter": jitter, "--seed": seed, "--straggler": straggler, "--messages": messages != "eager",
         "--alone": alone, "--overlap-trips": overlap_trips, "--no-interference": not interference,
         "--no-launches": not launches,
     }  # fmt: skip
-    asked = [option for option, value in given.items() if value]
-    if mode == "astra" and asked:
-        raise UsageError(f"{', '.join(asked)}: of mode hespas only", hint="leave it out, or --mode hespas")
-    slow = tuple(_straggler(text) for text in straggler)
-    if len(dict(slow)) < len(slow):
-        raise UsageError("--straggler names a rank twice", hint="give each rank once")
+    given = [option for option, value in values.items() if value]
+    if mode == "astra" and given:
+        raise UsageError(
+            f"{', '.join(given)}: not available in mode astra", hint="leave it out, or --mode hespas"
+        )
+    slow: dict[int, float] = {}
+    for text in straggler:
+        rank, _, factor = text.partition("=")
+        try:
+            rank_number, factor_value = int(rank), float(factor)
+        except ValueError:
+            raise UsageError(
+                f"invalid --straggler {text}: expected RANK=FACTOR", hint="--straggler 3=1.2"
+            ) from None
+        if rank_number in slow:
+            raise UsageError(f"--straggler names rank {rank_number} twice", hint="give each rank once")
+        slow[rank_number] = factor_value
     if alone:
         if jitter or seed or slow or messages != "eager":
-            raise UsageError("--alone has no --jitter, --seed, --straggler or --messages")
+            raise UsageError(
+                "--alone excludes --jitter, --seed, --straggler and --messages", hint="leave --alone out"
+            )
         return ListScheduler(overlap_trips=overlap_trips, interference=interference, launches=launches)
     if seed and not jitter:
-        raise UsageError("--seed without --jitter draws nothing")
-    if not asked:
+        raise UsageError("--seed requires --jitter, which draws with it", hint="add --jitter 0.05")
+    if not given:
         return None
     return JobScheduler(
         jitter=jitter,
         seed=seed,
-        stragglers=slow,
+        stragglers=tuple(slow.items()),
         protocol=messages,
         overlap_trips=overlap_trips,
         interference=interference,
@@ -373,63 +411,51 @@ def _simulator(
     )
 
 
-def _straggler(text: str) -> tuple[int, float]:
-    from hespas.graph.errors import UsageError
-
-    rank, _, factor = text.partition("=")
-    try:
-        return int(rank), float(factor)
-    except ValueError:
-        raise UsageError(f"--straggler {text} is no RANK=FACTOR", hint="--straggler 3=1.2") from None
-
-
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The timeline that is asked for, the profile beside it, and the document."""
+class _SimulationOutputs:
+    """Files that one simulation writes, and the measured profile for its timeline."""
 
-    file: Path | None
-    beside: Path | None
+    timeline: Path | None
+    overlay: Path | None
     json_file: Path | None
     report: Path | None
     overwrite: bool
 
     def check(self, source: Path, hardware: str, configs: Sequence[Path]) -> None:
-        """Refuse files that cannot be written, or would replace what is read, before any work is done."""
+        """Raise an error, before any work, for a file that cannot be written or would replace an input."""
         from hespas import api
 
         taken: dict[str, Sequence[str | Path]] = {"SRC": [source], "--hardware": hardware_files(hardware)}
         if configs:
             taken["a configuration"] = configs
-        if self.beside:
-            taken["--beside"] = [self.beside]
-        if self.file:
-            check_apart("--timeline", self.file, taken)
-        api.check_timeline(self.file, beside=self.beside is not None, overwrite=self.overwrite)
-        if self.file:
-            taken["--timeline"] = [self.file]
+        if self.overlay:
+            taken["--overlay"] = [self.overlay]
+        if self.timeline:
+            check_apart("--timeline", self.timeline, taken)
+        api.check_timeline(self.timeline, beside=self.overlay is not None, overwrite=self.overwrite)
+        if self.timeline:
+            taken["--timeline"] = [self.timeline]
         check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
         check_report_folder(self.report, "simulation.json", self.json_file, taken, overwrite=self.overwrite)
 
-    def measured(self, progress: Callable[[int, int], None] | None) -> list[Profile]:
-        """The profiles beside the run, if any; what is found in them is told at once, under their name."""
+    def overlay_profiles(self, progress: Callable[[int, int], None] | None) -> list[Profile]:
+        """Read the profiles of ``--overlay`` and report their diagnostics."""
         from hespas import api
         from hespas.converters import ReadOptions
-        from hespas.graph import Diagnostics
-        from hespas.graph.errors import UsageError
 
-        if not self.beside:
+        if not self.overlay:
             return []
         diagnostics = Diagnostics()
         reading = ReadOptions(progress=progress)
         try:
-            found = api.read_profiles(self.beside, options=reading, diagnostics=diagnostics)
+            profiles = api.read_profiles(self.overlay, options=reading, diagnostics=diagnostics)
         except UsageError as error:
-            raise UsageError(f"--beside: {error.message}", path=error.path, hint=error.hint) from error
-        say_diagnostics(diagnostics, self.beside)
-        return found
+            raise UsageError(f"--overlay: {error.message}", path=error.path, hint=error.hint) from error
+        report_diagnostics(diagnostics, self.overlay)
+        return profiles
 
     def write(self, done: SimulationResult) -> None:
-        """Write the document and the report, if they are asked for."""
+        """Write the JSON document and the report, if requested."""
         from hespas import api
 
         if self.json_file:
@@ -438,53 +464,39 @@ class _Drawn:
             done.write(self.report, overwrite=self.overwrite)
 
 
-def _show(done: SimulationResult) -> None:
+def _print_result(done: SimulationResult) -> None:
+    """Print the step, its rank classes with memory, the network use and the job's critical path."""
+    from hespas.simulator import node_label, segments
+
     emit(step_lines(done, done.where, mode=done.mode))
     emit(mixed_lines(done))
-    memory = {found.rank_class: found for found in done.memory}
-    for found in done.classes[:_MOST_CLASSES]:
-        _show_class(found)
-        if found.rank_class in memory:
-            _show_memory(memory[found.rank_class], done.workload.classes[found.rank_class])
-    left = len(done.classes) - _MOST_CLASSES
+    memory = {entry.rank_class: entry for entry in done.memory}
+    for rank_class in done.classes[:_MAX_CLASSES]:
+        _print_class(rank_class)
+        if rank_class.rank_class in memory:
+            graph = done.workload.classes[rank_class.rank_class]
+            _print_memory(memory[rank_class.rank_class], graph)
+    left = len(done.classes) - _MAX_CLASSES
     if left > 0:
         emit(("", f"and {counted(left, 'class')} more: --json writes all"))
-    _show_links(done)
-    _show_path(done)
-
-
-def _show_links(done: SimulationResult) -> None:
-    """How far each dimension of the system is used."""
-    found = done.links.links.rows() if done.links else []
-    if not found:
-        return
-    rows = [
+    links = [
         (
             row.dimension,
             f"{row.bandwidth_gbytes_per_s:,g} GB/s",
             bytes_text(row.sent_bytes),
             time_text(row.in_use_ns),
-            _part(row.utilization_share),
-            _part(row.in_use_utilization_share),
+            _percent(row.utilization_share),
+            _percent(row.in_use_utilization_share),
         )
-        for row in found
+        for row in (done.links.links.rows() if done.links else [])
     ]
-    emit("")
-    emit(table_text(("network", "of a device", "sent", "in use", "utilization", "while in use"), rows))
-
-
-def _part(share: float) -> str:
-    return "" if isnan(share) else f"{share:.1%}"
-
-
-def _show_path(done: Simulation) -> None:
-    """The critical path of the job, where it leads through several ranks."""
-    from hespas.simulator import node_label, segments
-
-    found = segments(done)
-    if len(found) < 2:
+    if links:
+        emit("")
+        emit(table_text(("network", "per device", "sent", "in use", "utilization", "while in use"), links))
+    parts = segments(done)
+    if len(parts) < 2:
         return
-    emit(("", f"critical path of the job, through {counted(len(found), 'rank')} one after the other"))
+    emit(("", f"critical path of the job, through {counted(len(parts), 'rank')} in sequence"))
     rows = [
         (
             f"{part.rank:,}",
@@ -492,84 +504,119 @@ def _show_path(done: Simulation) -> None:
             time_text(part.end_ns - part.start_ns),
             node_label(done.workload.graph_of(part.rank), part.last_node),
         )
-        for part in found[-_MOST_SEGMENTS:]
+        for part in parts[-_MAX_SEGMENTS:]
     ]
-    emit(table_text(("rank", "from", "for", "until"), rows))
-    if len(found) > _MOST_SEGMENTS:
-        emit(f"the last {_MOST_SEGMENTS} of {len(found):,}: --json writes all")
+    emit(table_text(("rank", "start", "duration", "last operation"), rows))
+    if len(parts) > _MAX_SEGMENTS:
+        emit(f"the last {_MAX_SEGMENTS} of {len(parts):,}: --json writes all")
 
 
-def _show_class(found: ClassResult) -> None:
+def _print_class(result: ClassResult) -> None:
+    """Print the time of a rank class, its waits, its resources and its critical path."""
+
+    def share(part_ns: float) -> str:
+        return f"{part_ns / result.finish_ns:.1%}" if result.finish_ns else ""
+
+    def with_share(part_ns: float) -> str:
+        return f"{time_text(part_ns)} ({share(part_ns)})" if result.finish_ns else time_text(part_ns)
+
+    at_least = "at least " if result.unknown else ""
     emit("")
-    least = "at least " if found.unknown else ""
     emit(
-        f"{found.name}: {counted(found.num_ranks, 'rank')}, {least}{time_text(found.finish_ns)}, "
-        f"communication exposed {time_text(found.exposed_comm_ns)}{_share(found.exposed_comm_ns, found)}"
+        f"{result.name}: {counted(result.num_ranks, 'rank')}, {at_least}{time_text(result.finish_ns)}, "
+        f"communication exposed {with_share(result.exposed_comm_ns)}"
     )
-    if found.interference_ns:
-        emit(f"collectives and kernels beside each other take {time_text(found.interference_ns)} longer")
-    for cause, wait_ns in found.wait_ns.items():
-        if wait_ns:
-            emit(f"waits for other ranks in {cause} for {time_text(wait_ns)}{_share(wait_ns, found)}")
-    if found.ways > 1:
-        emit(f"its ranks behave in {found.ways:,} ways; rank {found.rank:,} is the last of them")
+    if result.interference_ns:
+        emit(f"contention between kernels and collectives: +{time_text(result.interference_ns)}")
+    emit(
+        f"waits for other ranks in {cause}: {with_share(wait_ns)}"
+        for cause, wait_ns in result.wait_ns.items()
+        if wait_ns
+    )
+    if result.ways > 1:
+        emit(f"{result.ways:,} distinct rank behaviours; rank {result.rank:,} finishes last")
+    path = result.critical_path
     rows = [
         (
             name,
             time_text(busy_ns),
-            time_text(max(found.finish_ns - busy_ns, 0.0)),
-            time_text(found.critical_path.resource_ns[name]),
+            time_text(max(result.finish_ns - busy_ns, 0.0)),
+            time_text(path.resource_ns[name]),
         )
-        for name, busy_ns in found.busy_ns.items()
+        for name, busy_ns in result.busy_ns.items()
         if busy_ns
     ]
     if not rows:
         return
     emit(table_text(("resource", "busy", "idle", "on the critical path"), rows))
-    path = found.critical_path
     emit("")
     emit(
         f"critical path: {counted(path.spans, 'operation')}, "
-        f"{path.after_resource:,} of them waited for a busy resource"
+        f"{path.after_resource:,} after a wait for a busy resource"
     )
     lines = [
-        (name, time_text(spent_ns), _share(spent_ns, found).strip(" ()"))
+        (op_class_text(name), time_text(spent_ns), share(spent_ns))
         for name, spent_ns in path.class_ns.items()
     ]
     emit(table_text(("class", "time", "share"), lines))
 
 
-def _show_memory(found: RankMemory, graph: OpGraph) -> None:
-    use = found.use
-    least = "at least " if use.is_lower_bound else ""
-    when = "" if isnan(use.at_ns) else f" at {time_text(use.at_ns)}"
+def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
+    """Print the peak memory of a rank class, its parts, and whether it fits the device."""
+    use = memory.use
+    at_least = "at least " if use.is_lower_bound else ""
+    time = "" if isnan(use.at_ns) else f" at {time_text(use.at_ns)}"
     node = f", {graph.node_name(use.at_node)}" if use.at_node >= 0 and graph.node_name(use.at_node) else ""
+    capacity = bytes_text(memory.capacity_bytes)
+    if memory.is_whole_job:
+        fit = ", of the whole job before partitioning"
+    elif isnan(memory.capacity_bytes):
+        fit = ""
+    elif memory.fits is None:
+        fit = f" of {capacity}: cannot tell whether it fits"
+    else:
+        fit = f", {'fits' if memory.fits else 'does not fit'} the {capacity} of the device"
     emit("")
-    emit(f"memory: {least}{bytes_text(use.peak_bytes)}{when}{node}{_fit_text(found)}")
+    emit(f"memory: {at_least}{bytes_text(use.peak_bytes)}{time}{node}{fit}")
     parts = [
         ("parameters", use.parameters_bytes),
         ("constants", use.constants_bytes),
         ("results", use.outputs_bytes),
-        *((f"temporaries: {name}", size) for name, size in use.class_bytes.items()),
-        ("buffers that are not nodes", use.unlisted_bytes),
+        *((f"temporaries: {op_class_text(name)}", size) for name, size in use.class_bytes.items()),
+        ("buffers without a node", use.unlisted_bytes),
     ]
     rows = [(name, bytes_text(size), f"{size / use.peak_bytes:.1%}") for name, size in parts if size]
     if rows:
         emit(table_text(("memory", "size", "share"), rows))
     if use.unknown:
-        emit(f"{counted(use.unknown, 'tensor')} of unknown size: not included")
+        emit(f"{counted(use.unknown, 'tensor')} of unknown size not included")
 
 
-def _fit_text(found: RankMemory) -> str:
-    if found.is_whole_job:
-        return ", of the whole job before it is partitioned"
-    if isnan(found.capacity_bytes):
-        return ""
-    room = bytes_text(found.capacity_bytes)
-    if found.fits is None:
-        return f" of {room}: cannot tell whether it fits"
-    return f", fits the {room} of the device" if found.fits else f", does not fit the {room} of the device"
+def _print_references(done: SimulationResult) -> None:
+    """Print the step next to the user's ASTRA-sim and the measured profile, if there are any."""
+
+    def difference(reference_ns: float) -> str:
+        return f"{done.step_ns / reference_ns - 1.0:+.2%}" if reference_ns else ""
+
+    rows = [(f"hespas, mode {done.mode}", time_text(done.step_ns), "", "")]
+    if done.external is not None and done.statistics is not None:
+        from hespas.api.external import external_document
+
+        astra = external_document(done.external, done.statistics)
+        rows.append(
+            (
+                f"ASTRA-sim ({Path(astra.binary).name})",
+                time_text(astra.step_ns),
+                difference(astra.step_ns),
+                f"{count_text(astra.differing_ranks)} of {count_text(len(astra.ranks))}",
+            )
+        )
+    if isfinite(done.measured_ns):
+        rows.append(("measured", time_text(done.measured_ns), difference(done.measured_ns), ""))
+    if len(rows) > 1:
+        emit("")
+        emit(table_text(("step", "time", "error of hespas", "ranks that differ"), rows))
 
 
-def _share(part_ns: float, found: ClassResult) -> str:
-    return f" ({part_ns / found.finish_ns:.1%})" if found.finish_ns else ""
+def _percent(share: float) -> str:
+    return "" if isnan(share) else f"{share:.1%}"

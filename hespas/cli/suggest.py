@@ -8,17 +8,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from hespas.cli.session import (
-    check_apart,
-    check_once,
-    check_reports,
-    command_line,
-    emit,
-    hardware_files,
-    is_quiet,
-    say_diagnostics,
-    write_document,
-)
+from hespas.cli.destinations import check_apart, check_once, check_reports, hardware_files, write_document
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, is_quiet, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
@@ -59,7 +51,7 @@ def suggest_shapes(
         report = api.suggest(
             hardware, count, table=tables, kind=kinds, dtype=dtypes, seed=seed, diagnostics=diagnostics
         )
-        say_diagnostics(diagnostics, source)
+        report_diagnostics(diagnostics, source)
         if json_file:
             write_document(report.to_json(), json_file, overwrite=overwrite)
         report.write(out, overwrite=overwrite)

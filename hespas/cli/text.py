@@ -1,4 +1,4 @@
-"""Figures and tables for people."""
+"""Formatting of quantities and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from hespas.graph.errors import clipped
 
 if TYPE_CHECKING:
-    from hespas.graph import Workload
     from hespas.simulator import Simulation
 
 __all__ = [
@@ -24,6 +23,7 @@ __all__ = [
     "flagged",
     "flops_text",
     "mixed_lines",
+    "op_class_text",
     "plain_text",
     "ranks_text",
     "step_lines",
@@ -33,53 +33,60 @@ __all__ = [
 ]
 
 WIDTH = 100
-"""Characters of a line of a table, where its figures leave room for that."""
-_LEAST_WIDTH = 25
-
-
-_LONGEST = 1e15
-"""Figures from here on are told in powers of ten."""
-
-
+"""Target width of a table in characters; tables with many figures may be wider."""
+_MIN_WIDTH = 25
+_MAX_DECIMAL = 1e15
+"""Figures from here on are written with an exponent."""
 _SAME_NAME = (
-    "against allow_programs alone args astra_bin astra_timeout backend batch beside cache "
-    "cache_tokens calibrate capacity capture classes cluster comm_groups compile_for compiled context "
-    "context_all_to_all cp default_dtype devices dp drafts ep estimator etp expert_node explicit "
-    "factors framework global_batch granularity grid hardware imbalance limit lora_rank "
-    "max_batched_tokens max_e2e max_input_bytes max_mape max_regression measured memory_config mesh "
-    "micro_batch min_coverage missing mode model_flops network_config num_devices num_replicas "
-    "only_classes out overlap overwrite page partitioner platform pp precision profile prompt "
-    "queues_per_dim ranks real_tensors recompute recorded recover report requests rescale resume "
-    "ring_attention run_time_unit schedule seq sequence_parallel shard split system system_config "
-    "table test_by timeline timeout tokens tp untrusted vp workload zero"
+    "allow_programs alone args astra_bin astra_timeout backend baseline batch block_size "
+    "calibrate capacity capture classes cluster comm_groups compile_for compiled context "
+    "context_all_to_all cp default_dtype devices dp engine ep estimator etp expert_dtype expert_node "
+    "explicit factors framework global_batch gpu_memory_utilization granularity grid hardware imbalance "
+    "kv_cache_dtype kv_cache_tokens limit lora_rank max_batched_tokens max_e2e max_input_bytes max_mape "
+    "max_num_seqs max_regression memory_config mesh micro_batch min_coverage missing mode model_flops "
+    "network_config num_devices num_replicas num_speculative_tokens only_classes out overlap overlay "
+    "overwrite partitioner per_request platform pp precision profile prompt queues_per_dim ranks "
+    "real_tensors recompute recorded recover report request_overhead_ms requests rescale resume "
+    "ring_attention run_time_unit schedule seq sequence_parallel shard split step_overhead_us system "
+    "system_config table test_by timeline timeout tokens tp untrusted vp workload zero"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
+    "against": "--baseline",
+    "beside": "--overlay",
     "broken": "--break",
+    "cache": "--kv-cache-dtype",
+    "cache_tokens": "--kv-cache-tokens",
     "dims": "--dim",
+    "drafts": "--num-speculative-tokens",
+    "experts": "--expert-dtype",
+    "measured": "--measured",
+    "memory_share": "--gpu-memory-utilization",
+    "on_unknown": "--missing",
     "others": "--with",
+    "page": "--block-size",
+    "profiles": "--measured",
     "source_format": "--from",
     "source_version": "--from-version",
+    "stack": "--engine",
+    "style": "--framework",
     "target_format": "--to",
     "target_version": "--to-version",
 }
-"""The name of an argument of the interface -> the option of the commands."""
+"""Argument of the Python interface -> option of the command line."""
 
 _ARGUMENT = re.compile(r"`([a-z_0-9]+)(?:=([^`]*))?`")
 
 
 def flagged(text: str) -> str:
-    """A message of the library, which names arguments (```num_devices=8```), with the options of a command
-    (``--num-devices 8``) in their places.
+    """Replace Python arguments in a message of the library (```num_devices=8```) by options of the command
+    line (``--num-devices 8``).
     """
 
-    def option(found: re.Match[str]) -> str:
-        flag = _FLAGS.get(found[1])
-        return found[0] if flag is None else flag if found[2] is None else f"{flag} {found[2]}"
+    def option(argument: re.Match[str]) -> str:
+        flag = _FLAGS.get(argument[1])
+        return argument[0] if flag is None else flag if argument[2] is None else f"{flag} {argument[2]}"
 
     return _ARGUMENT.sub(option, text)
-
-
-_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def _scaled(value: float, units: Sequence[str], step: float) -> str:
@@ -89,114 +96,109 @@ def _scaled(value: float, units: Sequence[str], step: float) -> str:
     while abs(value) >= step and index < len(units) - 1:
         value /= step
         index += 1
-    if abs(value) >= _LONGEST:
-        return f"{_huge(value)} {units[index]}"
+    if abs(value) >= _MAX_DECIMAL:
+        return f"{_exponent_text(value)} {units[index]}"
     digits = f"{value:,.0f}" if index == 0 and value == int(value) else f"{value:,.3f}"
     return f"{digits} {units[index]}"
 
 
-def _huge(value: float) -> str:
-    """A figure past all prefixes, or infinity."""
+def _exponent_text(value: float) -> str:
+    """Format a figure beyond all prefixes, or infinity."""
     if isfinite(value):
         return f"{value:.3e}"
     return "infinite" if value > 0 else "-infinite"
 
 
 def flops_text(flops: float) -> str:
-    """Floating-point operations with a decimal prefix."""
+    """Format floating-point operations with a decimal prefix."""
     return _scaled(flops, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"), 1000)
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with a decimal prefix."""
+    """Format bytes with a decimal prefix."""
     return _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"), 1000)
 
 
 def energy_text(energy_j: float) -> str:
-    """An energy with the unit that suits it."""
+    """Format an energy with a fitting unit."""
     return _scaled(energy_j * 1e9, ("nJ", "uJ", "mJ", "J", "kJ", "MJ"), 1000)
 
 
 def time_text(duration_ns: float) -> str:
-    """A duration with the unit that suits it."""
+    """Format a duration with a fitting unit."""
     return _scaled(duration_ns, ("ns", "us", "ms", "s"), 1000)
 
 
 def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
-    """The answer in a line: the time of a step, its 90 % interval, where and of how many ranks. In ``mode``
-    astra computation alone is as recorded.
+    """Return the summary line of a step: its time, 90 % interval, device and number of ranks.
+
+    In ``mode`` astra, only computation times are recorded ones.
     """
-    here = sum(found.num_ranks for found in done.classes)
-    nothing = done.is_lower_bound and not done.step_ns
-    least = "at least " if done.is_lower_bound and not nothing else ""
-    time = time_text(nan if nothing else done.step_ns)
-    estimated = bool(hardware) or mode == "astra"
-    span = f"{time} per step" if nothing else _span_words(done.workload, time, estimated=estimated)
-    return (
-        f"{least}{span}"
-        f"{_interval_text(done, hardware, mode)}, {ranks_text(here, len(done.timeline.finish_ns))} "
-        f"in {counted(len(done.classes), 'class')}"
-    )
-
-
-def _span_words(workload: Workload, time: str, *, estimated: bool) -> str:
-    """A step's time; of a recording, whose steps are one span, that and the time of a step."""
     from hespas.api.recorded_steps import recorded_step_of
     from hespas.converters.measured_ops import recording_text
 
-    recorded = recorded_step_of(workload, estimated=estimated)
-    if recorded is None:
-        return f"{time} per step"
-    if not recorded.count:
-        return f"span {time}"
-    period = "" if isnan(recorded.period_ns) else time_text(recorded.period_ns)
-    steps = recording_text(recorded.count, period)
-    if isnan(recorded.step_ns):
-        return f"span {time} of {steps}"
-    return f"{time_text(recorded.step_ns)} per step ({steps}, span {time})"
+    has_time = bool(done.step_ns) or not done.is_lower_bound
+    time = time_text(done.step_ns if has_time else nan)
+    span = f"{time} per step"
+    recorded = recorded_step_of(done.workload, estimated=bool(hardware) or mode == "astra")
+    if has_time and recorded is not None:  # a recording without step marks has only one span
+        span = f"span {time}"
+        if recorded.count:
+            period = "" if isnan(recorded.period_ns) else time_text(recorded.period_ns)
+            steps = recording_text(recorded.count, period)
+            if isnan(recorded.step_ns):
+                span = f"span {time} of {steps}"
+            else:
+                span = f"{time_text(recorded.step_ns)} per step ({steps}, span {time})"
+    at_least = "at least " if done.is_lower_bound and has_time else ""
+    num_ranks = ranks_text(sum(entry.num_ranks for entry in done.classes), len(done.timeline.finish_ns))
+    source = _duration_source(done, hardware, mode)
+    return f"{at_least}{span}{source}, {num_ranks} in {counted(len(done.classes), 'class')}"
 
 
-def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list[str]:
-    """Return the summary of a step: its line, and one of its rates where they are known."""
-    rates = [str(done.throughput)] if done.throughput.is_known else []
-    return [step_text(done, hardware, mode=mode), *rates]
-
-
-def mixed_lines(done: Simulation) -> list[str]:
-    """Return a line on a workload of recorded and estimated times; nothing for another workload."""
-    if not done.is_mixed:
-        return []
-    kept = counted(sum(found.kept for found in done.classes), "operation")
-    device = clipped(done.workload.metadata.get("device", "")) or "an unknown device"
-    return [f"mixed: {kept} with times recorded on {device}, the others estimated"]
-
-
-def _interval_text(done: Simulation, hardware: str, mode: str) -> str:
+def _duration_source(done: Simulation, hardware: str, mode: str) -> str:
+    """Return the device of estimated durations with their interval, or the device of recorded ones."""
     if not hardware:
-        words = _recorded_text(done.workload)
-        return words if mode == "hespas" or not words else f", computation{words}"
+        device = done.workload.metadata.get("device", "")
+        if not device:
+            return ""
+        return f"{', computation' if mode != 'hespas' else ''} as recorded on {clipped(device)}"
     if isnan(done.low_ns):
         return f" on {hardware} (no interval: its estimators give none)"
     return f" on {hardware} (90 % interval: {time_text(done.low_ns)} to {time_text(done.high_ns)})"
 
 
-def _recorded_text(workload: Workload) -> str:
-    """Where times were recorded that nobody estimated; empty where the input does not say."""
-    device = workload.metadata.get("device", "")
-    return f" as recorded on {clipped(device)}" if device else ""
+def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list[str]:
+    """Return the summary line of a step, and a line with its throughput if that is known."""
+    rates = [str(done.throughput)] if done.throughput.is_known else []
+    return [step_text(done, hardware, mode=mode), *rates]
+
+
+def mixed_lines(done: Simulation) -> list[str]:
+    """Return a line about a workload that mixes recorded and estimated durations; else no line."""
+    if not done.is_mixed:
+        return []
+    recorded = counted(sum(entry.kept for entry in done.classes), "operation")
+    device = clipped(done.workload.metadata.get("device", "")) or "an unknown device"
+    return [f"mixed: {recorded} with durations recorded on {device}, the others estimated"]
+
+
+def op_class_text(name: str) -> str:
+    """Return an operation class as tables show it; JSON documents and files keep the name of the graph."""
+    return {"contraction": "matmul", "move": "copy", "generate": "init", "free": "zero-cost"}.get(name, name)
 
 
 def count_text(count: float) -> str:
-    """A count with thousands separators; a fraction only where there is one."""
+    """Format a count with thousands separators, and one decimal if it is fractional."""
     if isnan(count):
         return "unknown"
-    if abs(count) >= _LONGEST:
-        return _huge(count)
+    if abs(count) >= _MAX_DECIMAL:
+        return _exponent_text(count)
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
 def counted(count: float, noun: str, plural: str = "") -> str:
-    """``1 rank``, ``4 ranks``, ``2 classes``; ``plural`` is the last word where it is irregular."""
+    """Format a count with its noun: ``1 rank``, ``2 classes``. ``plural`` is the last word if irregular."""
     if count == 1:
         return f"1 {noun}"
     if plural:
@@ -204,32 +206,39 @@ def counted(count: float, noun: str, plural: str = "") -> str:
     return f"{count_text(count)} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def ranks_text(here: int, job: int) -> str:
-    """``4 ranks``; ``1 of 8 ranks`` where the others of the job were not read."""
-    return counted(job, "rank") if here == job else f"{count_text(here)} of {counted(job, 'rank')}"
+def ranks_text(available: int, total: int) -> str:
+    """Format a number of ranks: ``4 ranks``, or ``1 of 8 ranks`` if the input holds only some of the job."""
+    return (
+        counted(total, "rank")
+        if available == total
+        else f"{count_text(available)} of {counted(total, 'rank')}"
+    )
 
 
 def plain_text(text: str) -> str:
-    """A text as one line: what could end it, steer a terminal, or has no encoding, as JSON escapes it."""
+    """Return a text as one line. Characters that break lines, control a terminal or cannot be encoded are
+    escaped as in JSON.
+    """
     if text.isprintable():
         return text
-    # Each character is looked at once, however often it stands in megabytes of text.
-    return text.translate({ord(each): _escaped(each) for each in set(text) if not each.isprintable()})
 
+    def escaped(character: str) -> str:
+        short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
+        if short is not None:
+            return short
+        code = character.encode("utf-16-be", "surrogatepass").hex()
+        return "".join(f"\\u{code[start : start + 4]}" for start in range(0, len(code), 4))
 
-def _escaped(character: str) -> str:
-    if character in _SHORT:
-        return _SHORT[character]
-    code = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{code[place : place + 4]}" for place in range(0, len(code), 4))
+    # translate() escapes each distinct character once, also in megabytes of text.
+    return text.translate({ord(char): escaped(char) for char in set(text) if not char.isprintable()})
 
 
 def table_text(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> list[str]:
-    """The lines of an aligned plain-text table: columns ``left`` to the left, the others (figures) to the
-    right. Lines have at most :data:`WIDTH` characters where that can be: the widest columns of words are
-    broken at blanks.
+    """Return the lines of a plain-text table. Columns ``left`` are aligned left, the others right.
+
+    The widest text columns are wrapped at blanks, so that lines fit :data:`WIDTH` characters if possible.
     """
     shown = [[plain_text(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
@@ -237,7 +246,7 @@ def table_text(
     while words and (excess := sum(widths) + 2 * len(widths) - 2 - WIDTH) > 0:
         widest = max(words, key=widths.__getitem__)
         words.remove(widest)
-        widths[widest] = max(widths[widest] - excess, min(widths[widest], _LEAST_WIDTH))
+        widths[widest] = max(widths[widest] - excess, min(widths[widest], _MIN_WIDTH))
     lines: list[str] = []
     for row in shown:
         broken = [

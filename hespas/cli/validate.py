@@ -12,18 +12,12 @@ from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
 from hespas.cli.capture_check import capture
+from hespas.cli.destinations import check_reports, write_document
 from hespas.cli.league import league
 from hespas.cli.serving_accuracy import serving
-from hespas.cli.session import (
-    check_reports,
-    command_line,
-    emit,
-    point_elsewhere,
-    progress_bar,
-    say,
-    write_document,
-)
+from hespas.cli.session import command_line, redirect_commands
 from hespas.cli.session import run as run_app
+from hespas.cli.terminal import emit, print_message, progress_bar
 from hespas.cli.text import count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
 
@@ -47,7 +41,7 @@ app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 
 app.command()(compare)
 app.command()(league)
 app.command()(serving)
-point_elsewhere(
+redirect_commands(
     app,
     "hespas-validate",
     {"convert": "hespas-convert", "validate": "hespas-validate check"}
@@ -149,7 +143,7 @@ def _show(result: CheckResult) -> None:
         place += f": node {violation.node}" if violation.node is not None else ""
         emit(f"{violation.severity.value} {violation.code} {place}: {flagged(violation.message)}")
     for note in result.diagnostics:
-        say(f"note: {note.message} [{note.code}]")
+        print_message(f"note: {note.message} [{note.code}]")
     listed: dict[str, int] = {}
     for violation in result.violations:
         listed[violation.code] = listed.get(violation.code, 0) + 1
@@ -234,10 +228,12 @@ def _named(paths: Sequence[Path] | None) -> str:
 def _tell_inputs(done: RoundTrips) -> None:
     """What was skipped, and what readers left out before any pair was tried, on standard error."""
     for file in done.skipped:
-        say(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
+        print_message(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
     for file in done.inputs:
         for code, count in file.findings.items():
-            say(f"note: {file.path}: its reader reports {code}{f' ({count:,} times)' if count > 1 else ''}")
+            print_message(
+                f"note: {file.path}: its reader reports {code}{f' ({count:,} times)' if count > 1 else ''}"
+            )
 
 
 def _show_matrix(done: RoundTrips) -> None:

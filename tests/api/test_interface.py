@@ -123,7 +123,7 @@ def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
     profile = tmp_path / "measured.csv"
     hespas.write(measured(), profile)
     hespas.simulate(PROGRAM, "H100-SXM", timeline=str(drawn), beside=profile)
-    arguments = ["simulate", PROGRAM, "--hardware", "H100-SXM", "--timeline", same, "--beside", profile]
+    arguments = ["simulate", PROGRAM, "--hardware", "H100-SXM", "--timeline", same, "--overlay", profile]
     done = CliRunner().invoke(hespas_app, [str(each) for each in arguments])
     assert done.exit_code == 0, done.output
     assert drawn.read_bytes() == same.read_bytes()

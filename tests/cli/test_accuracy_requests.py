@@ -142,7 +142,7 @@ def test_what_names_no_folder(
     folder: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(compared(trace, "--report", folder), "names no folder")
+    refused(compared(trace, "--report", folder), "not a folder")
     assert list(tmp_path.iterdir()) == [trace]
 
 

@@ -98,7 +98,7 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     assert run(path).exit_code == 3
 
 
-@pytest.mark.parametrize("given", [(TRACE, TRACE), (TRACE, "--against", TRACE, "--against", TRACE)])
+@pytest.mark.parametrize("given", [(TRACE, TRACE), (TRACE, "--baseline", TRACE, "--baseline", TRACE)])
 def test_a_recording_is_given_once(given: tuple[str | Path, ...]) -> None:
     done = run(*given)
     assert done.exit_code == 2
@@ -137,20 +137,20 @@ def test_what_changed_against_another_recording(tmp_path: Path) -> None:
     old = [host("aten::add", 0, 9), launch(1, 4), kernel("k", 20, 5, 4)]
     new = [host("aten::add", 0, 9), launch(1, 4), kernel("k", 20, 8, 4), kernel("more", 30, 2, 9)]
     paths = [write_kineto(tmp_path / name, each) for name, each in (("old.json", old), ("new.json", new))]
-    done = run(paths[1], "--against", paths[0], "--json", tmp_path / "a.json", "--quiet")
+    done = run(paths[1], "--baseline", paths[0], "--json", tmp_path / "a.json", "--quiet")
     assert done.exit_code == 0, done.output
     found = document(tmp_path / "a.json")["difference"]
     assert found["against"] == [str(paths[0])]
     assert [(row["name"], row["delta_ns"]) for row in found["by_kernel"]] == [("k", 3000), ("more", 2000)]
     assert "longer than before" in done.stdout.splitlines()[0]
-    assert "where the difference lies" in done.stdout
+    assert "difference by part of the step" in done.stdout
 
 
 def test_a_report_does_not_replace_what_is_compared(tmp_path: Path) -> None:
     old = write_kineto(tmp_path / "old.json", [kernel("k", 20, 5, 4)])
-    done = run(TRACE, "--against", old, "--json", old, "--overwrite")
+    done = run(TRACE, "--baseline", old, "--json", old, "--overwrite")
     assert done.exit_code == 2
-    assert "--against" in done.stderr
+    assert "--baseline" in done.stderr
 
 
 def test_a_table_without_times_is_told(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_unknown_stays_empty_and_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        ((), 2, "nothing to estimate"),
+        ((), 2, "SRC or --table is required"),
         ((STEP, "--table", "t.csv"), 2, "SRC and --table exclude each other"),
         (("--table", "t.csv", "--from", "hlo"), 2, "--from and --table"),
         (("--table", "t.csv", "--num-devices", "2"), 2, "--num-devices and --table"),

@@ -121,8 +121,8 @@ def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
     [
         (("gpt-2", "--tp", 5, "--dry-run"), "tp-divides-heads: heads 12 does not part into 5 tensor ranks"),
         (("gpt-9", "--dry-run"), "GPT-2"),
-        (("gpt-2",), "--out DST writes the workload"),
-        (("gpt-2", "--dry-run", "--out", "x"), "--out DST writes the workload"),
+        (("gpt-2",), "either --out DST or --dry-run is required"),
+        (("gpt-2", "--dry-run", "--out", "x"), "either --out DST or --dry-run is required"),
         (("gpt-2", "--out", "-"), "not one stream"),
         (("--dry-run",), "a MODEL or a --row is needed"),
         (("gpt-2", "--precision", "fp3", "--dry-run"), "no precision 'fp3'"),
@@ -144,16 +144,17 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "--dp": (2,), "--tp": (2,), "--pp": (2,), "--vp": (2,), "--cp": (2,), "--ep": (2,), "--etp": (2,),
     "--zero": (3,), "--fsdp": (), "--data-shard": (1,), "--no-sequence-parallel": (), "--ring-attention": (),
     "--seq": (64,), "--global-batch": (8,), "--micro-batch": (2,), "--precision": ("fp8",),
-    "--recompute": ("full",), "--schedule": ("gpipe",), "--lora-rank": (4,), "--style": ("maxtext",),
+    "--recompute": ("full",), "--schedule": ("gpipe",), "--lora-rank": (4,), "--framework": ("maxtext",),
     "--overlap": ("none",), "--capacity": (1,), "--imbalance": (2,), "--phase": ("decode",), "--batch": (2,),
     "--expert-node": (2,), "--context-all-to-all": (), "--offload": ("optimizer",),
-    "--context": (8,), "--prompt": (8,), "--drafts": (2,), "--cache": ("f16",), "--page": (32,),
+    "--context": (8,), "--prompt": (8,), "--num-speculative-tokens": (2,), "--kv-cache-dtype": ("f16",),
+    "--block-size": (32,),
     "--launch": ("whole",),
 }  # fmt: skip
 """A value of every option that says what is made."""
 _TRAINING = {
     "--zero", "--fsdp", "--data-shard", "--no-sequence-parallel", "--ring-attention", "--seq",
-    "--global-batch", "--micro-batch", "--recompute", "--schedule", "--lora-rank", "--style", "--overlap",
+    "--global-batch", "--micro-batch", "--recompute", "--schedule", "--lora-rank", "--framework", "--overlap",
     "--capacity", "--imbalance", "--context-all-to-all", "--offload", "--launch",
 }  # fmt: skip
 
@@ -191,7 +192,7 @@ def test_the_step_is_simulated_where_a_system_is_named(tmp_path: Path) -> None:
 
 
 def test_launches_of_a_program_of_xla_have_no_effect() -> None:
-    done = run("gpt-2", "--style", "maxtext", "--launch", "kernels", "--dry-run")
+    done = run("gpt-2", "--framework", "maxtext", "--launch", "kernels", "--dry-run")
     assert "generate.no-effect" in done.stderr
 
 
@@ -206,13 +207,16 @@ def test_rows_and_lists_take_no_option(option: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", swept(_SERVING, 2))
 def test_serving_refuses_what_it_does_not_read(phase: str) -> None:
-    tokens = {"--prompt", "--context", "--drafts"} - {f"--{name}" for name in _SERVING[phase]}
+    tokens = {"--prompt", "--context", "--num-speculative-tokens"} - {f"--{name}" for name in _SERVING[phase]}
     for option in sorted(_TRAINING | tokens):
         done = run("gpt-2", "--phase", phase, option, *_VALUES[option], "--dry-run")
         assert (done.exit_code, f"phase-reads: {option}: " in done.stderr) == (2, True), done.output
 
 
-@pytest.mark.parametrize("option", ["--batch", "--context", "--prompt", "--drafts", "--cache", "--page"])
+@pytest.mark.parametrize(
+    "option",
+    ["--batch", "--context", "--prompt", "--num-speculative-tokens", "--kv-cache-dtype", "--block-size"],
+)
 def test_training_refuses_options_of_serving(option: str) -> None:
     done = run("gpt-2", option, *_VALUES[option], "--dry-run")
     assert (done.exit_code, f"serving-only: {option}: " in done.stderr) == (2, True), done.output
@@ -290,7 +294,7 @@ def test_other_generators_tell_what_has_no_effect() -> None:
         (("deepseek-v2-lite", "--capacity", "inf"), "capacity-bounded"),
         (("deepseek-v2-lite", "--imbalance", "1e300"), "imbalance-bounded"),
         (("gpt-2", "--recompute", "full:" + 5000 * "9"), "recompute 'full:999"),
-        (("gpt-2", "--phase", "decode", "--cache", "bf99"), "no such element type: 'bf99'"),
+        (("gpt-2", "--phase", "decode", "--kv-cache-dtype", "bf99"), "no such element type: 'bf99'"),
         (("gpt-2", "--phase", "decode", "--batch", 10**18), "tokens-bounded"),
         (("gpt-2", "--phase", "prefill", "--dp", 10**9), "ranks-bounded"),
     ],

@@ -50,7 +50,7 @@ def test_an_estimate_of_some_operations_is_a_least_one(
     assert "at least " not in first  # all other operations have recorded times
     assert ("at least " in work) == least
     assert ("unknown of work" in work) == (operations == ("my::op",))
-    mixed = "mixed: 1 operation with times recorded on an unknown device, the others estimated"
+    mixed = "mixed: 1 operation with durations recorded on an unknown device, the others estimated"
     assert (others[0] == mixed) == ("my::op" in operations)
 
 
@@ -75,4 +75,4 @@ def test_a_simulation_with_recorded_times_is_mixed(tmp_path: Path) -> None:
     whole = _first_line("simulate", _traces(tmp_path / "known", "aten::mm"))
     assert not any(line.startswith("mixed") for line in whole)
     mixed = _first_line("simulate", _traces(tmp_path / "mixed", "aten::mm", "my::op"))
-    assert mixed[1] == "mixed: 1 operation with times recorded on an unknown device, the others estimated"
+    assert mixed[1] == "mixed: 1 operation with durations recorded on an unknown device, the others estimated"

@@ -21,7 +21,16 @@ def test_a_log_is_served(tmp_path: Path) -> None:
     log, rows, document = (tmp_path / name for name in ("log.csv", "rows.csv", "serving.json"))
     log.write_text(_LOG, encoding="utf-8")
     done = _serve(
-        "Llama-3-8B", "--hardware", "H100-SXM", "--requests", log, "--out", rows, "--json", document, "--rows"
+        "Llama-3-8B",
+        "--hardware",
+        "H100-SXM",
+        "--requests",
+        log,
+        "--out",
+        rows,
+        "--json",
+        document,
+        "--per-request",
     )
     assert done.exit_code == 0, done.output
     assert "Llama-3-8B on 1 x H100-SXM (vllm)" in done.output
@@ -42,8 +51,12 @@ def test_a_log_is_served(tmp_path: Path) -> None:
         (("--requests", "poisson:speed=1"), 2, "poisson has no 'speed'"),
         (("--requests", "nothing.csv"), 3, "nothing.csv"),
         (("--requests", "closed:requests=2", "--ep", "2"), 2, "--ep 1"),
-        (("--requests", "closed:requests=2", "--precision", "f32", "--memory-share", "0.2"), 4, "no room"),
-        (("--requests", "closed:requests=2,prompt=500", "--cache-tokens", "64"), 4, "does not fit"),
+        (
+            ("--requests", "closed:requests=2", "--precision", "f32", "--gpu-memory-utilization", "0.2"),
+            4,
+            "no room",
+        ),
+        (("--requests", "closed:requests=2,prompt=500", "--kv-cache-tokens", "64"), 4, "does not fit"),
     ],
 )
 def test_faults_say_what_to_do(arguments: tuple[str, ...], code: int, text: str) -> None:

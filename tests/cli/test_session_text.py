@@ -19,7 +19,8 @@ import typer
 import hespas
 from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
-from hespas.cli.session import command_line, emit, say, say_diagnostics
+from hespas.cli.session import command_line
+from hespas.cli.terminal import emit, print_message, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, flagged, flops_text, table_text, time_text
 from hespas.cli.validate import app as validate_app
 from hespas.graph import Diagnostics
@@ -27,7 +28,7 @@ from hespas.graph.errors import FormatError
 
 
 def test_escapes_of_terminals_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    say("error: \x1b[31mred\x07\r\u202e\x9b \udc80")
+    print_message("error: \x1b[31mred\x07\r\u202e\x9b \udc80")
     assert capsys.readouterr().err == "error: \\u001b[31mred\\u0007\\r\\u202e\\u009b \\udc80\n"
     emit("two µ 日本 é")
     assert capsys.readouterr().out == "two µ 日本 é\n"
@@ -39,7 +40,7 @@ def test_a_foreign_text_makes_no_line_of_its_own(capsys: pytest.CaptureFixture[s
     shown = "mm\\nerror: all is lost\\u2028\\u0085\\u000b\\tx"
     diagnostics = Diagnostics()
     diagnostics.warning("code", name, name)
-    say_diagnostics(diagnostics, "file")
+    report_diagnostics(diagnostics, "file")
     assert capsys.readouterr().err == f"warning: file: {shown}: {shown} [code]\n"
     with pytest.raises(typer.Exit), command_line(debug=False):
         raise FormatError(name, path="file", position="byte 1", hint=f"do\n  try: {name}")
@@ -65,7 +66,7 @@ def test_messages_are_clipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.message == "m" * 10_000
     diagnostics = Diagnostics()
     diagnostics.warning("code", "l" * 10_000, "m" * 10_000)
-    say_diagnostics(diagnostics, "file")
+    report_diagnostics(diagnostics, "file")
     assert len(capsys.readouterr().err) < 1_100
 
 
@@ -152,9 +153,9 @@ def test_arguments_are_shown_as_options() -> None:
 
 def test_letters_that_a_terminal_does_not_know_are_spelled() -> None:
     program = (
-        "import typer; from hespas.cli import session\n"
+        "import typer; from hespas.cli import session, terminal\n"
         "app = typer.Typer()\n"
-        "app.command()(lambda: session.emit('\\xdcnder'))\n"
+        "app.command()(lambda: terminal.emit('\\xdcnder'))\n"
         "session.run(app)\n"
     )
     named = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -166,7 +167,7 @@ def test_messages_of_one_code_that_differ_are_all_printed(capsys: pytest.Capture
     found = Diagnostics()
     for text in ("bf16 is costed as f32", "bf16 is costed as f64", "f8 is costed as f16", "zz is skipped"):
         found.warning("x.code", "row 1", text)
-    say_diagnostics(found, "table.csv")
+    report_diagnostics(found, "table.csv")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("row 1: ")[1] for line in lines] == [
         "bf16 is costed as f32 [x.code] (4 times)",

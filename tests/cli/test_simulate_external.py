@@ -135,7 +135,7 @@ PYTHON = ("--simulator", "astra-sim", "--astra-bin", sys.executable)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--simulator", "astra-sim", *CONFIGS), "--simulator astra-sim needs --astra-bin"),
+        (("--simulator", "astra-sim", *CONFIGS), "--simulator astra-sim requires --astra-bin"),
         (("--astra-bin", TRACES, *CONFIGS), "add --simulator astra-sim"),
         (("--simulator", "astra-sim", "--astra-bin", TRACES, *CONFIGS), "no program that can be started"),
         ((*PYTHON, "--astra-timeout", "0", *CONFIGS), "--astra-timeout 0"),

@@ -202,7 +202,7 @@ def test_a_grid_that_is_none(tmp_path: Path, text: str, told: str) -> None:
 def test_settings_of_one_simulation_do_not_stand_beside_a_grid(tmp_path: Path) -> None:
     done = run(PROGRAM, "--grid", grid(tmp_path, TWO), "--hardware", "A100")
     assert done.exit_code == 2
-    assert "--hardware is of one simulation" in done.output
+    assert "--hardware applies to one simulation only" in done.output
     assert run().exit_code == 2
     assert "no source" in run("--grid", grid(tmp_path, TWO)).output
 
@@ -266,10 +266,10 @@ def test_several_settings_are_columns_of_one_table(command: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["estimate", str(PROGRAM), "--out", "x.csv"], "--out is of one simulation"),
-        (["simulate", str(PROGRAM), "--timeline", "t.json"], "--timeline is of one simulation"),
-        (["estimate", "--table", "t.csv"], "a table is estimated on one device"),
-        (["simulate", str(PROGRAM), "--hardware", "H100-SXM"], "--hardware names one twice"),
+        (["estimate", str(PROGRAM), "--out", "x.csv"], "--out applies to one simulation only"),
+        (["simulate", str(PROGRAM), "--timeline", "t.json"], "--timeline applies to one simulation only"),
+        (["estimate", "--table", "t.csv"], "--table takes one --hardware"),
+        (["simulate", str(PROGRAM), "--hardware", "H100-SXM"], "--hardware repeats a value"),
     ],
 )
 def test_what_columns_do_not_go_with(arguments: list[str], told: str) -> None:

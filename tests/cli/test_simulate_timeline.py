@@ -108,7 +108,7 @@ def test_a_loop_and_times_of_the_file_itself(tmp_path: Path) -> None:
 def test_a_measured_profile_stands_beside_the_run(name: str, tmp_path: Path) -> None:
     profile, target = tmp_path / "measured.csv", tmp_path / name
     api.write(measured(), profile)
-    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", profile)
+    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--overlay", profile)
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     sides = ["measured rank 3: H100", "measured rank 3 host", "simulated rank 0: and 7 alike"]
@@ -136,7 +136,7 @@ def test_a_folder_of_ranks_stands_beside_the_run_on_one_clock(tmp_path: Path) ->
         ]
         about = {"rank": rank, "world_size": 2}
         write_kineto(folder / f"rank{rank}.json", events, distributedInfo=about)
-    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", folder)
+    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--overlay", folder)
     assert done.exit_code == 0, done.output
     assert [name for name in processes(target) if "measured" in name] == [
         "measured rank 0",
@@ -155,7 +155,7 @@ def test_a_folder_of_ranks_stands_beside_the_run_on_one_clock(tmp_path: Path) ->
 def test_what_is_found_in_the_profile_is_told_under_its_name(tmp_path: Path) -> None:
     profile, target = tmp_path / "measured.csv", tmp_path / "t.json"
     profile.write_text("op,duration_ns,start_ns,mood\na,5,,good\nb,7,1,good\n")
-    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", profile)
+    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--overlay", profile)
     assert done.exit_code == 0, done.output
     told = done.stderr.splitlines()
     assert [line.startswith(f"warning: {profile}: ") for line in told] == [True, False]
@@ -166,7 +166,7 @@ def test_what_is_found_in_the_profile_is_told_under_its_name(tmp_path: Path) -> 
 def test_a_perfetto_trace_with_both_sides(tmp_path: Path) -> None:
     profile, target = tmp_path / "measured.csv", tmp_path / "t.pftrace"
     api.write(measured(), profile)
-    assert run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", profile).exit_code == 0
+    assert run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--overlay", profile).exit_code == 0
     found = api.read(target)
     assert isinstance(found, Profile)
     assert from_zero(times_of(profile)) <= set(times_of(target))
@@ -219,9 +219,9 @@ def test_an_earlier_timeline_is_replaced_and_a_profile_is_not(name: str, tmp_pat
         (["--timeline", "absent/t.json"], "the folder does not exist"),
         (["--timeline", "folder.json"], "exists and is a directory"),
         (["--timeline", "t.json", "--json", "t.json"], "--json names the same file as --timeline"),
-        (["--timeline", "t.csv", "--beside", "m.csv"], "a table holds one run"),
-        (["--beside", "m.csv"], "--beside shows a profile in a timeline"),
-        (["--timeline", "t.json", "--beside", str(STEP)], "--beside: expected a measured profile"),
+        (["--timeline", "t.csv", "--overlay", "m.csv"], "a table holds one run"),
+        (["--overlay", "m.csv"], "--overlay shows a profile in a timeline"),
+        (["--timeline", "t.json", "--overlay", str(STEP)], "--overlay: expected a measured profile"),
     ],
 )
 def test_a_wrong_request_says_what_is_wrong(
@@ -245,7 +245,9 @@ def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
     before = source.read_bytes()
     assert run(source, "--timeline", source).exit_code == 2
     assert source.read_bytes() == before
-    assert run(source, "--timeline", tmp_path / "t.json", "--beside", tmp_path / "absent.json").exit_code == 3
+    assert (
+        run(source, "--timeline", tmp_path / "t.json", "--overlay", tmp_path / "absent.json").exit_code == 3
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.json"]
 
 

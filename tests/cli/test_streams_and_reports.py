@@ -226,7 +226,7 @@ def test_a_report_replaces_an_earlier_one_only_when_told(words: tuple[str, ...],
 def test_a_report_never_replaces_a_workload(tmp_path: Path) -> None:
     shutil.copy(PROGRAM, tmp_path / "other.mlir")
     done = typed("hespas", "view", PROGRAM, "--json", tmp_path / "other.mlir", "--overwrite")
-    assert (done.exit_code, "no earlier report" in done.stderr) == (2, True)
+    assert (done.exit_code, "not an earlier report" in done.stderr) == (2, True)
     assert (tmp_path / "other.mlir").read_bytes() == PROGRAM.read_bytes()
 
 
@@ -440,7 +440,7 @@ INPUTS = [
     ("hespas-validate", "accuracy", "--measured", "{}", "--hardware", "L4"),
     ("hespas-validate", "accuracy", "--measured", str(PROGRAM), "--workload", "{}", "--hardware", "L4"),
     ("hespas-validate", "calibrate", "--table", "{}", "--hardware", "L4", "--out", "o.toml"),
-    ("hespas", "simulate", str(PROGRAM), "--hardware", "L4", "--beside", "{}", "--timeline", "t.json"),
+    ("hespas", "simulate", str(PROGRAM), "--hardware", "L4", "--overlay", "{}", "--timeline", "t.json"),
 ]
 
 

@@ -71,8 +71,8 @@ def test_sums_are_those_of_the_graph(program: str, tmp_path: Path) -> None:
 def test_loops_stand_in_a_tree_with_their_trips(tmp_path: Path) -> None:
     lines, document = view(FIXTURES / "stablehlo" / "scan_nested.mlir", tmp_path)
     at = lines.index("regions (2 of 2)")
-    assert lines[at + 1] == "  loop body while.3, 3 trips, 10 operations"
-    assert lines[at + 2] == "    loop body while.7, 5 trips, 6 operations"
+    assert lines[at + 1] == "  loop body while.3, 3 iterations, 10 operations"
+    assert lines[at + 2] == "    loop body while.7, 5 iterations, 6 operations"
     [found] = cast("list[dict[str, list[dict[str, object]]]]", document["classes"])
     product = next(row for row in found["by_op"] if row["name"] == "stablehlo.dot_general")
     assert (product["nodes"], product["executions"]) == (1, 15.0)
@@ -194,7 +194,7 @@ def test_events_of_negative_duration_take_no_time_from_others(tmp_path: Path) ->
     assert (found["duration_ns"], found["negative_events"], found["linked_share"]) == (5_000, 1, 1)
     assert found["span_ns"] == 100_000
     assert [row["duration_ns"] for row in cast("list[dict[str, float]]", found["by_op"])] == [5_000]
-    assert "1 event of negative duration: no time is counted of them" in lines
+    assert "1 event of negative duration not included in times" in lines
     lines, document = view(write_kineto(tmp_path / "k.json", events[:3]), tmp_path)
     assert cast("dict[str, object]", document["profile"])["negative_events"] == 0
     assert not any("negative" in line for line in lines)

@@ -1,0 +1,168 @@
+"""Checks of the files that a command writes: made before any work, so that no input is overwritten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+from hespas.graph.errors import OutputError, UsageError
+
+__all__ = [
+    "check_apart",
+    "check_once",
+    "check_report_folder",
+    "check_reports",
+    "estimator_files",
+    "hardware_files",
+    "list_file",
+    "report_folder",
+    "write_document",
+]
+
+_TABLE_OPTION = "--out"
+"""Option that writes tables, which look like the tables of measured operations that Hespas reads."""
+
+
+def check_reports(
+    reports: Mapping[str, Path | None], others: Mapping[str, Sequence[str | Path]], *, overwrite: bool
+) -> None:
+    """Check the documents that options write, by option; ``others`` are the paths of the other arguments.
+
+    Raises ``OutputError`` or ``UsageError`` if a document cannot be written, or if it would replace a file
+    that the command reads or writes, an existing file without ``overwrite``, or a workload or profile.
+    Standard output (``-``), pipes and devices are allowed.
+    """
+    from hespas.api.io import check_document, is_standard_output, is_stream
+    from hespas.converters import is_recognised
+
+    taken = {role: list(paths) for role, paths in others.items()}
+    streams = ["DST"] if "-" in taken.get("DST", ()) else []
+    for option, path in reports.items():
+        if path is None:
+            continue
+        if not is_stream(path):
+            check_apart(option, path, taken)
+        check_document(path, overwrite=overwrite)
+        if is_standard_output(path):
+            if streams:
+                raise UsageError(
+                    f"{option} and {streams[0]} both go to standard output", hint=f"{option} FILE"
+                )
+            streams.append(option)
+        if not is_stream(path) and path.exists() and option != _TABLE_OPTION and is_recognised(path):
+            raise OutputError(
+                "holds a workload or a profile, not an earlier report",
+                path=str(path),
+                hint="choose another file",
+            )
+        taken[option] = [path]
+
+
+def check_apart(option: str, path: Path, others: Mapping[str, Sequence[str | Path]]) -> None:
+    """Raise ``UsageError`` if an option writes to a file of another argument."""
+    for role, paths in others.items():
+        if any(_is_same_file(path, Path(other)) for other in paths):
+            raise UsageError(
+                f"{option} names the same file as {role}", path=str(path), hint="choose another file"
+            )
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    """Return True if two paths lead to the same file, which need not exist yet."""
+    if str(other) == "-":
+        return False
+    try:
+        return os.path.realpath(one) == os.path.realpath(other) or one.samefile(other)
+    except OSError:  # one of the files does not exist yet
+        return False
+
+
+def check_once(paths: Sequence[Path]) -> None:
+    """Raise ``UsageError`` for an input that is given twice: its repeats would look free of noise."""
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:  # the reader reports it
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            raise UsageError("is given twice", path=str(path), hint="give each recording once")
+        seen.add((status.st_dev, status.st_ino))
+
+
+def hardware_files(*hardware: str) -> list[Path]:
+    """Return the values of ``--hardware`` that are files; the others are names of devices."""
+    return [Path(value) for value in hardware if value and _is_file(Path(value))]
+
+
+def estimator_files(*spellings: str) -> list[Path]:
+    """Return the files in values of ``--estimator``: tables, configurations and programs."""
+    from hespas.estimators.registry import named_paths
+
+    return [path for spelling in spellings for path in named_paths(spelling) if _is_file(path)]
+
+
+def _is_file(path: Path) -> bool:
+    """Return True if the path is a file; False also if it is not a valid path."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def report_folder(text: str) -> Path:
+    """Return the folder of ``--report``. Raises ``BadParameter`` if the text is not a folder name."""
+    if text in ("", "-"):
+        raise typer.BadParameter(f"{text!r} is not a folder: name one, such as report/")
+    return Path(text)
+
+
+def check_report_folder(
+    folder: Path | None,
+    document: str,
+    json_file: Path | None,
+    taken: Mapping[str, Sequence[str | Path]],
+    *,
+    overwrite: bool,
+) -> None:
+    """Check the folder of ``--report`` before any work.
+
+    Raises ``UsageError`` or ``OutputError`` if it cannot be written, or if its page or ``document`` would
+    replace a file that the command reads or writes.
+    """
+    if folder is None:
+        return
+    from hespas.analysis.report import check_folder
+
+    others = {**taken, "--json": [json_file] if json_file else []}
+    for name in ("index.html", document):
+        check_apart("--report", folder / name, others)
+    check_folder(folder, document=document, overwrite=overwrite)
+
+
+def write_document(content: bytes, path: Path, *, overwrite: bool) -> None:
+    """Write a document atomically; ``-`` is standard output."""
+    from hespas.api.io import put
+
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    put(path, fill, overwrite=overwrite)
+
+
+def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | None:
+    """Return the destination of a list as JSON: the file after ``--json`` or standard output; None without
+    ``--json``. Raises like :func:`check_reports`.
+    """
+    if not as_json:
+        if path:
+            raise UsageError(
+                f"unexpected argument {str(path)!r}", hint="add --json to write the list to this file"
+            )
+        return None
+    destination = path or Path("-")
+    check_reports({"--json": destination}, {}, overwrite=overwrite)
+    return destination
