@@ -16,8 +16,9 @@ from math import ceil, inf
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
+from hespas.simulator.serving.decoding import Decoding, Sequence, groups
 from hespas.simulator.serving.policy import Policy
 from hespas.simulator.serving.requests import Requests
 from hespas.simulator.serving.results import ServingRun, Steps
@@ -87,22 +88,20 @@ class _Server:
         self.waiting: deque[int] = deque()
         self.prompting: list[int] = []
         """Requests whose prompts are under way, the oldest first."""
-        self.decoding = np.zeros(0, np.int64)
+        self.decoding = Decoding(policy.page_tokens, steps.gain)
         self.held = np.zeros(count)
-        """Tokens of each in the cache."""
+        """Tokens of each in the cache, unless it decodes."""
         self.target = requests.prompt.astype(np.int64).copy()
         """Tokens that have to be in the cache before it decodes: the prompt, and what was put back."""
         self.made = np.zeros(count)
-        """Tokens each has given."""
+        """Tokens each has given, unless it decodes."""
         self.output = requests.output.astype(np.int64)
         self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
         self.latest = np.full(count, np.nan)
-        """When each gave its latest token."""
+        """When each gave its latest token, unless it decodes."""
         self.put_back = np.zeros(count, np.int64)
         self.used = 0.0
         """Pages in use, those that a reserving policy has promised included."""
-        self.spare = 0.0
-        """Pages that those that decode need for their next token."""
         self.finished = 0
         self.looked = 0.0
         """When the scheduler formed the next step."""
@@ -163,16 +162,20 @@ class _Server:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.policy.page_tokens)
 
-    def _grown(self, held: FloatArray, by: float) -> float:
-        """Pages more that sequences need for so many tokens more each."""
-        size = self.policy.page_tokens
-        return float((-(-(held + by) // size) - -(-held // size)).sum())
+    def _has_room(self, pages: float = 0.0, *, free: float = 0.0) -> bool:
+        """Whether so many pages are left beside those that sequences that decode need for their next token;
+        ``free`` of all stay free.
+        """
+        pages, most = self.used + pages, self.pages * (1 - free)
+        if self.policy.reserves:
+            return pages <= most
+        if pages + self.decoding.most_grown(self.gain) <= most:
+            return True
+        return pages + self.decoding.grown(self.gain) <= most
 
     def _make_room(self) -> None:
         """Put the youngest requests back until each that decodes has a page for its next token."""
-        if self.policy.reserves:
-            return
-        while self.used + self._grown(self.held[self.decoding], self.gain) > self.pages:
+        while not (self.policy.reserves or self._has_room()):
             self._put_back()
 
     def _put_back(self) -> None:
@@ -188,9 +191,14 @@ class _Server:
         """The one that started last leaves."""
         if self.prompting:
             return self.prompting.pop()
-        last = int(self.decoding[-1])
-        self.decoding = self.decoding[:-1]
-        return last
+        return self._left(self.decoding.leave_last())
+
+    def _left(self, sequence: Sequence) -> int:
+        """Note the state of a request that decodes no more."""
+        request = sequence.request
+        self.held[request], self.made[request] = sequence.held, sequence.made
+        self.latest[request] = sequence.latest
+        return request
 
     def _free(self, request: int) -> None:
         tokens = ceil(self.held[request])
@@ -205,7 +213,6 @@ class _Server:
         policy, chunk = self.policy, _Chunk()
         if policy.order == "mixed":
             self._make_room()
-        self.spare = 0.0 if policy.reserves else self._grown(self.held[self.decoding], self.gain)
         decoded = len(self.decoding) * self.steps.queries
         left = policy.tokens - (decoded if policy.order == "mixed" else 0)
         for request in list(self.prompting):
@@ -233,7 +240,7 @@ class _Server:
             return False
         held = int(self.requests.prompt[request] + self.output[request]) if policy.reserves else target
         alone = not len(self.decoding) and not self.prompting
-        return alone or (self.used + self.spare + self._pages(held) <= self.pages * (1 - policy.watermark))
+        return alone or self._has_room(self._pages(held), free=policy.watermark)
 
     def _extend(self, chunk: _Chunk, request: int, left: int) -> int:
         """Work on as much of a prompt as a step has tokens left and the cache pages; what is left then."""
@@ -243,7 +250,7 @@ class _Server:
             return left
         if not self.policy.reserves:
             more = self._pages(held + count) - self._pages(held)
-            if self.used + self.spare + more > self.pages:
+            if not self._has_room(more):
                 return left
             self.used += more
         self.held[request] = held + count
@@ -259,7 +266,7 @@ class _Server:
     def _step(self, chunk: _Chunk) -> None:
         """A step that works on prompts."""
         batch = len(self.decoding) if self.policy.order == "mixed" else 0
-        context = float(self.held[self.decoding].mean()) if batch else 0.0
+        context = float(np.add.reduce(self.decoding.held)) / batch if batch else 0.0
         time = self.steps.step_ns(
             batch=batch, context=context, prompts=chunk.prompts, new_tokens=chunk.new_tokens,
             before=chunk.before / chunk.prompts, sampled=batch + len(chunk.sampled),
@@ -268,9 +275,8 @@ class _Server:
         self.now += time
         self.held_back = 0
         self.due = (self.due - 1) % self.policy.polls if batch else 0
-        self.log.add(np.array([time]), batch, chunk.new_tokens)
-        again = [request for request in chunk.sampled if self.made[request]]
-        self._log_gaps(np.append(self.decoding[:batch], again).astype(np.int64))
+        self.log.add(time, batch, chunk.new_tokens)
+        self._log_gaps(batch, [float(self.latest[each]) for each in chunk.sampled if self.made[each]])
         if batch:
             self._give(1)
         for request in chunk.sampled:
@@ -279,24 +285,25 @@ class _Server:
                 self.first[request] = self.now
             self.latest[request] = self.now
             self.made[request] += 1
-            if self.made[request] >= self.output[request]:
+            made, output = float(self.made[request]), float(self.output[request])
+            if made >= output:
                 self._done(request)
             else:
-                self.decoding = np.append(self.decoding, request)
+                held = float(self.held[request])
+                self.decoding.join(Sequence(request, held, made, output, self.now))
 
     def _decode(self) -> None:
         """Steps that only decode, until something changes who is in them."""
         self._make_room()
-        held = self.held[self.decoding]
-        batch = len(held)
-        gain = self.gain
-        count = ceil((self.output[self.decoding] - self.made[self.decoding]).min() / gain)
-        count = min(count, _AT_ONCE, self._steps_with_room(held, count))
-        times = self.steps.decode_ns(batch, float(held.mean()) + gain * np.arange(count, dtype=np.float64))
-        ends = self.now + np.cumsum(times)
+        batch, gain = len(self.decoding), self.gain
+        count = ceil(self.decoding.least_left / gain)
+        count = min(count, _AT_ONCE, self._steps_with_room(count))
+        context = float(np.add.reduce(self.decoding.held)) / batch
+        times = self.steps.decode_ns(batch, context + gain * np.arange(count, dtype=np.float64))
+        ends = self.now + times.cumsum()
         if self.coming < len(self.arrival) and batch < self.policy.sequences:
             arrives = float(self.arrival[self.coming]) + self.outside
-            after = int(np.searchsorted(ends, arrives)) + 1
+            after = int(ends.searchsorted(arrives)) + 1
             if self.policy.ahead and arrives > self.now:
                 after += 1
             count = min(count, self._seen(after))
@@ -304,24 +311,22 @@ class _Server:
             count = min(count, self.policy.holds - self.held_back)
             self.held_back += count
         self.due = (self.due - count) % self.policy.polls
-        self.log.add(times[:count], batch, 0)
+        self.log.add_decoding(times[:count], batch)
         self.looked = float(ends[count - 1] - times[count - 1])
-        self.now, later = float(ends[0]), times[1:count]
-        self._log_gaps(self.decoding)
-        self.log.add_gaps(later, np.full(len(later), batch, np.int64))
-        self.now = float(ends[count - 1])
-        self.latest[self.decoding] = self.now
+        self.now = float(ends[0])
+        self._log_gaps(batch, [])
+        if count > 1:
+            self.log.add_gaps(times[1:count], batch)
+            self.now = float(ends[count - 1])
+            self.decoding.gave(self.now)
         self._give(count)
 
-    def _log_gaps(self, requests: IntArray) -> None:
-        """Each of these gives a token now. Those that gave their latest in one step are logged together."""
-        before, tokens = self.latest[requests], np.array([len(requests)])
-        if len(before) and before.min() == before.max():
-            before = before[:1]
-        else:
-            before, tokens = np.unique(before, return_counts=True)
-        self.log.add_gaps(self.now - before, np.asarray(tokens, np.int64))
-        self.latest[requests] = self.now
+    def _log_gaps(self, batch: int, again: list[float]) -> None:
+        """Log that those that decode, if any do in this step, give a token now, and so do others that gave
+        their latest at the times ``again``. Those that gave their latest in one step are logged together.
+        """
+        for before, tokens in self.decoding.latest(self.now, again) if batch else groups(again):
+            self.log.add_gap(self.now - before, tokens)
 
     def _seen(self, after: int) -> int:
         """Steps until the scheduler looks, at least so many."""
@@ -329,30 +334,27 @@ class _Server:
         first = self.due or polls
         return first + -(-max(after - first, 0) // polls) * polls
 
-    def _steps_with_room(self, held: FloatArray, most: int) -> int:
+    def _steps_with_room(self, most: int) -> int:
         """Steps after which the cache is full, at least one and at most ``most``."""
-        gain = self.gain
-        if self.policy.reserves or self.used + self._grown(held, most * gain) <= self.pages:
+        gain, decoding = self.gain, self.decoding
+        if self.policy.reserves or self.used + decoding.most_grown(most * gain) <= self.pages:
+            return most
+        if self.used + decoding.grown(most * gain) <= self.pages:
             return most
         low, high = 1, most
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.used + self._grown(held, middle * gain) <= self.pages
+            fits = self.used + decoding.grown(middle * gain) <= self.pages
             low, high = (middle, high) if fits else (low, middle)
         return low
 
     def _give(self, count: int) -> None:
         """Each that decodes gives tokens of so many steps."""
-        decoding, gained = self.decoding, count * self.gain
+        grown, done = self.decoding.give(count * self.gain)
         if not self.policy.reserves:
-            self.used += self._grown(self.held[decoding], gained)
-        self.held[decoding] += gained
-        self.made[decoding] += gained
-        done = self.made[decoding] >= self.output[decoding]
-        if done.any():
-            self.decoding = decoding[~done]
-            for request in decoding[done].tolist():
-                self._done(request)
+            self.used += grown
+        for sequence in done:
+            self._done(self._left(sequence))
 
     def _done(self, request: int) -> None:
         self.last[request] = self.now

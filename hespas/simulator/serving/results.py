@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,38 +15,46 @@ __all__ = ["ServingRun", "Steps", "weighted_percentile"]
 
 @dataclass(slots=True)
 class Steps:
-    """Steps in order, in pieces: time [ns], sequences that decode, new tokens of prompts; and times between
-    tokens [ns], each with how many tokens came after it.
+    """Steps in order: time [ns], and runs of them with how many sequences decode and how many new tokens of
+    prompts; and times between tokens [ns], and runs of them with how many tokens came after each.
     """
 
-    time_ns: list[FloatArray] = field(default_factory=list[FloatArray])
-    batch: list[IntArray] = field(default_factory=list[IntArray])
-    prompt_tokens: list[IntArray] = field(default_factory=list[IntArray])
-    gap_ns: list[FloatArray] = field(default_factory=list[FloatArray])
-    gap_tokens: list[IntArray] = field(default_factory=list[IntArray])
+    _time_ns: array[float] = field(default_factory=lambda: array("d"))
+    _runs: array[int] = field(default_factory=lambda: array("q"))
+    """Three numbers a run: steps, sequences, new tokens."""
+    _gap_ns: array[float] = field(default_factory=lambda: array("d"))
+    _gap_runs: array[int] = field(default_factory=lambda: array("q"))
+    """Two numbers a run: times, tokens."""
 
-    def add(self, time_ns: FloatArray, batch: int, prompt_tokens: int) -> None:
-        """Steps with the same sequences and as many new tokens."""
-        self.time_ns.append(time_ns)
-        self.batch.append(np.full(len(time_ns), batch, np.int64))
-        self.prompt_tokens.append(np.full(len(time_ns), prompt_tokens, np.int64))
+    def add(self, time_ns: float, batch: int, prompt_tokens: int) -> None:
+        """Add a step."""
+        self._time_ns.append(time_ns)
+        self._runs.extend((1, batch, prompt_tokens))
 
-    def add_gaps(self, gap_ns: FloatArray, tokens: IntArray) -> None:
+    def add_decoding(self, time_ns: FloatArray, batch: int) -> None:
+        """Add steps in which the same sequences decode."""
+        self._time_ns.frombytes(time_ns.tobytes())
+        self._runs.extend((len(time_ns), batch, 0))
+
+    def add_gap(self, gap_ns: float, tokens: int) -> None:
         """So many tokens came such a time after the one before them of the same request."""
-        self.gap_ns.append(gap_ns)
-        self.gap_tokens.append(tokens)
+        self._gap_ns.append(gap_ns)
+        self._gap_runs.extend((1, tokens))
+
+    def add_gaps(self, gap_ns: FloatArray, tokens: int) -> None:
+        """So many tokens came after each of these times."""
+        self._gap_ns.frombytes(gap_ns.tobytes())
+        self._gap_runs.extend((len(gap_ns), tokens))
 
     def gaps(self) -> tuple[FloatArray, IntArray]:
-        """All times between tokens."""
-        if not self.gap_ns:
-            return np.zeros(0), np.zeros(0, np.int64)
-        return np.concatenate(self.gap_ns), np.concatenate(self.gap_tokens)
+        """Return all times between tokens."""
+        count, tokens = np.array(self._gap_runs, np.int64).reshape(-1, 2).T
+        return np.array(self._gap_ns, np.float64), np.repeat(tokens, count)
 
     def columns(self) -> tuple[FloatArray, IntArray, IntArray]:
-        """All steps."""
-        if not self.time_ns:
-            return np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate(self.time_ns), np.concatenate(self.batch), np.concatenate(self.prompt_tokens)
+        """Return all steps."""
+        count, batch, prompt_tokens = np.array(self._runs, np.int64).reshape(-1, 3).T
+        return np.array(self._time_ns, np.float64), np.repeat(batch, count), np.repeat(prompt_tokens, count)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

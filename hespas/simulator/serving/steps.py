@@ -212,12 +212,44 @@ class StepTimes:
 
     def decode_ns(self, batch: int, context: FloatArray) -> FloatArray:
         """Steps in which ``batch`` sequences decode, with so many tokens each in the mean, [ns]."""
-        decode = self._tables[2]
-        axes, points = self._axes, self._points
-        fixed = self._of_decoded(batch, batch * self.queries) + self._sampled_ns(batch * self.queries)
-        row = _row(points["batch"], decode, float(batch))
-        fixed += self.correction.step_ns + self.correction.sequence_ns * batch
-        return fixed + _lines(axes["context"], row, context)
+        decoded = self._decoded_by(batch)
+        return decoded.fixed_ns + _lines(self._axes["context"], decoded.row, context)
+
+    @cached_property
+    def _known_batches(self) -> dict[int, _Decoded]:
+        return {}
+
+    @cached_property
+    def _known_prompts(self) -> dict[int, list[list[float]]]:
+        return {}
+
+    def _decoded_by(self, batch: int) -> _Decoded:
+        """Return the times of so many sequences by their tokens."""
+        known = self._known_batches.get(batch)
+        if known is None:
+            row = _row(self._points["batch"], self._tables[2], float(batch))
+            fixed = self._of_decoded(batch, batch * self.queries) + self._sampled_ns(batch * self.queries)
+            fixed += self.correction.step_ns + self.correction.sequence_ns * batch
+            known = self._known_batches[batch] = _Decoded(row, tuple(row.tolist()), fixed)
+        return known
+
+    def _prompted_ns(self, prompts: int, length: float, before: float) -> float:
+        """Return the time of prompts of so many new tokens each behind others."""
+        plane = self._known_prompts.get(prompts)
+        if plane is None:
+            plane = _row(self._points["prompts"], self._tables[3], prompts).tolist()
+            self._known_prompts[prompts] = plane
+        axis = self._points["length"]
+        if len(axis) == 1:
+            return _line(self._points["before"], plane[0], before)
+        at, part = _place(axis, length)
+        low, high, part = plane[at], plane[at + 1], max(part, 0.0)
+        first, further = _place(self._points["before"], before)
+        time = low[first] + part * (high[first] - low[first])
+        if len(low) == 1:
+            return time
+        following = low[first + 1] + part * (high[first + 1] - low[first + 1])
+        return time + max(further, 0.0) * (following - time)
 
     def step_ns(
         self, *, batch: int, context: float, prompts: int, new_tokens: int, before: float, sampled: int
@@ -225,19 +257,13 @@ class StepTimes:
         """A step in which ``batch`` sequences of ``context`` tokens each decode, and ``prompts`` have
         ``new_tokens`` together, behind ``before`` tokens each in the mean. ``sampled`` tokens come of it.
         """
-        _, _, decode, prompt = self._tables
-        axes, points = self._axes, self._points
         tokens = batch * self.queries + new_tokens
         time = self._of_decoded(batch, tokens)
         time += self._sampled_ns(max(sampled + batch * self.drafts, 1))
         if batch:
-            time += float(
-                _lines(axes["context"], _row(points["batch"], decode, batch), np.array([context]))[0]
-            )
+            time += _interpolated(self._points["context"], self._decoded_by(batch).values, context)
         if prompts:
-            plane = _row(points["prompts"], prompt, prompts)
-            line = _row(points["length"], plane, new_tokens / prompts)
-            time += _line(points["before"], line.tolist(), before)
+            time += self._prompted_ns(prompts, new_tokens / prompts, before)
             if tokens > self.captured:
                 time = _overlapped(time, self.correction.launch_ns * self.kernels)
         host = self.correction.step_ns + self.correction.sequence_ns * batch
@@ -295,9 +321,32 @@ def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
     """Values on one axis, the last piece going on."""
     if len(axis) == 1:
         return np.full(len(at), values[0])
-    inside = np.interp(at, axis, values)
+    inside: FloatArray = np.interp(at, axis, values)
+    if at.max(initial=0.0) <= axis[-1]:
+        return inside
     slope = (values[-1] - values[-2]) / (axis[-1] - axis[-2])
     return np.asarray(inside + slope * np.maximum(at - axis[-1], 0.0), np.float64)
+
+
+def _interpolated(axis: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return what :func:`_lines` says of one value, by the arithmetic of ``numpy.interp``."""
+    if len(axis) == 1 or at <= axis[0]:
+        return values[0]
+    place = min(bisect_right(axis, at), len(axis) - 1) - 1
+    slope = (values[place + 1] - values[place]) / (axis[place + 1] - axis[place])
+    if at < axis[-1]:
+        return slope * (at - axis[place]) + values[place]
+    return values[-1] + slope * (at - axis[-1])
+
+
+class _Decoded(NamedTuple):
+    """Times of sequences that decode by their tokens, as an array and as Python's numbers, and the rest of a
+    step that works on no prompts.
+    """
+
+    row: FloatArray
+    values: tuple[float, ...]
+    fixed_ns: float
 
 
 class Asked(NamedTuple):
