@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hespas.api import read
-from hespas.captures.aot import Compiled, Figures, compile_for, figures_of, workload_of_compiled
+from hespas.captures.aot import CompiledProgram, ProgramFigures, compile_for, figures_of, workload_of_compiled
 from hespas.captures.mesh import Mesh
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Workload
@@ -54,11 +54,11 @@ def table(program: Path, mesh: Mesh, targets: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figures(compiled: Compiled) -> Figures:
+def _figures(compiled: CompiledProgram) -> ProgramFigures:
     return figures_of(workload_of_compiled(compiled, Diagnostics()))
 
 
-def _cells(figures: Figures, compiled: Compiled | None, devices: int) -> dict[str, str]:
+def _cells(figures: ProgramFigures, compiled: CompiledProgram | None, devices: int) -> dict[str, str]:
     memory = dict[str, int]() if compiled is None else compiled.memory
     return {
         "operations that take time": f"{figures.operations:,.0f}",

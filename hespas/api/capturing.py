@@ -15,13 +15,17 @@ import msgspec
 from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings, write
 from hespas.api.preparation import refuse_global
-from hespas.captures.axes import CollectiveRow
-from hespas.captures.jax.calls import described, name_of, unwrapped
-from hespas.captures.jax.lowering import Lowered, Platform, lower
-from hespas.captures.mesh import Mesh, Shaped
-from hespas.captures.partition import TIMEOUT_S, Partitioner
-from hespas.captures.program import Captured, captured, collective_rows
-from hespas.captures.target import load_function, users_code
+from hespas.captures.jax.calls import name_of, resolve_arguments, unwrap_partial
+from hespas.captures.jax.lowering import LoweredProgram, Platform, lower
+from hespas.captures.mesh import CollectiveRow, JaxMesh, Mesh
+from hespas.captures.partition import (
+    TIMEOUT_S,
+    CapturedProgram,
+    Partitioner,
+    capture_program,
+    collective_rows,
+)
+from hespas.captures.target import load_function, user_code
 from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import Form
@@ -145,7 +149,7 @@ class CaptureResult(Result):
 def capture(
     function: Callable[..., object] | str,
     *arguments: object,
-    mesh: Mapping[str, int] | str | Shaped,
+    mesh: Mapping[str, int] | str | JaxMesh,
     args: str | Callable[..., object] | None = None,
     keywords: Mapping[str, object] | None = None,
     framework: Framework = "auto",
@@ -223,7 +227,7 @@ class _Asked:
         *,
         real: bool,
         compiled: bool,
-    ) -> tuple[str, Captured]:
+    ) -> tuple[str, CapturedProgram]:
         """The framework that the function is of, and what came out."""
         chosen = load_function(function) if isinstance(function, str) else function
         if not callable(chosen):
@@ -233,12 +237,12 @@ class _Asked:
         name = _framework_of(chosen) if framework == "auto" else framework
         if name == "torch":
             return name, self.of_torch(chosen, arguments, real=real, compiled=compiled)
-        beside = function if isinstance(function, str) else f"{unwrapped(chosen).__module__}:"
+        beside = function if isinstance(function, str) else f"{unwrap_partial(chosen).__module__}:"
         return name, self.of_jax(chosen, arguments, beside, real=real, compiled=compiled)
 
     def of_torch(
         self, function: Callable[..., object], arguments: Sequence[object], *, real: bool, compiled: bool
-    ) -> Captured:
+    ) -> CapturedProgram:
         """The workload of a program of PyTorch: there is no program of the whole mesh."""
         from hespas.captures.torch import capture_torch
 
@@ -246,7 +250,7 @@ class _Asked:
             if getattr(self, option):
                 hint = "a function of PyTorch makes its data itself" if option == "args" else "leave it out"
                 raise UsageError(f"`{option}` is for programs of JAX", hint=hint)
-        with users_code(f"capturing {name_of(function)}"):
+        with user_code(f"capturing {name_of(function)}"):
             workload = capture_torch(
                 function,
                 self.mesh,
@@ -256,7 +260,7 @@ class _Asked:
                 tensors="real" if real or compiled else "fake",
                 compiled=compiled,
             )
-        return Captured(workload, b"", "")
+        return CapturedProgram(workload, b"", "")
 
     def of_jax(
         self,
@@ -266,7 +270,7 @@ class _Asked:
         *,
         real: bool,
         compiled: bool,
-    ) -> Captured:
+    ) -> CapturedProgram:
         """The workload of a program of JAX, partitioned or compiled."""
         for option, value in {"real_tensors": real, "compiled": compiled}.items():
             if value:
@@ -274,7 +278,7 @@ class _Asked:
         lowering = partial(
             lower,
             function,
-            arguments or described(self.args, beside),
+            arguments or resolve_arguments(self.args, beside),
             self.keywords,
             self.mesh,
             explicit=self.explicit,
@@ -294,9 +298,9 @@ class _Asked:
             self.found.warning("capture.fallback", "partitioner", told)
         return self._partitioned(lowering, shardy=False)
 
-    def _partitioned(self, lowering: Callable[..., Lowered], *, shardy: bool) -> Captured:
+    def _partitioned(self, lowering: Callable[..., LoweredProgram], *, shardy: bool) -> CapturedProgram:
         lowered = lowering(shardy=shardy, platform=self.platform or "tpu")
-        return captured(
+        return capture_program(
             lowered.program,
             lowered.name,
             mesh=self.mesh,
@@ -306,7 +310,7 @@ class _Asked:
             diagnostics=self.found,
         )
 
-    def _compiled(self, lowering: Callable[..., Lowered]) -> Captured:
+    def _compiled(self, lowering: Callable[..., LoweredProgram]) -> CapturedProgram:
         """What the compiler for a device makes of the program, lowered for its platform."""
         from hespas.captures.aot import Target, compile_for, workload_of_compiled
 
@@ -317,12 +321,12 @@ class _Asked:
         )
         workload = workload_of_compiled(done, self.found)
         metadata = {**workload.metadata, "framework": "jax"}
-        return Captured(replace(workload, metadata=metadata), lowered.program, done.hlo)
+        return CapturedProgram(replace(workload, metadata=metadata), lowered.program, done.hlo)
 
 
 def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
     """``torch`` where the module of the function has names of PyTorch and none of JAX."""
-    bare = unwrapped(function)
+    bare = unwrap_partial(function)
     module = sys.modules.get(bare.__module__) if hasattr(bare, "__module__") else None
     values = list(vars(module).values()) if module is not None else [bare]
     homes = {

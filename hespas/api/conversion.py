@@ -315,7 +315,7 @@ def _partitioned(
 ) -> tuple[Format, Value]:
     """The workload of a StableHLO program that is sharded over a mesh, and the format it was read in."""
     from hespas.captures.mesh import Mesh
-    from hespas.captures.program import captured
+    from hespas.captures.partition import capture_program
 
     if isinstance(source, Workload | Profile):
         raise UsageError("a value is no program with shardings", hint="name the file, or leave `mesh` out")
@@ -328,7 +328,7 @@ def _partitioned(
             hint="leave `mesh` out: it is for one StableHLO program, or goes with `rescale`",
         )
     data = read_bytes(path, ReadOptions().max_bytes)
-    return origin, captured(data, str(source), mesh=Mesh.of(mesh), diagnostics=found).workload
+    return origin, capture_program(data, str(source), mesh=Mesh.of(mesh), diagnostics=found).workload
 
 
 def _spooled(source: str | Path, name: str | None, stack: ExitStack) -> Path:

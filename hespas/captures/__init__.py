@@ -1,6 +1,6 @@
-"""A live JAX or PyTorch program -> workload, for any number of devices, without those devices.
+"""Capture of a live JAX or PyTorch program as a workload for any number of devices, without those devices.
 
-``jax/`` lowers and partitions programs of JAX, ``shardy/`` partitions any annotated StableHLO, ``aot/`` asks
-the real compilers, ``torch/`` records what PyTorch dispatches. Each needs its extra; none is loaded before it
-is used.
+``jax/`` lowers and profiles JAX programs, ``partition`` partitions any annotated StableHLO, ``aot/`` runs the
+real compilers, ``torch/`` records the operations that PyTorch dispatches. Each needs its extra and loads it
+on first use.
 """

@@ -1,8 +1,8 @@
-"""All-reduces of accumulated gradients, moved out of their loops as XLA's compilers for devices do.
+"""Code motion of all-reduces of accumulated gradients out of loops, as in XLA's compilers for devices.
 
 A loop over microbatches adds an all-reduced gradient to a buffer in every iteration. XLA adds the local
-gradients and reduces their sum once behind the loop (``while_loop_all_reduce_code_motion.cc`` of
-openxla/xla), in a pass that runs after the partitioner, whose text is read here.
+gradients and reduces their sum once after the loop (``while_loop_all_reduce_code_motion.cc`` of openxla/xla).
+That pass runs after the partitioner, whose output is read here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from hespas.graph import Diagnostics
 
-__all__ = ["moved_reductions"]
+__all__ = ["move_reductions"]
 
 _HEAD = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$")
 _LINE = re.compile(r"^(  (?:ROOT )?)%(\S+) = (\(.*?\)|\S+) ([a-z][\w-]*)\((.*)$")
@@ -24,12 +24,12 @@ _CALLED = re.compile(r"\b(body|condition|to_apply)=%([^\s,]+)")
 _ZERO = re.compile(r"constant\((?:0|-?0\.0*|false)\)")
 
 _FORWARDED = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
-"""Operations of one operand that map elements alike on all ranks."""
+"""Operations of one operand that map elements in the same way on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """An instruction of a dump: ``rest`` is what stands behind the opening parenthesis of its operands."""
+class _Instruction:
+    """HLO instruction of a dump: ``rest`` is the text after the opening parenthesis of its operands."""
 
     lead: str
     name: str
@@ -40,282 +40,289 @@ class _Line:
     @property
     def operands(self) -> list[str]:
         depth, end = 1, len(self.rest)
-        for place, letter in enumerate(self.rest):
+        for position, letter in enumerate(self.rest):
             depth += (letter == "(") - (letter == ")")
             if not depth:
-                end = place
+                end = position
                 break
         return _NAME.findall(self.rest[:end])
 
     @property
     def attributes(self) -> str:
-        """The text behind the operands, from ``)`` on."""
+        """Text after the operands, from ``)`` on."""
         return self.rest[self.rest.index(")") :]
+
+    @property
+    def index(self) -> int | None:
+        """``index`` attribute of a ``get-tuple-element``; None if it is missing."""
+        match = _INDEX.search(self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def is_root(self) -> bool:
+        return "ROOT" in self.lead
 
     def text(self) -> str:
         return f"{self.lead}%{self.name} = {self.shape} {self.opcode}({self.rest}"
 
 
-_Block = list[str | _Line]
+_Computation = list[str | _Instruction]
 
 
 @dataclass(frozen=True, slots=True)
 class _Motion:
-    """An all-reduce of a body that may move: ``index`` is the element of the loop's state it is added to."""
+    """All-reduce of a loop body that can move: ``index`` is the element of the loop state that it is added
+    to, ``caller`` the computation of the loop, and ``loop`` the name of the loop.
+    """
 
     body: str
     name: str
     index: int
+    caller: str
+    loop: str
 
 
-def moved_reductions(text: str, path: str, diagnostics: Diagnostics) -> str:
-    """Return a partitioned program whose accumulated all-reduces stand behind their loops.
+def move_reductions(text: str, path: str, diagnostics: Diagnostics) -> str:
+    """Return the partitioned program with accumulated all-reduces moved behind their loops.
 
-    Those that may only be accumulated stay, with a warning: the compiler for a device may move more.
-    O(instructions) for each that moves.
+    An all-reduce stays, with a warning, if it cannot be proven that its result is only accumulated: the
+    compiler of a device may move more of them. O(instructions) per moved all-reduce.
     """
     if "all-reduce(" not in text or " while(" not in text:
         return text
-    blocks = _blocks(text)
-    moved = 0
-    while (found := next(_movable(blocks), None)) is not None:
-        blocks = _without(blocks, *found)
-        moved += 1
+    # Lines of each computation by its name, including the lines up to the next computation.
+    computations: dict[str, _Computation] = {"": []}
+    current = computations[""]
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = computations.setdefault(head[2], [])
+        match = _LINE.match(line)
+        current.append(_Instruction(*match.groups()) if match else line)
+    num_moved = 0
+    while (motion := next(_motions(computations), None)) is not None:
+        computations = _moved(computations, motion)
+        num_moved += 1
     diagnostics.info(
         "capture.moved-reductions",
         path,
-        "all-reduces that a loop accumulates run once behind it, as XLA's compilers move them",
-        count=moved,
+        "all-reduces that a loop accumulates run once after the loop, as in XLA's compilers",
+        count=num_moved,
     )
+    bodies = _loop_bodies(computations)
     diagnostics.warning(
         "capture.accumulated-reductions",
         path,
         "an all-reduce in a loop is added to a buffer of the loop: the compiler of a device may run it once "
-        "behind the loop, and this counts it in every iteration",
-        count=sum(_may_accumulate(block) for name, block in blocks.items() if name in _bodies(blocks)),
+        "after the loop, but Hespas counts it in every iteration",
+        count=sum(_num_accumulated(block) for name, block in computations.items() if name in bodies),
     )
-    if not moved:
+    if not num_moved:
         return text
     return "".join(
-        f"{line if isinstance(line, str) else line.text()}\n" for block in blocks.values() for line in block
+        f"{line if isinstance(line, str) else line.text()}\n"
+        for block in computations.values()
+        for line in block
     )
 
 
-def _blocks(text: str) -> dict[str, _Block]:
-    """Return the lines of each computation by its name, with those up to the next computation."""
-    blocks: dict[str, _Block] = {"": []}
-    current = blocks[""]
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            current = blocks.setdefault(head[2], [])
-        found = _LINE.match(line)
-        current.append(_Line(*found.groups()) if found else line)
-    return blocks
+def _instructions(block: _Computation) -> dict[str, _Instruction]:
+    return {line.name: line for line in block if isinstance(line, _Instruction)}
 
 
-def _lines(block: _Block) -> dict[str, _Line]:
-    return {line.name: line for line in block if isinstance(line, _Line)}
-
-
-def _users(lines: Mapping[str, _Line]) -> dict[str, list[_Line]]:
-    users: dict[str, list[_Line]] = {name: [] for name in lines}
-    for line in lines.values():
-        for operand in line.operands:
+def _users(instructions: Mapping[str, _Instruction]) -> dict[str, list[_Instruction]]:
+    users: dict[str, list[_Instruction]] = {name: [] for name in instructions}
+    for instruction in instructions.values():
+        for operand in instruction.operands:
             if operand in users:
-                users[operand].append(line)
+                users[operand].append(instruction)
     return users
 
 
-def _bodies(blocks: Mapping[str, _Block]) -> dict[str, tuple[str, str]]:
-    """Return the computation and the name of the loop of each body that one loop alone runs."""
-    found: dict[str, tuple[str, str]] = {}
-    calls = Counter[str]()
-    for caller, block in blocks.items():
-        for line in _lines(block).values():
-            for role, name in _CALLED.findall(line.rest):
-                calls[name] += 1
-                if role == "body" and line.opcode == "while":
-                    found[name] = caller, line.name
-    return {name: place for name, place in found.items() if calls[name] == 1}
+def _loop_bodies(computations: Mapping[str, _Computation]) -> dict[str, tuple[str, str]]:
+    """Return the calling computation and the loop of each body that is called by one loop only."""
+    loops: dict[str, tuple[str, str]] = {}
+    num_calls = Counter[str]()
+    for caller, block in computations.items():
+        for instruction in _instructions(block).values():
+            for role, name in _CALLED.findall(instruction.rest):
+                num_calls[name] += 1
+                if role == "body" and instruction.opcode == "while":
+                    loops[name] = caller, instruction.name
+    return {name: loop for name, loop in loops.items() if num_calls[name] == 1}
 
 
-def _movable(blocks: Mapping[str, _Block]) -> Iterator[tuple[_Motion, str, str]]:
-    """Return all-reduces that can be proven to move, with the caller and the name of their loop."""
-    for body, (caller, loop) in _bodies(blocks).items():
-        lines = _lines(blocks[body])
-        users = _users(lines)
-        for line in lines.values():
-            if line.opcode != "all-reduce" or len(line.operands) != 1 or not _is_sum(blocks, line):
+def _motions(computations: Mapping[str, _Computation]) -> Iterator[_Motion]:
+    """Yield the all-reduces that provably can move."""
+    for body, (caller, loop) in _loop_bodies(computations).items():
+        instructions = _instructions(computations[body])
+        users = _users(instructions)
+        for reduction in instructions.values():
+            if reduction.opcode != "all-reduce" or len(reduction.operands) != 1:
                 continue
-            index = _accumulated_in(lines, users, line)
-            if index is None or _is_read_elsewhere(blocks, body, (caller, loop), index):
+            reducer = dict(_CALLED.findall(reduction.rest)).get("to_apply", "")
+            combine = _instructions(computations.get(reducer, []))
+            roots = [instruction for instruction in combine.values() if instruction.is_root]
+            if (
+                len(combine) != 3
+                or [root.opcode for root in roots] != ["add"]
+                or len(set(roots[0].operands)) != 2
+            ):
                 continue
-            yield _Motion(body, line.name, index), caller, loop
-
-
-def _is_sum(blocks: Mapping[str, _Block], line: _Line) -> bool:
-    called = dict(_CALLED.findall(line.rest)).get("to_apply", "")
-    body = _lines(blocks.get(called, []))
-    root = [each for each in body.values() if "ROOT" in each.lead]
-    return len(body) == 3 and len(root) == 1 and root[0].opcode == "add" and len(set(root[0].operands)) == 2
+            index = _accumulated_in(instructions, users, reduction)
+            if index is None:
+                continue
+            motion = _Motion(body, reduction.name, index, caller, loop)
+            if not _is_read_elsewhere(computations, motion):
+                yield motion
 
 
 def _accumulated_in(
-    lines: Mapping[str, _Line], users: Mapping[str, Sequence[_Line]], reduction: _Line
+    instructions: Mapping[str, _Instruction],
+    users: Mapping[str, Sequence[_Instruction]],
+    reduction: _Instruction,
 ) -> int | None:
-    """Return the element of the state that an all-reduce is added to, where that is all it is used for."""
+    """Return the element of the state that an all-reduce is added to; None if its result has other uses."""
     value = reduction
     while len(users[value.name]) == 1 and users[value.name][0].opcode in _FORWARDED:
         value = users[value.name][0]
     if len(users[value.name]) != 1 or (total := users[value.name][0]).opcode != "add":
         return None
-    others = [each for each in total.operands if each != value.name]
-    if len(others) != 1 or (index := _element(lines, users, others[0])) is None:
+    others = [operand for operand in total.operands if operand != value.name]
+    if len(others) != 1 or (index := _state_element(instructions, users, others[0])) is None:
         return None
     while len(users[total.name]) == 1 and users[total.name][0].opcode in _FORWARDED - {"convert"}:
         total = users[total.name][0]
     ends = users[total.name]
-    if len(ends) != 1 or ends[0].opcode != "tuple" or "ROOT" not in ends[0].lead:
+    if len(ends) != 1 or ends[0].opcode != "tuple" or not ends[0].is_root:
         return None
-    places = [place for place, each in enumerate(ends[0].operands) if each == total.name]
-    return index if places == [index] else None
+    positions = [position for position, operand in enumerate(ends[0].operands) if operand == total.name]
+    return index if positions == [index] else None
 
 
-def _element(lines: Mapping[str, _Line], users: Mapping[str, Sequence[_Line]], name: str) -> int | None:
-    """Return the element of the state that a value is, where nothing else in the body reads it."""
-    while name in lines and len(users[name]) == 1:
-        line = lines[name]
-        if line.opcode == "get-tuple-element" and lines[line.operands[0]].opcode == "parameter":
-            found = _INDEX.search(line.attributes)
-            return int(found[1]) if found else None
-        if line.opcode not in _FORWARDED - {"convert"}:
+def _state_element(
+    instructions: Mapping[str, _Instruction], users: Mapping[str, Sequence[_Instruction]], name: str
+) -> int | None:
+    """Return the element of the state that a value is; None if anything else in the body reads it."""
+    while name in instructions and len(users[name]) == 1:
+        instruction = instructions[name]
+        if (
+            instruction.opcode == "get-tuple-element"
+            and instructions[instruction.operands[0]].opcode == "parameter"
+        ):
+            return instruction.index
+        if instruction.opcode not in _FORWARDED - {"convert"}:
             return None
-        name = line.operands[0]
+        name = instruction.operands[0]
     return None
 
 
-def _is_read_elsewhere(blocks: Mapping[str, _Block], body: str, place: tuple[str, str], index: int) -> bool:
-    """Return whether the loop reads the buffer for anything else, or its result is used as a whole."""
-    caller, loop = place
-    around = _lines(blocks[caller])
-    condition = dict(_CALLED.findall(around[loop].rest)).get("condition", "")
-    for name, allowed in ((body, 1), (condition, 0)):
+def _is_read_elsewhere(computations: Mapping[str, _Computation], motion: _Motion) -> bool:
+    """Return True if the loop reads the buffer for anything else, or if its result is used as a whole."""
+    around = _instructions(computations[motion.caller])
+    loop = around[motion.loop]
+    condition = dict(_CALLED.findall(loop.rest)).get("condition", "")
+    for name, allowed in ((motion.body, 1), (condition, 0)):
         reads = [
-            line
-            for line in _lines(blocks.get(name, [])).values()
-            if line.opcode == "get-tuple-element" and (found := _INDEX.search(line.attributes))
-            if int(found[1]) == index
+            instruction
+            for instruction in _instructions(computations.get(name, [])).values()
+            if instruction.opcode == "get-tuple-element" and instruction.index == motion.index
         ]
         if len(reads) > allowed:
             return True
-    behind = _users(around)[loop]
-    start = around.get(around[loop].operands[0])
-    is_plain = start is not None and start.opcode == "tuple" and len(_users(around)[start.name]) == 1
+    start = around.get(loop.operands[0])
+    users = _users(around)
+    is_plain = start is not None and start.opcode == "tuple" and len(users[start.name]) == 1
     return (
         not is_plain
-        or "ROOT" in around[loop].lead
-        or any(line.opcode != "get-tuple-element" for line in behind)
+        or loop.is_root
+        or any(instruction.opcode != "get-tuple-element" for instruction in users[loop.name])
     )
 
 
-def _without(blocks: dict[str, _Block], motion: _Motion, caller: str, loop: str) -> dict[str, _Block]:
-    """Return the program with an all-reduce behind its loop instead of in it."""
-    lines = _lines(blocks[motion.body])
-    reduction = lines[motion.name]
+def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, _Computation]:
+    """Return the program with the all-reduce behind its loop instead of inside."""
+    reduction = _instructions(computations[motion.body])[motion.name]
     (operand,) = reduction.operands
+    pattern = re.compile(rf"%{re.escape(motion.name)}(?=[,)}}\s])")
     body = [
-        line if isinstance(line, str) else _renamed(line, motion.name, operand)
-        for line in blocks[motion.body]
+        line if isinstance(line, str) else replace(line, rest=pattern.sub(lambda _: f"%{operand}", line.rest))
+        for line in computations[motion.body]
         if isinstance(line, str) or line.name != motion.name
     ]
-    around = _lines(blocks[caller])
-    start = around[around[loop].operands[0]]
+    around = _instructions(computations[motion.caller])
+    start = around[around[motion.loop].operands[0]]
     first = start.operands[motion.index]
-    is_zero = _is_zero(around, first)
-    attributes = reduction.attributes
-    outer: _Block = []
-    for line in blocks[caller]:
+    source = first
+    while source in around and around[source].opcode in {"broadcast", *_FORWARDED}:
+        source = around[source].operands[0]
+    starts_at_zero = source in around and bool(_ZERO.match(f"{around[source].opcode}({around[source].rest}"))
+    outer: _Computation = []
+    for line in computations[motion.caller]:
         if isinstance(line, str):
             outer.append(line)
-        elif line.name == start.name and not is_zero:
-            zeros = _zeros(around[first], loop, motion.index)
-            outer += [*zeros, _with_operand(line, motion.index, zeros[-1].name)]
-        elif line.opcode == "get-tuple-element" and line.operands == [loop] and _is_of(line, motion.index):
-            outer += _reduced(line, attributes, "" if is_zero else first)
+        elif line.name == start.name and not starts_at_zero:
+            shape = around[first].shape
+            zero, zeros = f"{motion.loop}.zero.{motion.index}", f"{motion.loop}.zeros.{motion.index}"
+            operands = start.operands
+            operands[motion.index] = zeros
+            outer += [
+                _Instruction("  ", zero, f"{shape.partition('[')[0]}[]", "constant", "0)"),
+                _Instruction("  ", zeros, shape, "broadcast", f"%{zero}), dimensions={{}}"),
+                replace(start, rest=", ".join(f"%{operand}" for operand in operands) + start.attributes),
+            ]
+        elif (
+            line.opcode == "get-tuple-element"
+            and line.operands == [motion.loop]
+            and line.index == motion.index
+        ):
+            outer += _reduced(line, reduction.attributes, "" if starts_at_zero else first)
         else:
             outer.append(line)
-    return blocks | {motion.body: body, caller: outer}
+    return computations | {motion.body: body, motion.caller: outer}
 
 
-def _reduced(line: _Line, attributes: str, first: str) -> list[_Line]:
-    """Return the element of a loop's result, reduced and added to the ``first`` value (empty: zeros)."""
-    local = replace(line, lead="  ", name=f"{line.name}.local")
-    total = _Line(line.lead, line.name, line.shape, "all-reduce", f"%{local.name}{attributes}")
+def _reduced(element: _Instruction, attributes: str, first: str) -> list[_Instruction]:
+    """Return an element of the loop's result, reduced and added to the ``first`` value (empty: zeros)."""
+    local = replace(element, lead="  ", name=f"{element.name}.local")
+    operands = f"%{local.name}{attributes}"
+    total = _Instruction(element.lead, element.name, element.shape, "all-reduce", operands)
     if not first:
         return [local, total]
-    total = replace(total, lead="  ", name=f"{line.name}.total")
-    return [local, total, _Line(line.lead, line.name, line.shape, "add", f"%{first}, %{total.name})")]
+    total = replace(total, lead="  ", name=f"{element.name}.total")
+    total_sum = _Instruction(element.lead, element.name, element.shape, "add", f"%{first}, %{total.name})")
+    return [local, total, total_sum]
 
 
-def _renamed(line: _Line, name: str, other: str) -> _Line:
-    pattern = rf"%{re.escape(name)}(?=[,)}}\s])"
-    return replace(line, rest=re.sub(pattern, lambda _: f"%{other}", line.rest))
+def _num_accumulated(block: _Computation) -> int:
+    """Return the number of all-reduces of a body that are added to an element of the state, also
+    indirectly.
+    """
+    instructions = _instructions(block)
+    users = _users(instructions)
 
+    def is_state(name: str) -> bool:
+        while name in instructions and instructions[name].opcode in {*_FORWARDED, "dynamic-slice"}:
+            name = instructions[name].operands[0]
+        value = instructions.get(name)
+        return (
+            value is not None
+            and value.opcode == "get-tuple-element"
+            and instructions[value.operands[0]].opcode == "parameter"
+        )
 
-def _is_of(line: _Line, index: int) -> bool:
-    found = _INDEX.search(line.attributes)
-    return found is not None and int(found[1]) == index
-
-
-def _is_zero(lines: Mapping[str, _Line], name: str) -> bool:
-    while name in lines and lines[name].opcode in {"broadcast", *_FORWARDED}:
-        name = lines[name].operands[0]
-    return name in lines and bool(_ZERO.match(f"{lines[name].opcode}({lines[name].rest}"))
-
-
-def _zeros(like: _Line, loop: str, index: int) -> list[_Line]:
-    element = like.shape.partition("[")[0]
-    zero, zeros = f"{loop}.zero.{index}", f"{loop}.zeros.{index}"
-    return [
-        _Line("  ", zero, f"{element}[]", "constant", "0)"),
-        _Line("  ", zeros, like.shape, "broadcast", f"%{zero}), dimensions={{}}"),
-    ]
-
-
-def _with_operand(line: _Line, index: int, name: str) -> _Line:
-    operands = line.operands
-    operands[index] = name
-    return replace(line, rest=", ".join(f"%{each}" for each in operands) + line.attributes)
-
-
-def _may_accumulate(block: _Block) -> int:
-    """Return how many all-reduces of a body are added to an element of the state, also indirectly."""
-    lines = _lines(block)
-    users = _users(lines)
-    found = 0
-    for line in lines.values():
-        if line.opcode != "all-reduce":
+    count = 0
+    for reduction in instructions.values():
+        if reduction.opcode != "all-reduce":
             continue
-        seen, waiting = {line.name}, [line]
+        seen, waiting = {reduction.name}, [reduction]
         while waiting:
             for user in users[waiting.pop().name]:
                 if user.opcode in {*_FORWARDED, "select", "get-tuple-element", "dynamic-slice", "fusion"}:
                     if user.name not in seen:
                         seen.add(user.name)
                         waiting.append(user)
-                elif user.opcode == "add" and any(_is_state(lines, each) for each in user.operands):
-                    found += 1
+                elif user.opcode == "add" and any(map(is_state, user.operands)):
+                    count += 1
                     waiting = []
                     break
-    return found
-
-
-def _is_state(lines: Mapping[str, _Line], name: str) -> bool:
-    while name in lines and lines[name].opcode in {*_FORWARDED, "dynamic-slice"}:
-        name = lines[name].operands[0]
-    line = lines.get(name)
-    return (
-        line is not None
-        and line.opcode == "get-tuple-element"
-        and lines[line.operands[0]].opcode == "parameter"
-    )
+    return count

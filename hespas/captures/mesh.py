@@ -1,35 +1,36 @@
-"""Meshes of devices as they are written in commands: ``data=64,model=8``."""
+"""Device meshes (``data=64,model=8``), and groups of ranks described by the mesh axes that they span."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import index
-from typing import Protocol, SupportsIndex, cast
+from typing import NamedTuple, Protocol, SupportsIndex, cast
 
+from hespas.graph import GroupSet, Permutation, StridedGroups
 from hespas.graph.errors import UsageError
 
-__all__ = ["Mesh", "Shaped"]
+__all__ = ["CollectiveRow", "JaxMesh", "Mesh", "axes_of", "axis_of_shift"]
 
 _MAX_DEVICES = 1 << 24
-"""Beyond this many devices a number is taken for a mistake."""
+"""Limit on the number of devices; a larger number is a mistake."""
 
 
-class Shaped(Protocol):
-    """``jax.sharding.Mesh`` or ``AbstractMesh``: sizes of axes by name."""
+class JaxMesh(Protocol):
+    """``jax.sharding.Mesh`` or ``AbstractMesh``: axis sizes by name."""
 
     @property
     def shape(self) -> Mapping[str, int]:
-        """Sizes by names, outermost axis first."""
+        """Axis sizes by name, outermost axis first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes of devices, outermost first: ``names`` and ``sizes`` belong together.
+    """Axes of a device mesh, outermost first: ``names`` and ``sizes`` have equal length.
 
-    Device ids are row-major over the axes, as ``jax.sharding.AbstractMesh`` and Shardy count them.
+    Device ids are row-major over the axes, as in ``jax.sharding.AbstractMesh`` and Shardy.
     """
 
     names: tuple[str, ...]
@@ -39,53 +40,127 @@ class Mesh:
         if not self.names or len(self.names) != len(self.sizes):
             raise UsageError("a mesh has at least one axis, and a size for each: for example data=64,model=8")
         if len(set(self.names)) != len(self.names):
-            raise UsageError(f"mesh {self}: an axis is named twice; give every axis a name of its own")
+            raise UsageError(f"mesh {self}: an axis is named twice; give every axis its own name")
         if min(self.sizes) < 1:
-            raise UsageError(f"mesh {self}: the size of an axis is 1 or more")
+            raise UsageError(f"mesh {self}: the size of an axis must be 1 or more")
         if self.num_devices > _MAX_DEVICES:
-            raise UsageError(f"mesh {self}: {self.num_devices:,} devices, at most {_MAX_DEVICES:,} are taken")
+            raise UsageError(
+                f"mesh {self}: {self.num_devices:,} devices exceed the limit of {_MAX_DEVICES:,}"
+            )
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
     @classmethod
-    def of(cls, axes: str | Mapping[str, int] | Mesh | Shaped) -> Mesh:
-        """From ``data=64,model=8``, a mapping, or a mesh of JAX. Raises ``UsageError`` for anything else."""
+    def of(cls, axes: str | Mapping[str, int] | Mesh | JaxMesh) -> Mesh:
+        """Return the mesh given as ``data=64,model=8``, a mapping, or a JAX mesh.
+
+        Raises ``UsageError`` for anything else.
+        """
         if isinstance(axes, Mesh):
             return axes
-        if not isinstance(axes, str):
-            return cls._of_sizes(axes)
-        names: list[str] = []
-        sizes: list[int] = []
-        for part in axes.split(","):
-            name, equals, size = (piece.strip() for piece in part.partition("="))
-            if not name or not equals or not size.isascii() or not size.isdigit() or len(size) > 9:
-                raise UsageError(f"mesh: {part[:40]!r} is not AXIS=N; a mesh is written as data=64,model=8")
-            names.append(name)
-            sizes.append(int(size))
-        return cls(tuple(names), tuple(sizes))
-
-    @classmethod
-    def _of_sizes(cls, axes: object) -> Mesh:
-        kind = type(axes).__name__
-        sizes: object = cast("object", axes) if isinstance(axes, Mapping) else getattr(axes, "shape", None)
-        if not isinstance(sizes, Mapping):
-            raise UsageError(f"mesh: {kind} is none; give {{'data': 64, 'model': 8}}, for example")
-        found = dict[str, int]()
-        for name, size in cast("Mapping[object, object]", sizes).items():
-            if not isinstance(name, str) or not isinstance(size, SupportsIndex) or isinstance(size, bool):
+        if isinstance(axes, str):
+            names: list[str] = []
+            sizes: list[int] = []
+            for part in axes.split(","):
+                name, equals, text = (piece.strip() for piece in part.partition("="))
+                if not name or not equals or not text.isascii() or not text.isdigit() or len(text) > 9:
+                    raise UsageError(
+                        f"mesh: {part[:40]!r} is not AXIS=N; a mesh is written as data=64,model=8"
+                    )
+                names.append(name)
+                sizes.append(int(text))
+            return cls(tuple(names), tuple(sizes))
+        shape: object = axes if isinstance(axes, Mapping) else getattr(axes, "shape", None)
+        if not isinstance(shape, Mapping):
+            type_name = type(axes).__name__
+            raise UsageError(f"mesh: {type_name} is not a mesh; give {{'data': 64, 'model': 8}}, for example")
+        size_of = dict[str, int]()
+        for axis, size in cast("Mapping[object, object]", shape).items():
+            if not isinstance(axis, str) or not isinstance(size, SupportsIndex) or isinstance(size, bool):
                 raise UsageError(
-                    f"mesh: {name!r}: {size!r} is no axis; it has a name and a whole number of devices"
+                    f"mesh: {axis!r}: {size!r} is not an axis; an axis has a name and a whole number of "
+                    "devices"
                 )
-            found[name] = index(size)
-        return cls(tuple(found), tuple(found.values()))
+            size_of[axis] = index(size)
+        return cls(tuple(size_of), tuple(size_of.values()))
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes by names."""
+        """Axis sizes by name."""
         return dict(zip(self.names, self.sizes, strict=True))
 
     @property
     def num_devices(self) -> int:
         """Product of the sizes."""
         return prod(self.sizes)
+
+
+class CollectiveRow(NamedTuple):
+    """Collectives of one kind over the same axes: executions per rank and step, and total payload."""
+
+    kind: str
+    axes: str
+    groups: int
+    group_size: int
+    times: float
+    size_bytes: float
+
+
+def axes_of(groups: GroupSet, mesh: Mesh) -> str:
+    """Return the axes over which the ranks of a group vary, separated by commas: ``data,model``.
+
+    Part of an axis is written as in Shardy: ``data:(2)4`` splits the axis into 2 x 4 x rest and names the 4.
+    Groups of one rank give an empty text; groups that do not follow the mesh give ``?``. The order of ranks
+    within a group is ignored.
+    """
+    if groups.group_size == 1:
+        return ""
+    if not isinstance(groups, StridedGroups) or groups.num_ranks != mesh.num_devices:
+        return "?"
+    # Join digits that continue each other, so that equal sets of members have equal spans.
+    spans: list[tuple[int, int]] = []
+    for size, stride in sorted(
+        (digit for digit in groups.member_digits if digit[0] > 1), key=lambda digit: digit[1]
+    ):
+        if spans and spans[-1][0] * spans[-1][1] == stride:
+            spans[-1] = (spans[-1][0] * size, spans[-1][1])
+        else:
+            spans.append((size, stride))
+    labels = dict[int, str]()
+    for size, stride in spans:
+        labels.update(_axes_of_span(size, stride, mesh))
+    return ",".join(labels[axis] for axis in sorted(labels)) if -1 not in labels else "?"
+
+
+def axis_of_shift(permutation: Permutation, mesh: Mesh) -> tuple[str, int]:
+    """Return the axis along which ranks send to their neighbours, and the number of ranks along that axis.
+
+    Return ``?`` and the number of devices if the messages do not follow one axis.
+    """
+    size, stride = permutation.digit
+    if permutation.pairs is not None or permutation.num_ranks != mesh.num_devices:
+        return "?", mesh.num_devices
+    labels = [label for _, label in _axes_of_span(size, stride, mesh)]
+    return (labels[0], size) if len(labels) == 1 and "?" not in labels else ("?", mesh.num_devices)
+
+
+def _axes_of_span(size: int, stride: int, mesh: Mesh) -> Iterator[tuple[int, str]]:
+    """Yield the index and label of each axis that a span of members covers; index -1 if it does not follow
+    the axes.
+    """
+    axis_stride = 1
+    for axis in reversed(range(len(mesh.sizes))):
+        extent = mesh.sizes[axis]
+        if size > 1 and axis_stride <= stride < axis_stride * extent:
+            offset = stride // axis_stride
+            covered = min(size, extent // offset)
+            if extent % (offset * covered) or size % covered or stride % axis_stride:
+                yield -1, "?"
+                return
+            name = mesh.names[axis]
+            yield axis, name if covered == extent else f"{name}:({extent // (offset * covered)}){covered}"
+            size, stride = size // covered, stride * covered
+        axis_stride *= extent
+    if size > 1:
+        yield -1, "?"

@@ -1,7 +1,7 @@
-"""A program for a whole mesh -> the program of each device, as XLA's partitioner makes it.
+"""Partitioning of a program for a whole mesh, and the workload that its devices run.
 
-The partitioner runs in a child process (:mod:`hespas.captures.partition_child`): what crashes, never ends or
-takes all memory there is an error here that says what to do.
+XLA's SPMD partitioner runs in a child process (:mod:`hespas.captures.partition_child`). If it crashes, does
+not finish or exhausts the memory, the parent raises an error with a hint.
 """
 
 from __future__ import annotations
@@ -11,32 +11,115 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Literal
 
-from hespas.captures.mesh import Mesh
-from hespas.captures.partition_child import PARTITIONED, REFUSED, Settings
+from hespas.captures.loop_reductions import move_reductions
+from hespas.captures.mesh import CollectiveRow, Mesh, axes_of, axis_of_shift
+from hespas.captures.partition_child import PARTITIONED, REFUSED, PartitionSettings
+from hespas.converters.format import ReadOptions
+from hespas.converters.hlo.reader import read_module
 from hespas.files.children import end_of, error_from_text
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
-from hespas.graph.errors import HespasError, UnsupportedError, UsageError
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, StridedGroups, Workload
+from hespas.graph.errors import UnsupportedError, UsageError
 
-__all__ = ["TIMEOUT_S", "Partitioner", "partition"]
+__all__ = [
+    "TIMEOUT_S",
+    "CapturedProgram",
+    "Partitioner",
+    "capture_program",
+    "collective_rows",
+    "partition",
+]
 
 Partitioner = Literal["auto", "shardy", "gspmd"]
-"""Who propagates shardings: as the program is annotated, or one of the two."""
+"""Partitioner that propagates shardings; ``auto`` follows the annotations of the program."""
 
 TIMEOUT_S = 1800.0
-"""How long a program may keep the partitioner busy."""
+"""Default time limit of the partitioner [s]."""
 
-_POLLED_S = 0.01
-_MOST_SAID = 400
+_POLL_INTERVAL_S = 0.01
+_MAX_MESSAGE = 400
 _SUSPECTED = re.compile(r"(?:\\n|\s)*Suspected Python Code")
-_SHARDY = (b"sdy.", b"xla.sdy", b"sdy\0")
-_WAYS_ROUND = (
-    "find the operation by leaving parts of the program out, shard its operands otherwise there "
+_SHARDY_MARKS = (b"sdy.", b"xla.sdy", b"sdy\0")
+_WORKAROUNDS = (
+    "find the operation by removing parts of the program, shard its operands differently "
     "(jax.lax.with_sharding_constraint), or write it with shard_map"
 )
+_UNNAMED_SOURCE = 'source_file="-"'
+"""Source location of operations whose text has no locations: MLIR does not know the file name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedProgram:
+    """A captured workload, with the StableHLO of the whole mesh (``program``) and the HLO that the devices
+    run (``partitioned``).
+    """
+
+    workload: Workload
+    program: bytes
+    partitioned: str
+
+
+def capture_program(
+    program: bytes,
+    path: str,
+    *,
+    mesh: Mesh | None = None,
+    partitioner: Partitioner = "auto",
+    timeout_s: float = TIMEOUT_S,
+    metadata: Mapping[str, str] | None = None,
+    diagnostics: Diagnostics,
+) -> CapturedProgram:
+    """Partition ``program`` and read the program of each device; ``path`` names it in messages.
+
+    Raises the errors of :func:`partition`.
+    """
+    text = partition(program, axes=mesh, partitioner=partitioner, timeout_s=timeout_s)
+    text = move_reductions(text, path, diagnostics)
+    file_name = Path(path).name
+    if '"' not in file_name:
+        text = text.replace(_UNNAMED_SOURCE, f'source_file="{file_name}"'.replace("\\", "/"))
+    workload = read_module(text.encode(), path, ReadOptions(), diagnostics)
+    mesh_entry = {"mesh": str(mesh)} if mesh is not None else {}
+    described = {**workload.metadata, "partitioner": "xla", **mesh_entry, **(metadata or {})}
+    return CapturedProgram(replace(workload, metadata=described), program, text)
+
+
+def collective_rows(workload: Workload, mesh: Mesh) -> list[CollectiveRow]:
+    """Return the collectives and messages of one rank of the first class by kind and axes, in order of first
+    use.
+    """
+    graph = workload.classes[0]
+    rows = dict[tuple[str, str], CollectiveRow]()
+
+    def add(node: int, kind: str, axes: str, groups: tuple[int, int], size_bytes: float) -> None:
+        times = float(graph.multiplicity[node])
+        row = rows.get((kind, axes), CollectiveRow(kind, axes, *groups, 0.0, 0.0))
+        rows[kind, axes] = row._replace(
+            times=row.times + times, size_bytes=row.size_bytes + times * size_bytes
+        )
+
+    all_ranks = StridedGroups.all_ranks(mesh.num_devices)
+    table = graph.collectives
+    for index in range(len(table)):
+        group_set = int(table.group_set[index])
+        groups = graph.group_sets[group_set] if group_set >= 0 else all_ranks
+        sizes = groups.num_groups, groups.group_size
+        name = CollectiveKind(int(table.kind[index])).name.lower()
+        add(int(table.node[index]), name, axes_of(groups, mesh), sizes, float(table.comm_bytes[index]))
+    messages = graph.p2p
+    for index in range(len(messages)):
+        node, permutation = int(messages.node[index]), int(messages.permutation[index])
+        axes, ranks = "?", mesh.num_devices
+        if permutation >= 0:
+            axes, ranks = axis_of_shift(graph.permutations[permutation], mesh)
+        name = NodeKind(int(graph.kind[node])).name.lower()
+        add(node, name, axes, (mesh.num_devices // ranks, ranks), float(messages.comm_bytes[index]))
+    return list(rows.values())
 
 
 def partition(
@@ -46,39 +129,54 @@ def partition(
     partitioner: Partitioner = "auto",
     timeout_s: float = TIMEOUT_S,
 ) -> str:
-    """The text of the HLO module that each device runs, from StableHLO in any form with shardings of Shardy
-    or GSPMD. ``axes`` gives the axes of its mesh other sizes.
+    """Return the text of the HLO module that each device runs.
 
-    It is the module just after XLA's SPMD partitioner and its clean-up: collectives are not yet combined,
-    nothing is fused, and numbers have the formats of the program.
+    ``program`` is StableHLO in any form, with shardings of Shardy or GSPMD. ``axes`` changes the sizes of its
+    mesh axes. The result is the module directly after XLA's SPMD partitioner and its clean-up: collectives
+    are not combined yet, nothing is fused, and the number formats of the program are unchanged.
 
-    Raises ``FormatError`` for what is no program, ``UsageError`` where axes are not those of the program, and
-    ``UnsupportedError`` where the partitioner refuses, crashes or does not finish.
+    Raises ``FormatError`` if the input is not a program, ``UsageError`` if the program has other axes, and
+    ``UnsupportedError`` if the partitioner refuses, crashes or does not finish.
     """
-    wanted = {} if axes is None else Mesh.of(axes).axes
-    is_shardy = any(mark in program for mark in _SHARDY)
+    new_axes = {} if axes is None else Mesh.of(axes).axes
+    is_shardy = any(mark in program for mark in _SHARDY_MARKS)
     if is_shardy and partitioner == "gspmd":
         raise UsageError(
-            "the program has the annotations of Shardy, which GSPMD does not read",
-            hint="capture the function itself with `partitioner=gspmd`, or leave that out",
+            "the program has Shardy annotations, which GSPMD does not read",
+            hint="capture the function itself with `partitioner=gspmd`, or omit the option",
         )
     shardy = is_shardy or partitioner == "shardy"
     with tempfile.TemporaryDirectory(prefix="hespas-partition-") as scratch:
         source, folder = Path(scratch, "program"), Path(scratch, "out")
         source.write_bytes(program)
         folder.mkdir()
-        settings = Settings(str(source), str(folder), wanted, shardy)
-        status = _run(settings, Path(scratch, "errors"), timeout_s)
-        found = _dump(folder)
-        if found is not None and (_is_written(folder) or _is_whole(found)):
-            return found.read_text(encoding="utf-8")
-        # A program that is lowered already has the annotations that it has.
-        ways = f"try `partitioner=gspmd`; else {_WAYS_ROUND}" if partitioner == "shardy" else _WAYS_ROUND
-        raise _failure(folder, Path(scratch, "errors"), status, timeout_s, ways)
+        settings = PartitionSettings(str(source), str(folder), new_axes, shardy)
+        status = _run_child(settings, Path(scratch, "errors"), timeout_s)
+        dump = next((path for _, path in sorted(_numbered_dumps(folder).items()) if _is_wanted(path)), None)
+        if dump is not None and (_is_written(folder) or dump.read_bytes()[-8:].rstrip().endswith(b"}")):
+            return dump.read_text(encoding="utf-8")
+        # A program that is lowered already cannot change its annotations.
+        hint = f"try `partitioner=gspmd`; else {_WORKAROUNDS}" if partitioner == "shardy" else _WORKAROUNDS
+        refusal = folder / REFUSED
+        if refusal.exists():
+            fields = json.loads(refusal.read_text(encoding="utf-8"))
+            if fields["kind"] != "XLA":
+                raise error_from_text(fields)
+            reason = _SUSPECTED.split(fields["message"])[0].strip()[:_MAX_MESSAGE]
+            raise UnsupportedError(f"XLA's partitioner refuses the program: {reason}", hint=hint)
+        if status is not None:
+            ending = end_of(status, Path(scratch, "errors").read_bytes())
+            raise UnsupportedError(f"XLA's partitioner {ending}", hint=hint)
+        raise UnsupportedError(
+            f"XLA's partitioner does not finish within {timeout_s:g} s",
+            hint=f"increase the time limit; else {hint}",
+        )
 
 
-def _run(settings: Settings, errors: Path, timeout_s: float) -> int | None:
-    """Run the child until the file is there; its exit status, None where it was ended or out of time."""
+def _run_child(settings: PartitionSettings, errors: Path, timeout_s: float) -> int | None:
+    """Run the child until the dump is complete. Return its exit status; None if it was stopped or
+    timed out.
+    """
     command = isolated_python("hespas.captures.partition_child", json.dumps(settings._asdict()))
     end = monotonic() + timeout_s
     folder = Path(settings.folder)
@@ -95,21 +193,17 @@ def _run(settings: Settings, errors: Path, timeout_s: float) -> int | None:
             while child.poll() is None:
                 if _is_written(folder) or monotonic() > end:
                     return None
-                sleep(_POLLED_S)
+                sleep(_POLL_INTERVAL_S)
             return child.returncode
         finally:
             child.kill()
             child.wait()
 
 
-def _numbered(folder: Path) -> dict[int, Path]:
-    """Dumps by their number: XLA counts them as it goes."""
-    found = ((re.search(r"\.(\d{4,})\.", path.name), path) for path in folder.glob("*.txt"))
-    return {int(match[1]): path for match, path in found if match}
-
-
-def _dump(folder: Path) -> Path | None:
-    return next((path for _, path in sorted(_numbered(folder).items()) if _is_wanted(path)), None)
+def _numbered_dumps(folder: Path) -> dict[int, Path]:
+    """Return the dumps by the sequence number that XLA puts into their names."""
+    matches = ((re.search(r"\.(\d{4,})\.", path.name), path) for path in folder.glob("*.txt"))
+    return {int(match[1]): path for match, path in matches if match}
 
 
 def _is_wanted(path: Path) -> bool:
@@ -117,31 +211,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def _is_written(folder: Path) -> bool:
-    """Whether a file after the wanted one is there."""
-    dumps = _numbered(folder)
+    """Return True if XLA has started a file after the wanted one."""
+    dumps = _numbered_dumps(folder)
     wanted = next((number for number, path in dumps.items() if _is_wanted(path)), None)
     return wanted is not None and max(dumps) > wanted
-
-
-def _is_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - 8, 0))
-        return file.read().rstrip().endswith(b"}")
-
-
-def _failure(
-    folder: Path, errors: Path, status: int | None, timeout_s: float, ways_round: str
-) -> HespasError:
-    """Why there is no partitioned program."""
-    refusal = folder / REFUSED
-    if refusal.exists():
-        told = json.loads(refusal.read_text(encoding="utf-8"))
-        if told["kind"] == "XLA":
-            why = _SUSPECTED.split(told["message"])[0].strip()[:_MOST_SAID]
-            return UnsupportedError(f"XLA's partitioner refuses the program: {why}", hint=ways_round)
-        return error_from_text(told)
-    said = errors.read_bytes()
-    if status is not None:
-        return UnsupportedError(f"XLA's partitioner {end_of(status, said)}", hint=ways_round)
-    how = f"does not finish within {timeout_s:g} s"
-    return UnsupportedError(f"XLA's partitioner {how}", hint=f"give it more time; else {ways_round}")

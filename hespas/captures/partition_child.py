@@ -1,11 +1,12 @@
-"""In a child: XLA's own partitioner, run for any number of devices with one.
+"""Child process that runs XLA's SPMD partitioner for any number of devices on a host with one CPU device.
 
-XLA's CPU compiler is asked for an executable of N partitions whose devices are all the one CPU there is. It
-propagates shardings (Shardy, or GSPMD), partitions, writes the partitioned module down
-(``xla_dump_hlo_pass_re``), and goes on to code that nobody needs: the parent ends the process there.
+The child asks XLA's CPU compiler for an executable of N partitions, all assigned to the one CPU device. XLA
+propagates shardings (Shardy or GSPMD), partitions, dumps the partitioned module (``xla_dump_hlo_pass_re``),
+and continues to code generation, which is not needed: the parent stops the process at that point.
 
-Nothing of a CPU has touched the module at that place: numbers keep their formats, collectives are as the
-partitioner chose them, and groups are meshes or iotas, so that 65,536 devices take what eight do.
+No CPU-specific pass has changed the module yet: numbers keep their formats, collectives are as the
+partitioner made them, and groups are meshes or iotas, so that the cost does not depend on the number of
+devices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -24,7 +26,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from hespas.captures.mesh import Mesh
-from hespas.captures.partition_checks import check_shardings, check_written_out
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, Module, Operation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
@@ -32,29 +33,35 @@ from hespas.files.children import error_as_text
 from hespas.files.sandbox import bounded_memory
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 
-__all__ = ["PARTITIONED", "REFUSED", "Settings", "main"]
+__all__ = ["PARTITIONED", "REFUSED", "PartitionSettings", "main"]
 
 PARTITIONED = ("after_spmd-partitioning", "sharding-removal.after_dce")
-"""What stands in the name of the dump that is wanted; the second where there is one device."""
+"""Parts of the name of the wanted dump; the second is for programs of one device."""
 
 REFUSED = "refused.json"
-"""The file that says why a program cannot be partitioned."""
+"""File with the reason why a program cannot be partitioned."""
 
-_DUMPED = ("^(spmd-partitioning|pipeline-start)$", "^(dce|pipeline-start)$")
-"""Passes to dump after: the partitioner (on one device what drops annotations), and the start of each
-pipeline, since a file of the next one says that the wanted one is whole.
+_DUMPED_PASSES = ("^(spmd-partitioning|pipeline-start)$", "^(dce|pipeline-start)$")
+"""Passes to dump after: the partitioner (on one device, the removal of annotations), and the start of each
+pipeline, because a file of the next pipeline proves that the wanted one is complete.
 """
 
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 8 << 30, 2_000
-_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
+_SHARDING = "mhlo.sharding"
+_SHARDINGS = ("sdy.sharding", _SHARDING)
 _FRONTEND = "mhlo.frontend_attributes"
 _CUSTOM_PARTITIONING = "CustomSPMDPartitioning"
 _COLLECTIVES = frozenset(f"stablehlo.{name}" for name in COMMUNICATION - {"send", "recv"})
+_COUNT = re.compile(r"([1-9][0-9]{0,17})(?: : [su]?i[0-9]+)?")
+_PROTOBUF_START = b"\x08"
+"""First byte of a sharding in protobuf form: the tag of its type."""
+_MAX_INLINED = 4_000_000
+"""Limit on the operations of a program after XLA has inlined its calls."""
 
 
-class Settings(NamedTuple):
-    """What is asked for. ``axes`` are sizes of mesh axes by name, empty for those of the program; ``shardy``:
-    shardings are propagated by Shardy, else by GSPMD.
+class PartitionSettings(NamedTuple):
+    """Options of the child. ``axes`` are the sizes of mesh axes by name; empty keeps the sizes of the
+    program. ``shardy`` propagates shardings by Shardy, otherwise by GSPMD.
     """
 
     program: str
@@ -64,175 +71,165 @@ class Settings(NamedTuple):
 
 
 def main() -> int:
-    """Partition as :class:`Settings` in JSON, the one argument, say. What the folder holds is the answer."""
-    settings = Settings(**json.loads(sys.argv[1]))
-    folder = Path(settings.folder)
+    """Partition according to :class:`PartitionSettings`, given as JSON in the only argument. The results are
+    written to the folder.
+    """
+    settings = PartitionSettings(**json.loads(sys.argv[1]))
     os.environ["XLA_FLAGS"] = ""
     data = Path(settings.program).read_bytes()
     try:
         with bounded_memory(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(data)):
-            _partition(data, settings)
+            bindings = load_bindings()
+            module = parse_program(data, bindings).module
+            with cast("Any", module).context:
+                program = _AnnotatedProgram(module, bindings)
+                devices = program.set_mesh(settings.axes)
+                program.check(devices)
+                _compile(program, devices, settings)
+        return 0
     except HespasError as error:
-        return _refused(folder, error_as_text(error))
+        refusal: Mapping[str, str] = error_as_text(error)
     except MemoryError:
-        return _refused(folder, _of_xla("more memory is needed than a program of this size may take"))
+        refusal = {"kind": "XLA", "message": "it needs more memory than the limit for a program of this size"}
     except RuntimeError as error:
-        return _refused(folder, _of_xla(str(error)))
-    return 0
-
-
-def _of_xla(message: str) -> dict[str, str]:
-    return {"kind": "XLA", "message": message}
-
-
-def _refused(folder: Path, told: Mapping[str, str]) -> int:
-    (folder / REFUSED).write_text(json.dumps(told), encoding="utf-8")
+        refusal = {"kind": "XLA", "message": str(error)}
+    Path(settings.folder, REFUSED).write_text(json.dumps(refusal), encoding="utf-8")
     return 1
 
 
-def _partition(data: bytes, settings: Settings) -> None:
-    bindings = load_bindings()
-    module = parse_program(data, bindings).module
-    with cast("Any", module).context:
-        program = _Program(module, bindings)
-        devices = program.on_mesh(settings.axes)
-        program.check(devices)
-        _compile(program, devices, settings)
-
-
-class _Program:
-    """A module with annotations of either kind."""
+class _AnnotatedProgram:
+    """StableHLO module with sharding annotations of Shardy or GSPMD."""
 
     def __init__(self, module: Module, bindings: Bindings) -> None:
         self.module, self._bindings = module, bindings
-        self._operations = list(_walk(module, bindings))
+        self._operations: list[Operation] = []
+
+        def visit(op: Operation) -> object:
+            self._operations.append(op)
+            return bindings.ir.WalkResult.ADVANCE
+
+        module.operation.walk(visit)
         self.entry = next(
-            (op for op in self._operations if op.name == "func.func" and _name(op) == "main"), None
+            (op for op in self._operations if op.name == "func.func" and _symbol_name(op) == "main"), None
         )
 
-    def on_mesh(self, axes: Mapping[str, int]) -> int:
-        """Give the meshes these sizes, or leave them; returns the number of devices.
+    def set_mesh(self, axes: Mapping[str, int]) -> int:
+        """Set the axis sizes of the meshes (empty: keep them) and return the number of devices.
 
-        Raises ``UsageError`` where axes are not those of the program, or where its shapes depend on them.
+        Raises ``UsageError`` if the program has other axes, or if its shapes depend on them.
         """
-        meshes = [op for op in self._operations if op.name == "sdy.mesh"]
-        stated = {_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in meshes}
-        stated = {name: mesh for name, mesh in stated.items() if mesh.axes}
-        partitions = self._partitions()
-        if not stated:
-            return self._on_tiles(axes, partitions)
-        programs = [dict(mesh.axes) for mesh in stated.values()]
-        named = next((each for each in programs if set(each) == set(axes)), programs[0])
-        if axes and list(axes) != list(named):
+        mesh_ops = [op for op in self._operations if op.name == "sdy.mesh"]
+        meshes = {_symbol_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in mesh_ops}
+        meshes = {name: mesh for name, mesh in meshes.items() if mesh.axes}
+        partitions = self._num_partitions()
+        if not meshes:
+            return _tiled_devices(axes, partitions)
+        own_axes = [dict(mesh.axes) for mesh in meshes.values()]
+        current = next((sizes for sizes in own_axes if set(sizes) == set(axes)), own_axes[0])
+        if axes and list(axes) != list(current):
             raise UsageError(
-                f"the axes of the mesh are {_axes(named)} in the program, and {_axes(axes)} are asked for",
-                hint="name the axes of the program, in its order, with the sizes that they shall have",
+                f"the mesh axes of the program are {_axes_text(current)}, not {_axes_text(axes)}",
+                hint="name the axes of the program, in its order, with their new sizes",
             )
-        wanted = {name: axes.get(name, size) for name, size in named.items()}
-        changed = {name for name in named if wanted[name] != named[name]}
+        wanted = {name: axes.get(name, size) for name, size in current.items()}
+        changed = {name for name in current if wanted[name] != current[name]}
         if not changed:
-            return _as_many(max(prod(wanted.values()), partitions))
-        self._check_free(changed)
-        for op in meshes:
-            mesh = stated.get(_name(op))
+            return _checked_devices(max(prod(wanted.values()), partitions))
+        for op in self._operations:
+            if op.name == "sdy.manual_computation":
+                manual = {name for name in changed if f'"{name}"' in str(op.attributes["manual_axes"])}
+                if manual:
+                    raise UsageError(
+                        f"axis {', '.join(sorted(manual))} is manual in the program (shard_map): the shapes "
+                        "inside depend on the mesh that the program was lowered for",
+                        hint="keep the size of this axis, or capture the function itself for the other mesh",
+                    )
+        for op in mesh_ops:
+            mesh = meshes.get(_symbol_name(op))
             if mesh is not None:
                 self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes}, wanted)
-        return _as_many(prod(wanted.values()))
+        return _checked_devices(prod(wanted.values()))
 
-    def _partitions(self) -> int:
-        """For how many partitions the program is. Raises ``UnsupportedError`` for replicas beside them."""
-        partitions, replicas = (
-            _count(self.module, f"mhlo.num_{what}") for what in ("partitions", "replicas")
-        )
+    def _num_partitions(self) -> int:
+        """Return the number of partitions. Raises ``UnsupportedError`` if the program has replicas too."""
+        counts: list[int] = []
+        for attribute in ("mhlo.num_partitions", "mhlo.num_replicas"):
+            attributes = self.module.operation.attributes
+            text = str(attributes[attribute]) if attribute in attributes else "1"
+            match = _COUNT.fullmatch(text)
+            if match is None:
+                raise FormatError(
+                    f"{attribute} is {text[:80]}, which is not a number of devices",
+                    hint="lower the program again",
+                )
+            counts.append(int(match[1]))
+        partitions, replicas = counts
         if replicas > 1:
             raise UnsupportedError(
-                f"the program is for {replicas} replicas (pmap), each of {partitions} partitions",
-                hint="write it with jax.jit and a mesh, which has replicas as an axis",
+                f"the program is for {replicas} replicas (pmap) of {partitions} partitions each",
+                hint="write it with jax.jit and a mesh that has an axis for the replicas",
             )
         return partitions
 
-    def _on_tiles(self, axes: Mapping[str, int], partitions: int) -> int:
-        """The devices of a program whose shardings are tiles, or that has none."""
-        if partitions == 1 and axes and prod(axes.values()) == 1:
-            return 1
-        if partitions <= 1:
-            raise UsageError(
-                "the program says neither over which mesh nor how its data is split: each device would run "
-                "all of it",
-                hint="lower it with arguments that have shardings (jax.sharding.NamedSharding), or constrain "
-                "values within it (jax.lax.with_sharding_constraint)",
-            )
-        if axes and prod(axes.values()) != partitions:
-            raise UsageError(
-                f"the program is sharded in tiles over {partitions} devices, and the mesh {_axes(axes)} has "
-                f"{prod(axes.values())}",
-                hint="tiles have no axes that could be resized: lower the program for the other mesh",
-            )
-        return _as_many(partitions)
-
-    def _check_free(self, changed: set[str]) -> None:
-        for op in self._operations:
-            if op.name == "sdy.manual_computation":
-                bound = {name for name in changed if f'"{name}"' in str(op.attributes["manual_axes"])}
-                if bound:
-                    raise UsageError(
-                        f"axis {', '.join(sorted(bound))} is manual in the program (shard_map): the shapes "
-                        "within are those of one device of the mesh that it was lowered for",
-                        hint="leave this axis as it is, or capture the function itself for the other mesh",
-                    )
-
     def _resize(self, op: Operation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
-        """Give one mesh its sizes. Raises ``UsageError`` where its devices are listed, or are not as many as
-        those of the mesh that is ``wanted``.
+        """Set the sizes of one mesh. Raises ``UsageError`` if the mesh lists its devices, or if its number of
+        devices would differ from that of the ``wanted`` mesh.
         """
         sdy = self._bindings.sdy
         before = read_mesh(op.attributes["mesh"], sdy)
         if prod(axes.values()) != prod(wanted.values()):
             raise UsageError(
-                f"the program has another mesh, {_axes(dict(before.axes))}, which has "
-                f"{prod(axes.values())} devices where {_axes(wanted)} has {prod(wanted.values())}",
-                hint="leave the sizes as they are, or capture the function itself for the other mesh",
+                f"the program has another mesh, {_axes_text(dict(before.axes))}, with "
+                f"{prod(axes.values())} devices, but {_axes_text(wanted)} has {prod(wanted.values())}",
+                hint="keep the sizes, or capture the function itself for the other mesh",
             )
         if before.device_ids:
             raise UsageError(
-                f"the mesh {_axes(dict(before.axes))} of the program lists its devices in an order of "
-                "its own, which says nothing of other sizes",
-                hint="leave the sizes as they are, or capture the function itself for the other mesh",
+                f"the mesh {_axes_text(dict(before.axes))} of the program has an explicit device order, "
+                "which "
+                "does not extend to other sizes",
+                hint="keep the sizes, or capture the function itself for the other mesh",
             )
         sizes = [sdy.MeshAxisAttr.get(name, size) for name, size in axes.items()]
         op.attributes["mesh"] = sdy.MeshAttr.get(sizes)
 
     def check(self, devices: int) -> None:
-        """Raise ``UsageError`` for what is partitioned already, ``UnsupportedError`` for what another process
-        cannot partition, ``FormatError`` for shardings that XLA would drop and calls without end.
+        """Check that the partitioner can process the program.
+
+        Raises ``UsageError`` if it is partitioned already, ``UnsupportedError`` for operations that another
+        process cannot partition, and ``FormatError`` for shardings that XLA would drop and for recursion.
         """
-        check_written_out(self._operations)
-        check_shardings(self._operations)
-        # On one device JAX leaves no mark of a shard_map.
-        by_hand = devices == 1 or any("SPMDFullToShardShape" in _called(op) for op in self._operations)
+        _check_inlined_size(self._operations)
+        _check_shardings(self._operations)
+        # On one device JAX leaves no trace of a shard_map.
+        is_manual = devices == 1 or any(
+            "SPMDFullToShardShape" in _custom_call_target(op) for op in self._operations
+        )
         for op in self._operations:
-            if op.name in _COLLECTIVES and not (by_hand or _is_manual(op) or _is_alone(op)):
+            if op.name in _COLLECTIVES and not (is_manual or _is_in_shard_map(op) or _is_local(op)):
                 raise UsageError(
-                    f"the program is partitioned already: {op.name} stands outside of any shard_map",
-                    hint="leave `mesh` out",
+                    f"the program is partitioned already: {op.name} is outside of any shard_map",
+                    hint="omit `mesh`",
                 )
-            if not _is_known(op):
+            # XLA reads MHLO as well.
+            registered = cast("Any", op).context.is_registered_operation
+            if not (op.name.startswith("mhlo.") or registered(op.name)):
                 raise UnsupportedError(
-                    f"{op.name} is no operation of StableHLO",
+                    f"{op.name} is not a StableHLO operation",
                     position=str(op.location),
                     hint="lower the program with jax.jit(f).lower(...)",
                 )
-            if _CUSTOM_PARTITIONING in _called(op):
+            if _CUSTOM_PARTITIONING in _custom_call_target(op):
                 raise UnsupportedError(
-                    "the program partitions an operation by a function of its own (custom_partitioning), "
-                    "which lives in the process that lowered it",
+                    "the program partitions an operation by its own function (custom_partitioning), "
+                    "which exists only in the process that lowered it",
                     position=str(op.location),
                     hint="write the operation with shard_map instead",
                 )
 
-    def unannotated(self, kind: str) -> list[bool]:
-        """For each argument or result of the entry (``arg_attrs``, ``res_attrs``), whether its sharding is
-        left to the partitioner.
+    def unsharded(self, kind: str) -> list[bool]:
+        """Return for each argument (``arg_attrs``) or result (``res_attrs``) of the entry whether the
+        partitioner chooses its sharding.
         """
         if self.entry is None:
             return []
@@ -242,14 +239,100 @@ class _Program:
             values = function_type.inputs if kind == "arg_attrs" else function_type.results
             return [True] * len(values)
         return [
-            not any(name in each for name in _SHARDINGS)
-            and not (_FRONTEND in each and "xla.sdy.sharding" in each[_FRONTEND])
-            for each in attributes[kind]
+            not any(name in value for name in _SHARDINGS)
+            and not (_FRONTEND in value and "xla.sdy.sharding" in value[_FRONTEND])
+            for value in attributes[kind]
         ]
 
 
-def _compile(program: _Program, devices: int, settings: Settings) -> None:
-    """Ask for the executable; the wanted file lies in the folder before it is made."""
+def _tiled_devices(axes: Mapping[str, int], partitions: int) -> int:
+    """Return the number of devices of a program without a mesh: one with tiled shardings, or none at all."""
+    if partitions == 1 and axes and prod(axes.values()) == 1:
+        return 1
+    if partitions <= 1:
+        raise UsageError(
+            "the program has neither a mesh nor shardings: every device would run all of it",
+            hint="lower it with sharded arguments (jax.sharding.NamedSharding), or constrain "
+            "values within it (jax.lax.with_sharding_constraint)",
+        )
+    if axes and prod(axes.values()) != partitions:
+        raise UsageError(
+            f"the program is sharded in tiles over {partitions} devices, but the mesh {_axes_text(axes)} has "
+            f"{prod(axes.values())}",
+            hint="tiles have no axes that could be resized: lower the program for the other mesh",
+        )
+    return _checked_devices(partitions)
+
+
+def _check_shardings(operations: Sequence[Operation]) -> None:
+    """Raise ``FormatError`` for a GSPMD sharding that XLA cannot read; XLA would drop it silently."""
+    checked: set[bytes] = set()
+    hlo: Any = import_module("jaxlib._hlo")
+    for op in operations:
+        attributes: Any = op.attributes
+        shardings: list[Any] = [attributes[_SHARDING]] if _SHARDING in attributes else []
+        if op.name == "func.func":
+            for kind in ("arg_attrs", "res_attrs"):
+                if kind in attributes:
+                    shardings += [value[_SHARDING] for value in attributes[kind] if _SHARDING in value]
+        for sharding in shardings:
+            data: bytes = sharding.value_bytes
+            if data in checked or not data or data.startswith(_PROTOBUF_START):
+                continue
+            try:
+                hlo.HloSharding.from_string(data.decode())
+            except (RuntimeError, UnicodeDecodeError):
+                raise FormatError(
+                    f"{_SHARDING} {data[:80].decode(errors='replace')!r} is not a sharding",
+                    position=str(op.location),
+                    hint="for example {devices=[2,4]<=[8]}, {replicated}, {manual}",
+                ) from None
+            checked.add(data)
+
+
+def _check_inlined_size(operations: Sequence[Operation]) -> None:
+    """Raise ``FormatError`` for recursive functions, and ``UnsupportedError`` if inlining all calls makes the
+    program too large. ``operations`` are in post-order, as MLIR walks.
+    """
+    own_sizes, calls = dict[str, int](), dict[str, Counter[str]]()
+    size, callees = 0, Counter[str]()
+    for op in operations:
+        if op.name == "func.func":
+            name = f"@{_symbol_name(op)}"
+            own_sizes[name], calls[name] = size, callees
+            size, callees = 0, Counter[str]()
+        else:
+            size += 1
+            if op.name == "func.call":
+                callees[str(op.attributes["callee"])] += 1
+    sizes, above = dict[str, int](), list[str]()
+    waiting = list(own_sizes)
+    while waiting:
+        name = waiting[-1]
+        missing = [callee for callee in calls[name] if callee in own_sizes and callee not in sizes]
+        if name in sizes or not missing:
+            waiting.pop()
+            if above and above[-1] == name:
+                above.pop()
+            called = sum(times * sizes.get(callee, 0) for callee, times in calls[name].items())
+            sizes[name] = own_sizes[name] + called
+            continue
+        above.append(name)
+        entered = set(above)
+        if recursive := next((callee for callee in missing if callee in entered), None):
+            raise FormatError(f"function {recursive} calls itself", hint="write it as stablehlo.while")
+        waiting.extend(missing)
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    if largest and sizes[largest] > _MAX_INLINED:
+        raise UnsupportedError(
+            f"function {largest} has {sizes[largest]:,} operations after inlining its calls; the limit is "
+            f"{_MAX_INLINED:,}",
+            hint="write the repeated part as a loop (jax.lax.scan)",
+        )
+
+
+def _compile(program: _AnnotatedProgram, devices: int, settings: PartitionSettings) -> None:
+    """Request the executable; XLA writes the wanted dump before it is complete."""
     jax: ModuleType = import_module("jaxlib._jax")
     client: Any = jax.get_tfrt_cpu_client(asynchronous=False, num_devices=1)
     (device,) = client.devices()
@@ -257,44 +340,34 @@ def _compile(program: _Program, devices: int, settings: Settings) -> None:
     build = options.executable_build_options
     build.num_replicas, build.num_partitions = 1, devices
     build.use_spmd_partitioning, build.use_shardy_partitioner = True, settings.shardy
-    build.allow_spmd_sharding_propagation_to_parameters = program.unannotated("arg_attrs")
-    build.allow_spmd_sharding_propagation_to_output = program.unannotated("res_attrs")
+    build.allow_spmd_sharding_propagation_to_parameters = program.unsharded("arg_attrs")
+    build.allow_spmd_sharding_propagation_to_output = program.unsharded("res_attrs")
     build.device_assignment = jax.DeviceAssignment.create(np.full((1, devices), device.id, np.int32))
     debug = build.debug_options
     debug.xla_dump_to, debug.xla_dump_hlo_as_text = settings.folder, True
-    debug.xla_dump_hlo_pass_re = _DUMPED[devices == 1]
+    debug.xla_dump_hlo_pass_re = _DUMPED_PASSES[devices == 1]
     client.compile_and_load(program.module, jax.DeviceList((device,)), options)
-    raise InvariantError("XLA has compiled a program that was not to be compiled")
+    raise InvariantError("XLA has compiled a program that should have been stopped before")
 
 
-def _walk(module: Module, bindings: Bindings) -> Iterator[Operation]:
-    found: list[Operation] = []
-
-    def visit(op: Operation) -> object:
-        found.append(op)
-        return bindings.ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return iter(found)
-
-
-def _called(op: Operation) -> str:
+def _custom_call_target(op: Operation) -> str:
     return str(op.attributes["call_target_name"]) if op.name == "stablehlo.custom_call" else ""
 
 
-def _is_manual(op: Operation) -> bool:
-    """Whether an operation stands within a ``shard_map``, or in a function that one may call."""
-    above: Any = op
-    while above is not None and above.name != "func.func":
-        if above.name == "sdy.manual_computation":
+def _is_in_shard_map(op: Operation) -> bool:
+    """Return True if an operation is inside a ``shard_map``, or in a function that one may call."""
+    parent: Any = op
+    while parent is not None and parent.name != "func.func":
+        if parent.name == "sdy.manual_computation":
             return True
-        above = above.parent
-    return above is None or _name(above) != "main"
+        parent = parent.parent
+    return parent is None or _symbol_name(parent) != "main"
 
 
-def _is_alone(op: Operation) -> bool:
-    """Whether every device communicates with itself: of a ``shard_map`` over an axis of one device JAX leaves
-    nothing else.
+def _is_local(op: Operation) -> bool:
+    """Return True if every device communicates only with itself.
+
+    JAX leaves such operations of a ``shard_map`` over an axis of one device.
     """
     attributes: Any = op.attributes
     if "replica_groups" in attributes:
@@ -305,36 +378,14 @@ def _is_alone(op: Operation) -> bool:
     return False
 
 
-def _is_known(op: Operation) -> bool:
-    """Whether an operation is of a dialect that is read here, or of MHLO, which XLA reads as well."""
-    context = cast("Any", op).context
-    return op.name.startswith("mhlo.") or bool(context.is_registered_operation(op.name))
-
-
-def _as_many(devices: int) -> int:
-    """The number, if a mesh may have so many devices; raises ``UsageError`` where not."""
+def _checked_devices(devices: int) -> int:
+    """Return the number of devices. Raises ``UsageError`` if a mesh cannot have so many."""
     return Mesh(("devices",), (devices,)).num_devices
 
 
-def _name(op: Operation) -> str:
+def _symbol_name(op: Operation) -> str:
     return str(op.attributes["sym_name"]).strip('"')
 
 
-def _count(module: Module, attribute: str) -> int:
-    attributes = module.operation.attributes
-    if attribute not in attributes:
-        return 1
-    text = str(attributes[attribute])
-    found = _COUNT.fullmatch(text)
-    if found is None:
-        raise FormatError(
-            f"{attribute} is {text[:80]}, and no number of devices", hint="lower the program again"
-        )
-    return int(found[1])
-
-
-_COUNT = re.compile(r"([1-9][0-9]{0,17})(?: : [su]?i[0-9]+)?")
-
-
-def _axes(axes: Mapping[str, int]) -> str:
+def _axes_text(axes: Mapping[str, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in axes.items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hespas.captures.jax.lowering import Platform, without_devices
+from hespas.captures.jax.lowering import Platform, skip_device_search
 from hespas.captures.partition import TIMEOUT_S, Partitioner
 from hespas.cli import options
 from hespas.cli.destinations import check_reports
@@ -150,7 +150,7 @@ def capture(
     with command_line(debug, diagnostics, target, documents=[json_file], writes=written):
         from hespas import api
 
-        without_devices()
+        skip_device_search()
         form = options.workload_format(out, to)
         named = {"--out": out, "--program": program, "--partitioned": partitioned, "--profile": profile}
         others = {name: [path] for name, path in named.items() if path}

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.captures.axes import axes_of
-from hespas.captures.mesh import Mesh
+from hespas.captures.mesh import Mesh, axes_of
 from hespas.graph import ExplicitGroups, GroupSet, StridedGroups
 
 MESH = Mesh.of("data=8,model=4,expert=2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hespas.captures.loop_reductions import moved_reductions
+from hespas.captures.loop_reductions import move_reductions
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
 from hespas.graph import Diagnostics, Workload
@@ -68,7 +68,7 @@ def read(text: str) -> Workload:
 
 def moved(text: str) -> tuple[str, dict[str, int]]:
     found = Diagnostics()
-    return moved_reductions(text, "m", found), found.counts()
+    return move_reductions(text, "m", found), found.counts()
 
 
 def test_an_accumulated_all_reduce_runs_once() -> None:

@@ -32,7 +32,7 @@ def test_a_mesh_is_read_as_it_is_written() -> None:
         ("data=²", "not AXIS=N"),
         ("data=0", "1 or more"),
         ("data=2,data=4", "named twice"),
-        ("data=999999999", "at most"),
+        ("data=999999999", "exceed the limit of"),
         ("data=" + "9" * 5000, "not AXIS=N"),
     ],
 )

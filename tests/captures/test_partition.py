@@ -8,10 +8,8 @@ import pytest
 
 import hespas
 from hespas.captures import partition as module
-from hespas.captures.axes import CollectiveRow
-from hespas.captures.mesh import Mesh
-from hespas.captures.partition import partition
-from hespas.captures.program import captured, collective_rows
+from hespas.captures.mesh import CollectiveRow, Mesh
+from hespas.captures.partition import capture_program, collective_rows, partition
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
@@ -68,7 +66,7 @@ def test_sixty_five_thousand_devices_have_the_collectives_of_eight() -> None:
     small, large = Mesh.of("data=2,model=4"), Mesh.of("data=16384,model=4")
     rows = dict[Mesh, dict[tuple[str, str], CollectiveRow]]()
     for mesh in (small, large):
-        done = captured(LLAMA, "llama.mlir", mesh=mesh, diagnostics=Diagnostics())
+        done = capture_program(LLAMA, "llama.mlir", mesh=mesh, diagnostics=Diagnostics())
         assert done.workload.num_ranks == mesh.num_devices
         assert done.workload.metadata["mesh"] == str(mesh)
         rows[mesh] = {(row.kind, row.axes): row for row in collective_rows(done.workload, mesh)}
@@ -81,7 +79,7 @@ def test_partitioned_flops_are_a_share_of_the_whole() -> None:
     whole = hespas.read(FIXTURES / "llama_fsdp_tp_global_N8.mlir.gz")
     assert isinstance(whole, Workload)
     for axes, share in (("data=2,model=4", 8), ("data=4,model=4", 16)):
-        done = captured(LLAMA, "llama", mesh=Mesh.of(axes), diagnostics=Diagnostics()).workload
+        done = capture_program(LLAMA, "llama", mesh=Mesh.of(axes), diagnostics=Diagnostics()).workload
         assert products(done) * share == pytest.approx(products(whole), rel=0.001)
 
 
@@ -94,8 +92,8 @@ def test_tiles_of_gspmd_are_partitioned_by_it() -> None:
 @pytest.mark.parametrize(
     ("program", "axes", "told"),
     [
-        (LLAMA, "data=2,tensor=4", "axes of the mesh are data=2,model=4"),
-        (LLAMA, "model=4,data=2", "axes of the mesh are data=2,model=4"),
+        (LLAMA, "data=2,tensor=4", "mesh axes of the program are data=2,model=4"),
+        (LLAMA, "model=4,data=2", "mesh axes of the program are data=2,model=4"),
         (
             on_meshes('"data"=2, "model"=4], device_ids=[0,4,1,5,2,6,3,7'),
             "data=4,model=4",
@@ -124,7 +122,7 @@ def test_the_axes_of_any_mesh_of_the_program_have_other_sizes() -> None:
 
 
 def test_one_device_runs_all_of_the_program() -> None:
-    one = captured(LLAMA, "llama", mesh=Mesh.of("data=1,model=1"), diagnostics=Diagnostics()).workload
+    one = capture_program(LLAMA, "llama", mesh=Mesh.of("data=1,model=1"), diagnostics=Diagnostics()).workload
     whole = hespas.read(FIXTURES / "llama_fsdp_tp_global_N8.mlir.gz")
     assert isinstance(whole, Workload)
     assert one.num_ranks == 1
@@ -138,7 +136,7 @@ def test_what_a_device_runs_is_a_program_of_a_device_even_if_nothing_is_exchange
         b"dot_general %x, %x, contracting_dims = [1] x [0]", b"add %x, %x"
     )
     program = program.replace(b"(tensor<16x16xf32>, tensor<16x16xf32>) -> ", b"")
-    workload = captured(program, "m", diagnostics=found).workload
+    workload = capture_program(program, "m", diagnostics=found).workload
     assert workload.num_ranks == 8
     assert not found.counts()
     assert WHOLE_JOB not in workload.metadata
@@ -245,14 +243,18 @@ def test_calls_of_calls_are_partitioned() -> None:
         (calls(40, "end"), UnsupportedError, "@main has"),
         (calls(3, "f0"), FormatError, "calls itself"),
         (calls(1, "f0"), FormatError, "calls itself"),
-        (TILES.replace(b"{devices=[4,1,2]", b"{devices=[4,1,2"), FormatError, "is no sharding"),
-        (TILES.replace(b"partitions = 8", b"partitions = -8"), FormatError, "no number of devices"),
-        (TILES.replace(b"partitions = 8", b"partitions = 2147483647"), UsageError, "at most 16,777,216"),
+        (TILES.replace(b"{devices=[4,1,2]", b"{devices=[4,1,2"), FormatError, "is not a sharding"),
+        (TILES.replace(b"partitions = 8", b"partitions = -8"), FormatError, "not a number of devices"),
+        (
+            TILES.replace(b"partitions = 8", b"partitions = 2147483647"),
+            UsageError,
+            "limit of 16,777,216",
+        ),
         (TILES.replace(b"replicas = 1", b"replicas = 2"), UnsupportedError, "2 replicas"),
         (
             TILES.replace(b"stablehlo.transpose %x, dims = [1, 0]", b'"odd.transpose"(%x)'),
             UnsupportedError,
-            "odd.transpose is no operation",
+            "odd.transpose is not a StableHLO operation",
         ),
     ],
 )
@@ -267,7 +269,7 @@ def test_what_the_partitioner_made_is_not_taken_for_the_whole_job() -> None:
     alone = TILES.partition(b"    %0 =")[0].replace(b"[4,1,2]<=[8] last_tile_dim_replicate", b"[8,1]<=[8]")
     found = Diagnostics()
     body = b"    %0 = stablehlo.abs %x : tensor<8x16xbf16>\n    return %0 : tensor<8x16xbf16>\n  }\n}\n"
-    done = captured(
+    done = capture_program(
         alone.replace(b"-> tensor<8x8xbf16>", b"-> tensor<8x16xbf16>") + body, "alone", diagnostics=found
     )
     assert not [each for each in found if each.severity is Severity.WARNING]

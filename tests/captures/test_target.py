@@ -72,9 +72,9 @@ def test_packages_installed_below_the_folder_stay(two: tuple[Path, Path]) -> Non
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("nothing_there:step", "no module 'nothing_there'"),
-        ("absent.py:f", "no such file"),
-        ("step", "names no"),
+        ("nothing_there:step", "module 'nothing_there' does not exist"),
+        ("absent.py:f", "file does not exist"),
+        ("step", "does not name"),
     ],
 )
 def test_what_names_no_function_says_so(target: str, told: str) -> None:

@@ -1,15 +1,14 @@
-"""The process a real compiler runs in, which may crash, hang or print as it likes: a job in, an answer out.
+"""Child process that runs a real compiler, which may crash, hang or print anything.
 
-On standard input a line of JSON (:class:`Job`), then the program; on standard output a line of JSON
-(:class:`Answer`), then the optimised HLO. ``jax._src``, ``jaxlib._jax`` and the compile-only clients of the
-plugins are private: this module alone touches them, as jax 0.10 has them.
+It reads a line of JSON (:class:`CompileJob`) and the program from standard input, and writes a line of JSON
+(:class:`CompileResult`) and the optimised HLO to standard output. ``jax._src``, ``jaxlib._jax`` and the
+compile-only clients of the plugins are private: only this module uses them, as they are in jax 0.10.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -18,30 +17,38 @@ import numpy as np
 
 from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import read_mesh
-from hespas.converters.stablehlo.mlir import Bindings, load_bindings
+from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.children import error_as_text
 from hespas.graph.errors import FormatError, HespasError, UsageError
 
-__all__ = ["Answer", "Job", "environment", "main"]
+__all__ = ["CompileJob", "CompileResult", "environment", "main"]
 
-_MEMORY = ("argument", "output", "alias", "temp", "generated_code")
+_MEMORY_KINDS = ("argument", "output", "alias", "temp", "generated_code")
+_COST_KEYS = ("flops", "transcendentals", "bytes accessed", "optimal_seconds")
+"""Totals of the compiler's cost analysis. Its figures per operand position cannot be assigned to an
+operation.
+"""
 _NO_CHIP = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query a metadata server
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so no other process is in the way
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is locked, so other processes do not interfere
     "TPU_LOG_DIR": "disabled",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _MAX_MESSAGE = 1500
 
+_DeviceArray = np.ndarray[Any, np.dtype[np.object_]]
 
-class Job(msgspec.Struct, frozen=True):
-    """What to compile for. ``axes`` and ``mesh`` are names and sizes of axes; ``config`` is the target
-    configuration of a GPU, the last two speak of TPUs: how the cores of a chip are run, and the chips of a
-    host that lacks some.
+
+class CompileJob(msgspec.Struct, frozen=True):
+    """Target and mesh of one compilation.
+
+    ``axes`` and ``mesh`` are names and sizes of the mesh axes; ``config`` is the target configuration of a
+    GPU. For TPUs, ``chip_config`` selects the use of the cores of a chip, and ``chips_of_host`` gives the
+    chips of a host with fewer chips than usual.
     """
 
     platform: str
@@ -53,10 +60,11 @@ class Job(msgspec.Struct, frozen=True):
     chips_of_host: tuple[int, ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What came out. ``refused`` has the compiler's words and ``fault`` an error of ours where nothing did;
-    ``memory`` in bytes, ``costs`` as the compiler states them; ``notes`` are what was chosen otherwise than
-    asked.
+class CompileResult(msgspec.Struct, frozen=True):
+    """Result of one compilation.
+
+    ``refused`` is the compiler's message and ``fault`` an error of Hespas, if the compiler failed. ``memory``
+    is in bytes, ``costs`` as the compiler reports them. ``notes`` report deviations from the job.
     """
 
     refused: str = ""
@@ -69,102 +77,117 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def environment() -> dict[str, str]:
-    """Variables that keep the compilers from looking for a chip."""
+    """Return environment variables that keep the compilers from searching for a chip."""
     return dict(_NO_CHIP)
 
 
 def main() -> int:
-    """Do the one job on standard input."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what compilers print is no answer
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    """Compile the job on standard input."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # compilers print to standard output, which carries the result
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)
     program = sys.stdin.buffer.read()
     try:
-        answer, text = _compiled(job, program)
+        result, text = _compile(job, program)
     except HespasError as error:
-        answer, text = Answer(fault=error_as_text(error)), b""
-    except Exception as error:  # whatever a compiler raises is its refusal
-        answer, text = Answer(refused=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]), b""
-    answers.write(msgspec.json.encode(answer) + b"\n" + text)
-    answers.flush()
+        result, text = CompileResult(fault=error_as_text(error)), b""
+    except Exception as error:  # compilers refuse a program by any exception
+        result, text = CompileResult(refused=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]), b""
+    output.write(msgspec.json.encode(result) + b"\n" + text)
+    output.flush()
     return 0
 
 
-def _compiled(job: Job, program: bytes) -> tuple[Answer, bytes]:
+def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
     devices, notes = _devices(job)
     bindings = load_bindings()
     module: Any = parse_program(program, bindings).module
     with module.context:
         if not list(module.body.operations):
             raise FormatError(
-                "the program is empty", hint="give StableHLO of the whole mesh, as jax lowers it"
+                "the program is empty", hint="give StableHLO of the whole mesh, as lowered by jax"
             )
-        _check_axes(module, bindings, job)
-        options = _options(module, devices)
+        wanted = dict(zip(job.axes, job.mesh, strict=True))
+        mesh_ops = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
+        meshes = [read_mesh(op.attributes["mesh"], bindings.sdy) for op in mesh_ops]
+        sizes = [dict(mesh.axes) for mesh in meshes if mesh.axes]
+        if sizes and wanted not in sizes:
+            raise UsageError(
+                f"the mesh of the program is {Mesh.of(sizes[0])}, but the target mesh is {Mesh.of(wanted)}",
+                hint="give the mesh that the program was lowered for, and a target of its size",
+            )
+        options = _compile_options(module, devices)
         native = import_module("jaxlib._jax")
         flat = tuple(devices.reshape(-1).tolist())
         executable: Any = flat[0].client.compile(module, native.DeviceList(flat), options)
-    text = "\n".join(each.to_string() for each in executable.hlo_modules()).encode("utf-8", "surrogateescape")
-    cpu_s, peak_rss_bytes = _usage()
-    answer = Answer(
-        memory=_memory(executable.get_compiled_memory_stats()),
-        costs=_costs(executable.cost_analysis),
+    text = "\n".join(hlo_module.to_string() for hlo_module in executable.hlo_modules())
+    stats = executable.get_compiled_memory_stats()
+    memory = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in _MEMORY_KINDS}
+    memory["peak"] = int(getattr(stats, "peak_memory_in_bytes", -1))
+    try:
+        analysis = executable.cost_analysis()
+    except Exception:  # compilers without a cost analysis raise
+        analysis = {}
+    cpu_s, peak_rss_bytes = -1.0, -1
+    if sys.platform != "win32":
+        import resource
+
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = usage.ru_utime + usage.ru_stime
+        peak_rss_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    result = CompileResult(
+        memory=memory,
+        costs={key: float(analysis[key]) for key in _COST_KEYS if key in analysis},
         notes=notes,
         cpu_s=cpu_s,
         peak_rss_bytes=peak_rss_bytes,
     )
-    return answer, text
+    return result, text.encode("utf-8", "surrogateescape")
 
 
-def _devices(job: Job) -> tuple[np.ndarray[Any, np.dtype[np.object_]], tuple[str, ...]]:
-    """The devices of the topology in the order of the mesh: neighbours in it neighbours on the wires where
-    JAX finds such an order.
+def _devices(job: CompileJob) -> tuple[_DeviceArray, tuple[str, ...]]:
+    """Return the devices of the topology in mesh order, and notes.
+
+    Neighbours in the mesh are neighbours in the network if JAX finds such an order.
     """
     topologies = import_module("jax.experimental.topologies")
     if job.platform == "gpu":
-        import_module("jax").devices()  # the plugin registers itself with what is set up then
+        import_module("jax").devices()  # initialises the backends, so that the plugin can register itself
         import_module("jax_plugins.xla_cuda13")
-        described = topologies.get_topology_desc(
+        topology = topologies.get_topology_desc(
             platform="cuda", topology_name="target", topology=job.topology, target_config=job.config
         )
     else:
         chip: dict[str, Any] = {"chip_config_name": job.chip_config} if job.chip_config else {}
         if job.chips_of_host:
             chip["chips_per_host_bounds"] = list(job.chips_of_host)
-        described = topologies.get_topology_desc(platform="tpu", topology_name=job.topology, **chip)
-    listed = list(described.devices)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=job.topology, **chip)
+    listed = list(topology.devices)
     if len(listed) != int(np.prod(job.mesh)):
         raise ValueError(f"the topology has {len(listed)} devices, the mesh {int(np.prod(job.mesh))}")
     try:
-        axes = tuple(f"axis{place}" for place in range(len(job.mesh)))
-        return topologies.make_mesh(described, job.mesh, axes).devices, ()
+        axes = tuple(f"axis{axis}" for axis in range(len(job.mesh)))
+        return topologies.make_mesh(topology, job.mesh, axes).devices, ()
     except (AssertionError, NotImplementedError, ValueError) as error:
         devices = np.empty(len(listed), dtype=object)
         devices[:] = listed
-        return devices.reshape(job.mesh), (
-            f"devices stand in the mesh as the topology lists them: {str(error)[:300]}",
+        note = (
+            f"devices are in the order of the topology, because JAX finds no better one: {str(error)[:300]}"
         )
+        return devices.reshape(job.mesh), (note,)
 
 
-def _check_axes(module: Any, bindings: Bindings, job: Job) -> None:
-    """Raise ``UsageError`` where the program names its mesh, and it is another one than asked for."""
-    wanted = dict(zip(job.axes, job.mesh, strict=True))
-    meshes = [op.attributes["mesh"] for op in module.body.operations if op.operation.name == "sdy.mesh"]
-    stated = [dict(mesh.axes) for mesh in (read_mesh(each, bindings.sdy) for each in meshes) if mesh.axes]
-    if stated and wanted not in stated:
-        raise UsageError(
-            f"the mesh of the program is {Mesh.of(stated[0])}, and {Mesh.of(wanted)} is asked for",
-            hint="give the mesh that the program was lowered for, and a target of its size",
-        )
-
-
-def _options(module: Any, devices: np.ndarray[Any, np.dtype[np.object_]]) -> Any:
-    """Options for all devices. Raises ``ValueError`` where the module is for another number of them."""
+def _compile_options(module: Any, devices: _DeviceArray) -> Any:
+    """Return compile options for all devices. Raises ``ValueError`` if the module is for another number."""
     native = import_module("jaxlib._jax")
     attributes = module.operation.attributes
+
+    def count_of(key: str, default: int) -> int:
+        return int(attributes[key].value) if key in attributes else default
+
     count = devices.size
-    replicas = _stated(attributes, "mhlo.num_replicas", 1)
-    partitions = _stated(attributes, "mhlo.num_partitions", count // max(replicas, 1))
+    replicas = count_of("mhlo.num_replicas", 1)
+    partitions = count_of("mhlo.num_partitions", count // max(replicas, 1))
     if replicas * partitions != count:
         raise ValueError(f"the program is for {replicas * partitions} devices, the mesh has {count}")
     ids = np.array([device.id for device in devices.reshape(-1).tolist()], dtype=np.int64)
@@ -173,34 +196,5 @@ def _options(module: Any, devices: np.ndarray[Any, np.dtype[np.object_]]) -> Any
     options.device_assignment = native.DeviceAssignment.create(ids.reshape(replicas, partitions))
     build = options.executable_build_options
     build.use_spmd_partitioning = partitions > 1
-    build.use_shardy_partitioner = "sdy.mesh" in {each.operation.name for each in module.body.operations}
+    build.use_shardy_partitioner = "sdy.mesh" in {op.operation.name for op in module.body.operations}
     return options
-
-
-def _stated(attributes: Any, key: str, default: int) -> int:
-    return int(attributes[key].value) if key in attributes else default
-
-
-def _memory(stats: Any) -> dict[str, int]:
-    found = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in _MEMORY}
-    return {**found, "peak": int(getattr(stats, "peak_memory_in_bytes", -1))}
-
-
-def _costs(analysis: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-    """Totals only; figures per operand place say nothing of any one operation."""
-    try:
-        found = analysis()
-    except Exception:  # compilers that have none say so by raising
-        return {}
-    kept = ("flops", "transcendentals", "bytes accessed", "optimal_seconds")
-    return {key: float(found[key]) for key in kept if key in found}
-
-
-def _usage() -> tuple[float, int]:
-    if sys.platform == "win32":
-        return -1.0, -1
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return used.ru_utime + used.ru_stime, used.ru_maxrss * unit

@@ -1,7 +1,7 @@
-"""Asks a real compiler what it makes of a program for a chip that is not there.
+"""Compilation of a program by a real compiler for an absent chip, and figures of the result.
 
-The compiler (libtpu, or XLA of the CUDA plugin) runs in a supervised process: a crash, a hang or a refusal is
-an error here that says what to do instead.
+The compiler (libtpu, or XLA of the CUDA plugin) runs in a supervised process. A crash, a hang or a refusal
+raises an error with a hint.
 """
 
 from __future__ import annotations
@@ -15,24 +15,34 @@ from math import nan
 from typing import Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
 
-from hespas.captures.aot.child import Answer, Job, environment
-from hespas.captures.aot.gpu_config import target_config
-from hespas.captures.aot.target import TPUS, Target
+from hespas.captures.aot.child import CompileJob, CompileResult, environment
+from hespas.captures.aot.target import TPUS, Target, target_config
 from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
 from hespas.files.children import end_of, error_from_text
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
+from hespas.graph.columns import BoolArray, SmallIntArray
 from hespas.graph.errors import (
     MissingExtraError,
     UnsupportedError,
     UsageError,
     clipped,
 )
+from hespas.graph.passes import is_free
 
-__all__ = ["Compiled", "Lowered", "compile_for", "missing_compiler", "workload_of_compiled"]
+__all__ = [
+    "CompiledProgram",
+    "JaxLowered",
+    "ProgramFigures",
+    "compile_for",
+    "figures_of",
+    "missing_compiler",
+    "workload_of_compiled",
+]
 
 _CHILD = "hespas.captures.aot.child"
 _TIMEOUT_S = 1800.0
@@ -40,44 +50,47 @@ _PACKAGES: Mapping[str, tuple[str, str, str]] = {
     "tpu": ("libtpu", "libtpu", "0.0.42."),
     "gpu": ("jax_plugins.xla_cuda13", "jax-cuda13-plugin", "0.10."),
 }
-"""Platform -> module, distribution, versions it is tested with."""
+"""Platform -> module, distribution, tested versions."""
 _JAX = "0.10."
-_ELSEWISE = (
-    "leave `compile_for` out to partition without a compiler, name another target, or compile less of the "
-    "program: fewer layers, or the part that is asked about"
+_DEFAULT_HINT = (
+    "omit `compile_for` to partition without a compiler, name another target, or compile less of the "
+    "program: fewer layers, or only the relevant part"
 )
-
-
 _OTHER_PLATFORM = (
-    "the program calls what another platform has: lower it for this one, "
+    "the program uses operations of another platform: lower it for this one, "
     "jax.jit(f).trace(...).lower(lowering_platforms=('cuda',)) or ('tpu',)"
 )
-_REFUSALS = (
-    ("PartitionId", "the program is partitioned already: give the one before, with its sharding annotations"),
+_HINTS = (
+    (
+        "PartitionId",
+        "the program is partitioned already: give the program before, with its sharding annotations",
+    ),
     ("No FFI handler registered", _OTHER_PLATFORM),
     ("Custom emitter for", _OTHER_PLATFORM),
     ("devices, the mesh", "give the mesh that the program was lowered for, and a target of its size"),
 )
-"""What compilers say, and what to do then."""
+"""Texts in compiler messages, and the hint for each."""
+_COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.PERMUTE, NodeKind.SEND)
 
 
 @runtime_checkable
-class Lowered(Protocol):
-    """What ``jax.jit(...).lower(...)`` returns."""
+class JaxLowered(Protocol):
+    """Result of ``jax.jit(...).lower(...)``."""
 
     def as_text(self) -> str:
-        """The program as StableHLO."""
+        """Return the program as StableHLO."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """A program as compiled for ``target``. ``program`` is what was given, ``hlo`` what came out.
+class CompiledProgram:
+    """Program compiled for ``target``: ``program`` is the input, ``hlo`` the output.
 
-    ``memory`` is the compiler's account of one device [bytes]: argument, output, alias (of outputs over
-    arguments), temp, generated_code, peak (-1: not stated). ``costs`` are its totals of one device (flops,
-    transcendentals, ``bytes accessed``, ``optimal_seconds``), empty where it has none; estimates, none of
-    them measured. ``compiler`` is its version; ``cpu_s`` and ``peak_rss_bytes`` are what compiling took.
+    ``memory`` is the compiler's account of one device [bytes]: argument, output, alias (outputs that reuse
+    arguments), temp, generated_code, peak (-1: not reported). ``costs`` are its totals of one device (flops,
+    transcendentals, ``bytes accessed``, ``optimal_seconds``), empty if it reports none; they are estimates,
+    not measurements. ``compiler`` is its version; ``cpu_s`` and ``peak_rss_bytes`` are the costs of
+    compiling.
     """
 
     target: Target
@@ -92,101 +105,114 @@ class Compiled:
 
 
 def missing_compiler(target: Target) -> str:
-    """Why the compiler for a target cannot be asked here; empty where it can."""
+    """Return the reason why the compiler for a target is not available; empty if it is."""
     module, distribution, tested = _PACKAGES[target.platform]
-    for name, found, wanted in (("jax", "jax", _JAX), (module, distribution, tested)):
+    for module_name, package, tested_version in (("jax", "jax", _JAX), (module, distribution, tested)):
         try:
-            present = find_spec(name) is not None
-        except ModuleNotFoundError:  # of the package that holds it
+            present = find_spec(module_name) is not None
+        except ModuleNotFoundError:  # of the parent package
             present = False
         if not present:
-            return f"{found} is not installed"
+            return f"{package} is not installed"
         try:
-            installed = version(found)
+            installed = version(package)
         except PackageNotFoundError:
             continue
-        if not installed.startswith(wanted):
-            return f"{found} {installed} is installed; tested with {wanted}*"
+        if not installed.startswith(tested_version):
+            return f"{package} {installed} is installed; tested with {tested_version}*"
     return ""
 
 
 def compile_for(
-    program: str | bytes | Lowered,
+    program: str | bytes | JaxLowered,
     target: str | Target,
     mesh: str | Mapping[str, int] | Mesh,
     *,
     diagnostics: Diagnostics,
     timeout_s: float = _TIMEOUT_S,
-) -> Compiled:
-    """Compile StableHLO (text, bytecode, or lowered by JAX; ``sdy`` or GSPMD annotations in it) for all
-    devices of ``target``, which stand in the order of ``mesh``.
+) -> CompiledProgram:
+    """Compile a program for all devices of ``target``, arranged in the order of ``mesh``.
 
-    Raises ``UsageError`` for a target or mesh that cannot be, ``FormatError`` for what is no program,
-    ``MissingExtraError`` without the compiler, and
-    ``UnsupportedError`` where the compiler refuses, crashes, or takes longer than ``timeout_s``.
+    The program is StableHLO (text, bytecode, or lowered by JAX) with annotations of ``sdy`` or GSPMD.
+
+    Raises ``UsageError`` for an impossible target or mesh, ``FormatError`` if the input is not a program,
+    ``MissingExtraError`` without the compiler, and ``UnsupportedError`` if the compiler refuses, crashes, or
+    takes longer than ``timeout_s``.
     """
-    aim, axes = Target.of(target), Mesh.of(mesh)
-    if axes.num_devices != aim.num_devices:
+    target, mesh = Target.of(target), Mesh.of(mesh)
+    if mesh.num_devices != target.num_devices:
         raise UsageError(
-            f"target {aim} has {aim.num_devices:,} devices, mesh {axes} has {axes.num_devices:,}",
+            f"target {target} has {target.num_devices:,} devices, mesh {mesh} has {mesh.num_devices:,}",
             hint="name a mesh and a target of the same number of devices",
         )
-    if why := missing_compiler(aim):
-        raise MissingExtraError(f"compiling for {aim}", aim.extra, detail=why)
-    data, distribution = _bytes_of(program), _PACKAGES[aim.platform][1]
-    is_gpu = aim.platform == "gpu"
-    job = Job(
-        platform=aim.platform,
-        topology=aim.topology,
-        axes=axes.names,
-        mesh=axes.sizes,
-        config=target_config(aim.name) if is_gpu else "",
-        chip_config="" if is_gpu else TPUS[aim.name].chip_config,
-        chips_of_host=aim.chips_of_host,
+    if reason := missing_compiler(target):
+        raise MissingExtraError(f"compiling for {target}", target.extra, detail=reason)
+    if not isinstance(program, bytes):
+        text = program if isinstance(program, str) else program.as_text()
+        program = text.encode("utf-8", "surrogatepass")
+    is_gpu = target.platform == "gpu"
+    job = CompileJob(
+        platform=target.platform,
+        topology=target.topology,
+        axes=mesh.names,
+        mesh=mesh.sizes,
+        config=target_config(target.name) if is_gpu else "",
+        chip_config="" if is_gpu else TPUS[target.name].chip_config,
+        chips_of_host=target.chips_of_host,
     )
-    answer, hlo = _ask(job, data, aim, timeout_s)
-    for note in answer.notes:
-        diagnostics.info("aot.mesh-order", str(aim), note)
-    return Compiled(
-        target=aim,
-        mesh=axes,
-        program=data,
+    result, hlo = _run_compiler(job, program, target, timeout_s)
+    for note in result.notes:
+        diagnostics.info("aot.mesh-order", str(target), note)
+    # A negative cost or a time of zero means that the compiler has no estimate.
+    wrong = [
+        key
+        for key, value in result.costs.items()
+        if not value >= 0 or (key == "optimal_seconds" and not value)
+    ]
+    if wrong:
+        diagnostics.info(
+            "aot.no-estimate",
+            str(target),
+            f"the compiler reports {', '.join(f'{key} {result.costs[key]:g}' for key in wrong)}, which is "
+            "not "
+            "an estimate: ignored",
+        )
+    distribution = _PACKAGES[target.platform][1]
+    return CompiledProgram(
+        target=target,
+        mesh=mesh,
+        program=program,
         hlo=hlo,
-        memory=answer.memory,
-        costs=_checked(answer.costs, aim, diagnostics),
+        memory=result.memory,
+        costs={key: value for key, value in result.costs.items() if key not in wrong},
         compiler=f"{distribution} {version(distribution)}",
-        cpu_s=answer.cpu_s if answer.cpu_s >= 0 else nan,
-        peak_rss_bytes=answer.peak_rss_bytes,
+        cpu_s=result.cpu_s if result.cpu_s >= 0 else nan,
+        peak_rss_bytes=result.peak_rss_bytes,
     )
 
 
-def workload_of_compiled(compiled: Compiled, diagnostics: Diagnostics) -> Workload:
-    """The graph of the optimised program: fusions, asynchronous collectives, and the compiler's schedule as
-    control dependencies. Its metadata say what it was compiled for and by, and the memory it takes.
+def workload_of_compiled(compiled: CompiledProgram, diagnostics: Diagnostics) -> Workload:
+    """Return the workload of the optimised program: fusions, asynchronous collectives, and the compiler's
+    schedule as control dependencies. Its metadata name the target, the compiler, and the required memory.
     """
     text = compiled.hlo.encode("utf-8", "surrogateescape")
     workload = read_module(text, str(compiled.target), ReadOptions(), diagnostics, in_order=True)
-    stated = {
+    compilation = {
         "compiled_for": str(compiled.target),
         "compiler": compiled.compiler,
         "mesh": str(compiled.mesh),
         **{f"compiler_{name}_bytes": str(size) for name, size in compiled.memory.items() if size >= 0},
         **{f"compiler_{name.replace(' ', '_')}": repr(value) for name, value in compiled.costs.items()},
     }
-    return replace(workload, metadata={**workload.metadata, **stated})
+    return replace(workload, metadata={**workload.metadata, **compilation})
 
 
-def _bytes_of(program: str | bytes | Lowered) -> bytes:
-    if isinstance(program, bytes):
-        return program
-    text = program if isinstance(program, str) else program.as_text()
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _ask(job: Job, program: bytes, target: Target, timeout_s: float) -> tuple[Answer, str]:
-    """The answer of the compiler and the HLO. Raises ``UnsupportedError`` where there is none."""
+def _run_compiler(
+    job: CompileJob, program: bytes, target: Target, timeout_s: float
+) -> tuple[CompileResult, str]:
+    """Return the result of the compiler and the HLO. Raises ``UnsupportedError`` if it fails."""
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             isolated_python(_CHILD),
             input=msgspec.json.encode(job) + b"\n" + program,
             capture_output=True,
@@ -196,39 +222,87 @@ def _ask(job: Job, program: bytes, target: Target, timeout_s: float) -> tuple[An
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise _failed(target, f"takes longer than {timeout_s:,.0f} s") from None
+        raise _failure(target, f"takes longer than {timeout_s:,.0f} s") from None
     except OSError as error:
         raise UnsupportedError(
             f"the process that compiles for {target} does not start: {error}",
             hint="check the limits of the shell (ulimit -a)",
         ) from error
-    if ended.returncode != 0:
-        raise _failed(target, end_of(ended.returncode, ended.stderr))
-    head, _, hlo = ended.stdout.partition(b"\n")
-    answer = msgspec.json.decode(head, type=Answer)
-    if answer.fault:
-        raise error_from_text(answer.fault)
-    if answer.refused:
-        said = answer.refused.partition("\n")[0].strip()
-        hint = next((hint for mark, hint in _REFUSALS if mark in said), _ELSEWISE)
-        raise _failed(target, f"refuses it: {clipped(said)}", hint)
-    return answer, hlo.decode("utf-8", "surrogateescape")
+    if process.returncode != 0:
+        raise _failure(target, end_of(process.returncode, process.stderr))
+    head, _, hlo = process.stdout.partition(b"\n")
+    result = msgspec.json.decode(head, type=CompileResult)
+    if result.fault:
+        raise error_from_text(result.fault)
+    if result.refused:
+        message = result.refused.partition("\n")[0].strip()
+        hint = next((hint for mark, hint in _HINTS if mark in message), _DEFAULT_HINT)
+        raise _failure(target, f"refuses it: {clipped(message)}", hint)
+    return result, hlo.decode("utf-8", "surrogateescape")
 
 
-def _failed(target: Target, what: str, hint: str = _ELSEWISE) -> UnsupportedError:
-    return UnsupportedError(f"the compiler for {target} {what}", hint=hint)
+def _failure(target: Target, reason: str, hint: str = _DEFAULT_HINT) -> UnsupportedError:
+    return UnsupportedError(f"the compiler for {target} {reason}", hint=hint)
 
 
-def _checked(costs: Mapping[str, float], target: Target, diagnostics: Diagnostics) -> dict[str, float]:
-    """Totals without those that stand for nothing: a negative or zero time says that there is no estimate."""
-    wrong = [
-        key for key, value in costs.items() if not value >= 0 or (key == "optimal_seconds" and not value)
-    ]
-    if wrong:
-        diagnostics.info(
-            "aot.no-estimate",
-            str(target),
-            f"the compiler states {', '.join(f'{key} {costs[key]:g}' for key in wrong)}, which is no "
-            "estimate: left out",
-        )
-    return {key: value for key, value in costs.items() if key not in wrong}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFigures:
+    """Figures of one rank class and step, with loops multiplied out, to compare a program before and after
+    compilation.
+
+    ``operations`` counts operations that take time, and ``fusions`` the fused ones among them.
+    ``product_flops`` are useful FLOPs of matrix products and convolutions. ``collectives`` and
+    ``collective_bytes`` are by kind (``all_reduce``), with bytes as defined by Chakra. ``asynchronous``
+    counts collectives and messages that overlap other work before the operation that completes them.
+    """
+
+    operations: float
+    fusions: float
+    product_flops: float
+    collectives: Mapping[str, float]
+    collective_bytes: Mapping[str, float]
+    asynchronous: float
+
+
+def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
+    """Return the figures of one rank class. O(nodes)."""
+    graph = workload.classes[rank_class]
+    runs = np.nan_to_num(graph.multiplicity, nan=1.0)
+    busy = ~is_free(graph)
+    table, products = graph.collectives, graph.contractions
+    counts: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    for code in np.unique(table.kind).tolist():
+        of_kind = table.kind == code
+        kind = CollectiveKind(code).name.lower()
+        counts[kind] = float(runs[table.node[of_kind]].sum())
+        sizes[kind] = float((table.comm_bytes[of_kind] * runs[table.node[of_kind]]).sum())
+    useful = np.where(np.isnan(products.useful_flops), products.flops, products.useful_flops)
+    return ProgramFigures(
+        operations=float(runs[busy].sum()),
+        fusions=float(runs[busy & _contain(graph, graph.op_row, "fusion")].sum()),
+        product_flops=float((useful * runs[products.node]).sum()),
+        collectives=counts,
+        collective_bytes=sizes,
+        asynchronous=float(runs[_overlapping(graph)].sum()),
+    )
+
+
+def _contain(graph: OpGraph, string_ids: SmallIntArray, part: str) -> BoolArray:
+    """Return the mask of the strings that contain a text."""
+    contains = {row: part in graph.strings[row] for row in np.unique(string_ids).tolist()}
+    return np.array([contains[row] for row in string_ids.tolist()], np.bool_)
+
+
+def _overlapping(graph: OpGraph) -> BoolArray:
+    """Return the mask of communication nodes that overlap computations, in node order."""
+    busy = ~is_free(graph) & (graph.kind == int(NodeKind.COMPUTE))
+    completes = _contain(graph, graph.op_row, "-done") | _contain(graph, graph.name_row, "-done")
+    consumers, producers = graph.data_deps.row_ids, graph.data_deps.values
+    consumers, producers = consumers[completes[consumers]], producers[completes[consumers]]
+    done_at = np.full(len(graph), -1, np.int64)
+    np.maximum.at(done_at, producers, consumers)
+    before = np.concatenate([[0], np.cumsum(busy)])
+    started = np.isin(graph.kind, _COMMUNICATION) & (done_at >= 0)
+    overlapping: BoolArray = started & (before[np.maximum(done_at, 0)] > before[np.arange(len(graph)) + 1])
+    return overlapping

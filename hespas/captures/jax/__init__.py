@@ -1,1 +1,1 @@
-"""Programs of JAX: lowered on a mesh of devices that nobody has."""
+"""Capture and profiling of JAX programs."""

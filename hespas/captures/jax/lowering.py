@@ -1,4 +1,4 @@
-"""A function of JAX -> the StableHLO of the whole mesh, by ``AbstractMesh``: no device is needed."""
+"""Lowering of a JAX function to the StableHLO of the whole mesh by ``AbstractMesh``, without devices."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from logging import CRITICAL, getLogger
 from types import ModuleType
 from typing import Any, Literal
 
-from hespas.captures.jax.calls import Call, Described, call_of, jitted, name_of
+from hespas.captures.jax.calls import Arguments, StepCall, jit_step, name_of, step_call
 from hespas.captures.mesh import Mesh
-from hespas.captures.target import users_code
+from hespas.captures.target import user_code
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
 
-__all__ = ["Lowered", "Platform", "lower", "without_devices"]
+__all__ = ["LoweredProgram", "Platform", "lower", "skip_device_search"]
 
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
-"""Whose variant of a program JAX lowers; most programs are the same on all."""
+"""Platform for which JAX lowers a program; most programs are the same on all."""
 
-
+_USES_SHARDY = "jax_use_shardy_partitioner"
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 _REMEDIES = {
-    "require devices to be present during lowering": "leave out what calls back to the host "
-    "(jax.pure_callback, jax.experimental.io_callback): it belongs to devices that are there",
-    "is different from the lowering platform": "what calls back to the host (jax.debug.print) is lowered for "
-    "a CPU only: `platform=cpu`, or leave it out",
+    "require devices to be present during lowering": "remove callbacks to the host "
+    "(jax.pure_callback, jax.experimental.io_callback): they need real devices",
+    "is different from the lowering platform": "callbacks to the host (jax.debug.print) are lowered for "
+    "a CPU only: use `platform=cpu`, or remove them",
 }
-"""What to do about errors of JAX, by words of theirs."""
+"""Texts in JAX's error messages, and the hint for each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
-    """``program`` is MLIR bytecode with locations. ``inputs_unsharded`` arguments of ``inputs`` have no
-    sharding, so that the partitioner chooses one.
+class LoweredProgram:
+    """Lowered program: ``program`` is MLIR bytecode with locations. ``inputs_unsharded`` of the ``inputs``
+    arguments have no sharding, so that the partitioner chooses one.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Lowered:
 
 def lower(
     function: Callable[..., object],
-    arguments: Described,
+    arguments: Arguments,
     keywords: Mapping[str, object] | None,
     mesh: Mesh,
     *,
@@ -59,126 +59,113 @@ def lower(
     explicit: Sequence[str] = (),
     shardy: bool = True,
     diagnostics: Diagnostics,
-) -> Lowered:
-    """Trace and lower ``function`` on ``mesh``, whose axes in ``explicit`` are typed (``AxisType.Explicit``).
-    Shardings are annotated for Shardy, or for GSPMD.
+) -> LoweredProgram:
+    """Trace and lower ``function`` on ``mesh``.
 
-    ``arguments`` are said as :data:`~hespas.captures.jax.calls.Described` has it. Raises ``UsageError`` where
-    it does not trace and ``MissingExtraError`` without JAX.
+    Axes in ``explicit`` are typed (``AxisType.Explicit``). Shardings are annotated for Shardy, or for GSPMD
+    if ``shardy`` is false. ``arguments`` has the forms of :data:`~hespas.captures.jax.calls.Arguments`.
+
+    Raises ``UsageError`` if the function cannot be traced, and ``MissingExtraError`` without JAX.
     """
-    jax = _jax()
+    try:
+        jax = import_module("jax")
+    except ImportError as error:
+        raise MissingExtraError("capturing a program of JAX", "jax") from error
     unknown = set(explicit) - set(mesh.names)
     if unknown:
         raise UsageError(f"`explicit`: the mesh {mesh} has no axis {', '.join(sorted(unknown))}")
-    kinds = [_kind(jax, explicit=name in explicit) for name in mesh.names]
-    abstract = jax.sharding.AbstractMesh(mesh.sizes, mesh.names, axis_types=tuple(kinds))
+    axis_type = jax.sharding.AxisType
+    axis_types = tuple(axis_type.Explicit if name in explicit else axis_type.Auto for name in mesh.names)
+    abstract = jax.sharding.AbstractMesh(mesh.sizes, mesh.names, axis_types=axis_types)
     name = name_of(function)
-    with _annotated(jax, shardy=shardy), jax.sharding.use_abstract_mesh(abstract), warnings.catch_warnings():
+    with (
+        _partitioner(jax, shardy=shardy),
+        jax.sharding.use_abstract_mesh(abstract),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        with users_code(f"making the arguments of {name}"):
-            call = call_of(jax, function, arguments, dict(keywords or {}), abstract)
-            positional, named, placed = _abstract(jax, (call.positional, call.named), abstract)
-        with users_code(f"tracing {name}", _REMEDIES):
-            step, positional, named = jitted(jax, Call(call.step, positional, named))
+        with user_code(f"making the arguments of {name}"):
+            call = step_call(jax, function, arguments, dict(keywords or {}), abstract)
+            positional, named, (num_sharded, num_unsharded) = _without_data(
+                jax, (call.positional, call.named), abstract
+            )
+        with user_code(f"tracing {name}", _REMEDIES):
+            step, positional, named = jit_step(jax, StepCall(call.step, positional, named))
             lowered = step.trace(*positional, **named).lower(lowering_platforms=(platform,))
-    inputs = sum(placed)
-    sharded = min(max(placed[0], _sharded_inputs(lowered)), inputs)
-    _tell(name, (sharded, inputs - sharded), mesh, diagnostics)
-    return Lowered(name, _bytecode(lowered), mesh, inputs, inputs - sharded)
+    inputs = num_sharded + num_unsharded
+    num_sharded = min(max(num_sharded, _num_sharded_inputs(lowered)), inputs)
+    num_unsharded = inputs - num_sharded
+    if num_unsharded and not num_sharded and mesh.num_devices > 1:
+        diagnostics.warning(
+            "capture.unsharded",
+            name,
+            f"none of the {num_unsharded} arguments has a sharding over {mesh}: unless a constraint in the "
+            "program shards the data, every device does the same work",
+        )
+    elif num_unsharded:
+        diagnostics.info(
+            "capture.unsharded",
+            name,
+            f"{num_unsharded} of {inputs} arguments have no sharding: the partitioner chooses",
+        )
+    sink = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(sink)
+    return LoweredProgram(name, sink.getvalue(), mesh, inputs, num_unsharded)
 
 
-def without_devices() -> None:
-    """Let a JAX that nobody has loaded yet look for no devices in this process: lowering needs none. One that
-    is there is left to those who use it, and compilers that are installed without one do not say what they
-    miss. For commands: a process of the user's may want its devices later.
+def skip_device_search() -> None:
+    """Keep JAX from searching for devices in this process, because lowering needs none.
+
+    Do nothing if JAX is loaded already. Compilers without a device then print no warnings. Use it in commands
+    only: a process of the user may need its devices later.
     """
     if "jax" in sys.modules:
         return
-    from hespas.captures.aot.child import environment  # of compilers that only some captures need
+    from hespas.captures.aot.child import environment  # only some captures need the compilers
 
     for name, value in environment().items():
         os.environ.setdefault(name, value)
     getLogger("jax._src.xla_bridge").setLevel(CRITICAL)
 
 
-@cache
-def _jax() -> ModuleType:
-    try:
-        return import_module("jax")
-    except ImportError as error:
-        raise MissingExtraError("capturing a program of JAX", "jax") from error
-
-
-def _kind(jax: ModuleType, *, explicit: bool) -> object:
-    kinds = jax.sharding.AxisType
-    return kinds.Explicit if explicit else kinds.Auto
-
-
 @contextmanager
-def _annotated(jax: ModuleType, *, shardy: bool) -> Generator[None]:
-    """Within, JAX annotates for the one or the other partitioner."""
+def _partitioner(jax: ModuleType, *, shardy: bool) -> Generator[None]:
+    """Annotate shardings for Shardy or GSPMD inside the block."""
     before = jax.config.jax_use_shardy_partitioner
-    jax.config.update(_WHOSE, shardy)
+    jax.config.update(_USES_SHARDY, shardy)
     try:
         yield
     finally:
-        jax.config.update(_WHOSE, before)
+        jax.config.update(_USES_SHARDY, before)
 
 
-_WHOSE = "jax_use_shardy_partitioner"
-_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
-
-
-def _abstract(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple[int, int]]:
-    """Positional and named arguments with arrays of devices as their types, and how many arrays have a
-    sharding and have none.
+def _without_data(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple[int, int]]:
+    """Return positional and named arguments with device arrays replaced by their types, and the numbers of
+    arrays with and without a sharding.
     """
     counts = [0, 0]
     arrays = jax.Array
 
-    def one(leaf: Any) -> Any:
+    def abstract(leaf: Any) -> Any:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             return leaf
         sharding = getattr(leaf, "sharding", None)
-        placed: Any = sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
-        counts[1 if placed is None else 0] += 1
+        named_sharding: Any = sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
+        counts[1 if named_sharding is None else 0] += 1
         if isinstance(leaf, arrays) and not isinstance(leaf, jax.core.Tracer):
-            spec = None if placed is None else jax.sharding.NamedSharding(mesh, placed.spec)
+            spec = None if named_sharding is None else jax.sharding.NamedSharding(mesh, named_sharding.spec)
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=spec)
         return leaf
 
-    positional, named = jax.tree.map(one, tree)
+    positional, named = jax.tree.map(abstract, tree)
     return positional, named, (counts[0], counts[1])
 
 
-def _bytecode(lowered: Any) -> bytes:
-    sink = io.BytesIO()
-    lowered.compiler_ir("stablehlo").operation.write_bytecode(sink)
-    return sink.getvalue()
-
-
-def _sharded_inputs(lowered: Any) -> int:
-    """Return how many inputs of a lowered program are sharded, also by ``jit(in_shardings=...)``."""
+def _num_sharded_inputs(lowered: Any) -> int:
+    """Return the number of sharded inputs of a lowered program, including ``jit(in_shardings=...)``."""
     for function in lowered.compiler_ir("stablehlo").body.operations:
         attributes: Any = function.operation.attributes
         if function.operation.name == "func.func" and attributes["sym_name"].value == "main":
-            stated: Any = attributes["arg_attrs"] if "arg_attrs" in attributes else ()  # noqa: SIM401 # no dict
-            return sum(any(kind in each for kind in _SHARDINGS) for each in stated)
+            arguments: Any = attributes["arg_attrs"] if "arg_attrs" in attributes else ()  # noqa: SIM401 # no dict
+            return sum(any(kind in argument for kind in _SHARDINGS) for argument in arguments)
     return 0
-
-
-def _tell(name: str, sharded: tuple[int, int], mesh: Mesh, diagnostics: Diagnostics) -> None:
-    placed, free = sharded
-    if free and not placed and mesh.num_devices > 1:
-        diagnostics.warning(
-            "capture.unsharded",
-            name,
-            f"none of the {free} arguments says how it is sharded over {mesh}: where no constraint within "
-            "the program does, every device does the same work",
-        )
-    elif free:
-        diagnostics.info(
-            "capture.unsharded",
-            name,
-            f"{free} of {placed + free} arguments have no sharding: the partitioner chooses",
-        )

@@ -1,28 +1,56 @@
-"""A program of JAX run here, on as many devices of the host as its mesh has, under JAX's profiler."""
+"""Profiled run of a JAX program on host devices, as many as its mesh has, in a child process.
+
+The parent calls :func:`run_profiled`; the child executes this module (:func:`main`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-from hespas.captures.jax.run_child import FAILED, Run
+import numpy as np
+
+from hespas.captures.jax.calls import jit_step, resolve_arguments, step_call
 from hespas.captures.mesh import Mesh
-from hespas.files.children import end_of, error_from_text
+from hespas.captures.target import load_function, user_code
+from hespas.files.children import end_of, error_as_text, error_from_text
 from hespas.files.sandbox import isolated_python
-from hespas.graph.errors import UnsupportedError
+from hespas.graph.errors import HespasError, UnsupportedError
 
-__all__ = ["MOST_HOST_DEVICES", "Profiled", "run_profiled"]
+__all__ = ["MAX_HOST_DEVICES", "HostRun", "ProfiledFiles", "main", "run_profiled"]
 
-MOST_HOST_DEVICES = 64
-"""Devices of a host that are made for a run: each is a thread that waits for the others."""
+MAX_HOST_DEVICES = 64
+"""Limit on host devices of a run: each is a thread that waits for the others."""
+
+_FAILED = "failed.json"
+"""File with the reason why the run failed."""
+_WARM_UP_STEPS = 2
+
+
+class HostRun(NamedTuple):
+    """Options of the child. ``axes`` are sizes of mesh axes by name; ``args`` describes arguments
+    ("": none).
+    """
+
+    target: str
+    axes: dict[str, int]
+    args: str
+    explicit: list[str]
+    steps: int
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
-class Profiled:
+class ProfiledFiles:
     """Files of a run: StableHLO with the names of the program, HLO as compiled, and XLA's profile."""
 
     program: Path
@@ -39,36 +67,103 @@ def run_profiled(
     explicit: Sequence[str] = (),
     steps: int = 3,
     timeout_s: float,
-) -> Profiled:
-    """Run ``module:function`` for so many steps, after two to warm up, on devices of the host; abstract
-    arguments get numbers. Writes into ``folder``.
+) -> ProfiledFiles:
+    """Run ``steps`` steps of ``module:function`` on host devices, after two warm-up steps, and profile them.
 
-    Raises ``UsageError`` for what the user's code raises, and ``UnsupportedError`` for a mesh that no host
-    has and a run that ends otherwise.
+    Abstract arguments are filled with numbers. The files are written into ``folder``.
+
+    Raises ``UsageError`` for exceptions of the user's code, and ``UnsupportedError`` for a mesh that is too
+    large for a host or a run that fails otherwise.
     """
-    if mesh.num_devices > MOST_HOST_DEVICES:
+    if mesh.num_devices > MAX_HOST_DEVICES:
         raise UnsupportedError(
-            f"mesh {mesh}: {mesh.num_devices:,} devices do not run on a host (at most {MOST_HOST_DEVICES})",
+            f"mesh {mesh}: {mesh.num_devices:,} devices do not run on a host (at most {MAX_HOST_DEVICES})",
             hint="profile a small mesh, and capture the large one",
         )
-    run = Run(target, mesh.axes, args, list(explicit), steps, str(folder))
+    run = HostRun(target, mesh.axes, args, list(explicit), steps, str(folder))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={mesh.num_devices}"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": flags.strip(),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    command = isolated_python("hespas.captures.jax.run_child", json.dumps(run._asdict()))
+    command = isolated_python("hespas.captures.jax.run", json.dumps(run._asdict()))
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
+        child = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise UnsupportedError(
             f"{target} does not finish within {timeout_s:g} s",
-            hint="a larger `timeout`, or a smaller program",
+            hint="increase `timeout`, or profile a smaller program",
         ) from error
-    failed = folder / FAILED
-    if failed.exists():
-        raise error_from_text(json.loads(failed.read_text(encoding="utf-8")))
-    if done.returncode:
-        raise UnsupportedError(f"running {target} {end_of(done.returncode, done.stderr)}")
-    return Profiled(folder / "program.mlir", folder / "compiled.hlo", folder / "profile.xplane.pb")
+    failure = folder / _FAILED
+    if failure.exists():
+        raise error_from_text(json.loads(failure.read_text(encoding="utf-8")))
+    if child.returncode:
+        raise UnsupportedError(f"running {target} {end_of(child.returncode, child.stderr)}")
+    return ProfiledFiles(folder / "program.mlir", folder / "compiled.hlo", folder / "profile.xplane.pb")
+
+
+def main() -> int:
+    """Run the :class:`HostRun` given as JSON in the only argument, in the child process.
+
+    Write ``program.mlir``, ``compiled.hlo`` and ``profile.xplane.pb`` into its folder.
+    """
+    run = HostRun(**json.loads(sys.argv[1]))
+    try:
+        _profile(run)
+    except HespasError as error:
+        Path(run.folder, _FAILED).write_text(json.dumps(error_as_text(error)), encoding="utf-8")
+        return 1
+    return 0
+
+
+def _profile(run: HostRun) -> None:
+    jax: Any = import_module("jax")
+    sizes, names = tuple(run.axes.values()), tuple(run.axes)
+    axis_type = jax.sharding.AxisType
+    axis_types = tuple(axis_type.Explicit if name in run.explicit else axis_type.Auto for name in names)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names, axis_types=axis_types)
+    folder = Path(run.folder)
+    with jax.set_mesh(mesh), user_code(f"running {run.target}"):
+        function = load_function(run.target)
+        call = step_call(jax, function, resolve_arguments(run.args or None, run.target), {}, mesh)
+        # Only functions that jax.jit made itself accept compiled arguments.
+        step, positional, named = jit_step(jax, call, type_name="PjitFunction")
+        inputs = [_fill(jax, (positional, named)) for _ in range(_WARM_UP_STEPS + run.steps)]
+        jax.block_until_ready(inputs)
+        lowered = step.lower(*inputs[0][0], **inputs[0][1])
+        compiled = lowered.compile()
+        with TemporaryDirectory(
+            dir=folder
+        ) as traces:  # inside the folder: removed even if the process is killed
+            for number, values in enumerate(inputs):
+                if number == _WARM_UP_STEPS:
+                    jax.profiler.start_trace(traces)
+                jax.block_until_ready(compiled(*values[0], **values[1]))
+            jax.profiler.stop_trace()
+            (profile,) = Path(traces).rglob("*.xplane.pb")
+            shutil.copyfile(profile, folder / "profile.xplane.pb")
+    (folder / "program.mlir").write_text(str(lowered.as_text(debug_info=True)), encoding="utf-8")
+    (folder / "compiled.hlo").write_text(str(compiled.as_text()), encoding="utf-8")
+
+
+def _fill(jax: Any, tree: Any) -> Any:
+    """Replace abstract arrays by values: integers 0 and 1, which are valid indices, and fractions from 0 to
+    0.02.
+
+    The values are the same in every call.
+    """
+    random = np.random.default_rng(7)
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), leaf.shape) if leaf.shape else jax.random.key(0)
+        shape: tuple[int, ...] = leaf.shape
+        is_integer = not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+        values: Any = random.integers(0, 2, shape) if is_integer else 0.02 * random.random(shape)
+        array = jax.numpy.asarray(values, leaf.dtype)
+        return array if leaf.sharding is None else jax.device_put(array, leaf.sharding)
+
+    return jax.tree.map(fill, tree)

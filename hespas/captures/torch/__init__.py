@@ -1,7 +1,7 @@
-"""A PyTorch program -> workload: what ranks of a mesh dispatch, recorded without devices or other ranks.
+"""Capture of a PyTorch program as a workload: operations dispatched by ranks of a mesh, without devices.
 
-``recorder`` (with ``storages``, ``places``, ``arguments``) and ``world`` need PyTorch, the extra ``torch``;
-``calls`` is what they hand over, and the rest (``builder``, ``groups``, ``costs``, ``classes``) goes without.
+``recorder`` (with ``tensors`` and ``origins``) and ``world`` need PyTorch, the extra ``torch``. ``calls``
+holds the recorded data; ``builder`` and ``classes`` process it without PyTorch.
 """
 
 from __future__ import annotations

@@ -1,114 +1,190 @@
-"""Recorded calls of one rank -> op graph. Nothing here needs PyTorch.
+"""Op graph of one rank from its recorded calls, with groups and peers as rules on the mesh, without PyTorch.
 
-A call that gives a view, or memory without values, is no node. A reader of memory waits for the last writer
-of it (data); a writer waits for earlier readers and writers (control). Waits are no nodes: what reads the
-result of a collective depends on it.
+A call that makes a view, or memory without values, is not a node. A reader of memory depends on its last
+writer (data); a writer depends on earlier readers and writers (control). Waits are not nodes: readers of the
+result of a collective depend on the collective.
 
-Streams are those of a GPU, on each of which nodes follow each other as recorded: one computes, one is for
-each process group, and one for each peer and direction of messages. FSDP2 gathers parameters ahead of their
-use: what it copies into a gather has a stream of its own, which stays at most two gathers ahead of what it
-copies out (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``).
+Streams are GPU streams: the nodes of a stream run in recorded order: one stream computes, and there is
+one for each process group, and one for each peer and direction of messages. FSDP2 gathers parameters ahead of
+their use: copies into a gather have their own stream, which is at most two gathers ahead of the copies out of
+them (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import prod
 
 import numpy as np
 
-from hespas.captures.torch.calls import Call, Recording, Talk, TensorRecord
-from hespas.captures.torch.costs import call_cost, makes_nothing
-from hespas.captures.torch.groups import MeshRule, apart
+from hespas.captures.mesh import Mesh
+from hespas.captures.torch.calls import (
+    CallCommunication,
+    RankRecording,
+    RecordedCall,
+    TensorRecord,
+    call_cost,
+    makes_nothing,
+)
 from hespas.converters.pytorch.communication import Communication, named, payload_bytes
 from hespas.converters.pytorch.draft import Edges, chain, flow_of
 from hespas.costs.operation import Cost
 from hespas.graph import (
     CollectiveKind,
+    ExplicitGroups,
     Findings,
     GraphBuilder,
     GroupSet,
     NodeKind,
     OpClass,
     OpGraph,
+    Permutation,
     RaggedArray,
+    StridedGroups,
     find_dtype,
 )
+from hespas.graph.errors import InvariantError
+from hespas.graph.groups import Digit, digits_of
 
-__all__ = ["graph_of"]
+__all__ = ["MeshRule", "graph_of"]
 
 _COMPUTE_STREAM = 0
 _GATHER_IN, _GATHER_OUT = "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"
 _GATHERS_AHEAD = 2
 _REDUCTIONS = {"sum": "add", "avg": "avg", "max": "max", "min": "min", "product": "mul"}
-"""Words of PyTorch -> words of this package."""
+"""PyTorch's names of reductions -> Hespas's names."""
+
+_IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-def graph_of(recording: Recording, rule: MeshRule, name: str, findings: Findings) -> OpGraph:
-    """The graph of the recorded step. Findings: costs and groups that are not known, and the recorder's own.
+class MeshRule:
+    """Rules on a mesh that extend a group of ranks, or a pair of ranks, to all ranks."""
 
-    O(calls + dependencies).
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.strides = [prod(mesh.sizes[axis + 1 :]) for axis in range(len(mesh.sizes))]
+
+    def coordinates(self, rank: int) -> list[int]:
+        """Return the coordinate of a rank on each axis."""
+        pairs = zip(self.strides, self.mesh.sizes, strict=True)
+        return [rank // stride % size for stride, size in pairs]
+
+    def group_set(self, ranks: Sequence[int], rank: int) -> tuple[GroupSet, str]:
+        """Return the set of groups that contains ``ranks``, a group of ``rank``, and the rule that extends
+        it.
+
+        Rules are ``mesh`` for groups that vary over mesh axes, ``strides`` for groups that tile the ranks
+        otherwise, and ``alone`` for a group without a rule, which is then the only one.
+        """
+        group = tuple(ranks)
+        for count in range(1, len(self.mesh.sizes) + 1):
+            for axes in combinations(range(len(self.mesh.sizes)), count):
+                if prod(self.mesh.sizes[axis] for axis in axes) != len(group):
+                    continue
+                groups = StridedGroups.from_mesh(self.mesh.sizes, axes)
+                if tuple(groups.members(groups.group_of(rank)).tolist()) == group:
+                    return groups, "mesh"
+        tiled = self._tiled(np.array(group, np.int64), rank)
+        if tiled is not None:
+            return tiled, "strides"
+        return ExplicitGroups((group,)), "alone"
+
+    def _tiled(self, ranks: _IntArray, rank: int) -> GroupSet | None:
+        members = digits_of(ranks - ranks[0])
+        if members is None:
+            return None
+        other_digits: list[Digit] = []
+        reached = 1
+        for size, stride in sorted(members, key=lambda digit: digit[1]):
+            if stride % reached:
+                return None
+            other_digits.insert(0, (stride // reached, reached))
+            reached = size * stride
+        if self.mesh.num_devices % reached:
+            return None
+        other_digits.insert(0, (self.mesh.num_devices // reached, reached))
+        try:
+            groups = StridedGroups(tuple(other_digits), members)
+        except InvariantError:
+            return None
+        contains = np.array_equal(groups.members(groups.group_of(rank)), ranks)
+        return groups if contains else None
+
+    def message(self, source: int, target: int) -> Permutation:
+        """Return the permutation of a message: the same shift along the mesh axis on which its ends differ.
+
+        If the ends differ on several axes, the permutation has only this pair.
+        """
+        ends = zip(self.coordinates(source), self.coordinates(target), strict=True)
+        differing = [axis for axis, (from_, to) in enumerate(ends) if from_ != to]
+        if len(differing) != 1:
+            return Permutation.from_pairs([(source, target)], self.mesh.num_devices)
+        axis = differing[0]
+        stride = self.strides[axis]
+        return Permutation(
+            self.mesh.num_devices, (self.mesh.sizes[axis], stride), (target - source) // stride, wraps=False
+        )
+
+
+def graph_of(recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> OpGraph:
+    """Return the graph of a recorded step. O(calls + dependencies).
+
+    The findings report unknown costs and groups, and the notes of the recorder.
     """
     for code, (message, count) in recording.notes.items():
         findings.warning(code, message, count)
     nodes = [call for call in recording.calls if not makes_nothing(call)]
-    left_out = len(recording.calls) - len(nodes)
-    findings.info("views", "calls that give views or memory without values: no nodes", left_out)
-    streams = _Streams()
-    stream = np.array([streams.of(call) for call in nodes], np.int64)
-    data, control = _dependencies(nodes, stream)
-    assembly = _Assembly(recording, rule, name, findings)
+    num_omitted = len(recording.calls) - len(nodes)
+    findings.info("views", "calls that make views or memory without values, which are not nodes", num_omitted)
+    stream_ids: dict[tuple[str, str, int], int] = {}
+    streams = np.zeros(len(nodes), np.int64)
     for number, call in enumerate(nodes):
-        assembly.add(call, data[number], control[number], int(stream[number]))
-    return assembly.finished()
-
-
-class _Streams:
-    """Numbers the streams of one rank: 0 computes."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str, int], int] = {}
-
-    def of(self, call: Call) -> int:
-        """The stream of a call."""
-        talk = call.talk
-        if talk is None and call.op != _GATHER_IN:
-            return _COMPUTE_STREAM
-        key = (_GATHER_IN, "", -1)
-        if talk is not None:
-            key = (talk.group, talk.word if talk.peer >= 0 else "", talk.peer)
-        return self._known.setdefault(key, len(self._known) + 1)
+        communication = call.communication
+        if communication is not None:
+            direction = communication.library_name if communication.peer >= 0 else ""
+            key = (communication.group, direction, communication.peer)
+        elif call.op == _GATHER_IN:
+            key = (_GATHER_IN, "", -1)
+        else:
+            streams[number] = _COMPUTE_STREAM
+            continue
+        streams[number] = stream_ids.setdefault(key, len(stream_ids) + 1)
+    data, control = _dependencies(nodes, streams)
+    assembly = _GraphAssembly(recording, rule, name, findings)
+    for number, call in enumerate(nodes):
+        assembly.add(call, data[number], control[number], int(streams[number]))
+    return assembly.finish()
 
 
 def _dependencies(
-    nodes: Sequence[Call], stream: np.ndarray[tuple[int], np.dtype[np.int64]]
+    nodes: Sequence[RecordedCall], streams: _IntArray
 ) -> tuple[list[list[int]], list[list[int]]]:
-    flow = flow_of(_rows([call.reads for call in nodes]), _rows([call.writes for call in nodes]))
+    flow = flow_of(_ragged([call.reads for call in nodes]), _ragged([call.writes for call in nodes]))
     count = len(nodes)
     data = flow.data.distinct(count)
-    control = Edges.joined(flow.order, _gathers(nodes), chain(stream))
-    control = control.distinct(count).latest(stream).without(data, count)
+    # FSDP2 copies into a gather after it has copied out of the last but one.
+    copies_in = [number for number, call in enumerate(nodes) if call.op == _GATHER_IN]
+    copies_out = [number for number, call in enumerate(nodes) if call.op == _GATHER_OUT]
+    pairs = zip(copies_in[_GATHERS_AHEAD:], copies_out, strict=False)
+    gathers = Edges.of([(later, earlier) for later, earlier in pairs if earlier < later])
+    control = Edges.joined(flow.order, gathers, chain(streams))
+    control = control.distinct(count).latest(streams).without(data, count)
     return data.csr(count).to_lists(), control.csr(count).to_lists()
 
 
-def _gathers(nodes: Sequence[Call]) -> Edges:
-    """What FSDP2 copies into a gather waits for what it copied out of the last but one."""
-    copied_in = [number for number, call in enumerate(nodes) if call.op == _GATHER_IN]
-    copied_out = [number for number, call in enumerate(nodes) if call.op == _GATHER_OUT]
-    pairs = zip(copied_in[_GATHERS_AHEAD:], copied_out, strict=False)
-    return Edges.of([(later, earlier) for later, earlier in pairs if earlier < later])
-
-
-def _rows(rows: Sequence[tuple[int, ...]]) -> RaggedArray:
+def _ragged(rows: Sequence[tuple[int, ...]]) -> RaggedArray:
     values = [storage for row in rows for storage in row]
     return RaggedArray.from_lengths(
         np.array([len(row) for row in rows], np.int64), np.array(values, np.int32)
     )
 
 
-class _Assembly:
-    """Puts the nodes of one rank together."""
+class _GraphAssembly:
+    """Adds the nodes of one rank to a graph builder."""
 
-    def __init__(self, recording: Recording, rule: MeshRule, name: str, findings: Findings) -> None:
+    def __init__(self, recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> None:
         self.rank = recording.rank
         self.rule = rule
         self.findings = findings
@@ -116,51 +192,49 @@ class _Assembly:
         self._ranks = recording.groups
         self._sets: dict[str, GroupSet] = {}
         self._unknown: dict[str, int] = {}
-        self._name_groups()
-
-    def _name_groups(self) -> None:
-        """Process groups of the same ranks are told apart in the order in which they were made."""
-        found: dict[GroupSet, int] = {}
-        known: dict[str, int] = {}
-        for name, ranks in self._ranks.items():
-            groups, how = self.rule.group_set(ranks, self.rank)
-            before = found.get(groups, 0)
-            found[groups] = before + 1
-            self._sets[name] = apart(groups, before)
-            known[how] = known.get(how, 0) + 1
+        # Number the process groups of the same ranks in order of creation.
+        num_equal: dict[GroupSet, int] = {}
+        num_by_rule: dict[str, int] = {}
+        for group_name, ranks in self._ranks.items():
+            groups, rule_name = self.rule.group_set(ranks, self.rank)
+            communicator = num_equal.get(groups, 0)
+            num_equal[groups] = communicator + 1
+            self._sets[group_name] = replace(groups, communicator=communicator) if communicator else groups
+            num_by_rule[rule_name] = num_by_rule.get(rule_name, 0) + 1
         self.findings.info(
             "groups-tiled",
-            "process groups that are no axes of the mesh: the others like them are taken to tile the ranks",
-            known.get("strides", 0),
+            "process groups that are not mesh axes: equal groups are assumed to tile the ranks",
+            num_by_rule.get("strides", 0),
         )
         self.findings.warning(
             "groups-alone",
             "process groups without a rule on the mesh: only the group of the recorded rank is known",
-            known.get("alone", 0),
+            num_by_rule.get("alone", 0),
         )
 
-    def add(self, call: Call, data: list[int], control: list[int], stream: int) -> None:
+    def add(self, call: RecordedCall, data: list[int], control: list[int], stream: int) -> None:
         """Append one node."""
         builder, cost = self.builder, call_cost(call)
-        meaning = None if call.talk is None else named(call.talk.word)
+        meaning = None if call.communication is None else named(call.communication.library_name)
         kind = NodeKind.COMPUTE if meaning is None else meaning.node
         op_class = cost.op_class if kind in {NodeKind.COMPUTE, NodeKind.COLLECTIVE} else OpClass.P2P
-        short = call.op.partition("::")[2]
+        short_name = call.op.partition("::")[2]
         node = builder.add_node(
-            name_row=builder.strings.add(f"{short}_{len(builder)}"),
+            name_row=builder.strings.add(f"{short_name}_{len(builder)}"),
             op_row=builder.strings.add(call.op),
             op_class=op_class,
             kind=kind,
             data_deps=data,
             control_deps=control,
-            operands=[self._type(each) for each in _operands(call)],
-            results=[self._type(each) for each in _made(call)],
+            operands=[self._type(tensor) for tensor in call.argument_tensors],
+            # Results in memory that the call allocated: a tensor that is written in place is an operand.
+            results=[self._type(tensor) for tensor in call.results if tensor.storage in call.fresh],
             flops=cost.flops,
             transcendentals=cost.transcendentals,
             bytes_read=cost.bytes_read,
             bytes_written=cost.bytes_written,
         )
-        path = "/".join(part for part in (call.phase, call.module, short) if part)
+        path = "/".join(part for part in (call.phase, call.module, short_name) if part)
         builder.set(node, stream=stream, framework_row=builder.strings.add(path))
         if call.source:
             builder.set(node, source_row=builder.strings.add(call.source))
@@ -169,78 +243,67 @@ class _Assembly:
         self._add_cost(node, cost)
         if cost.op_class is OpClass.UNKNOWN:
             self._unknown[call.op] = self._unknown.get(call.op, 0) + 1
-        if call.talk is not None and meaning is not None:
-            self._communicate(node, call.talk)
+        if call.communication is not None and meaning is not None:
+            self._add_communication(node, call.communication)
 
     def _add_cost(self, node: int, cost: Cost) -> None:
         if cost.rate_dtype >= 0:
             self.builder.set(node, rate_dtype=cost.rate_dtype)
         if cost.useful_flops != cost.flops:
             self.builder.set(node, useful_flops=cost.useful_flops)
-        for each in cost.contractions:
+        for product in cost.contractions:
             self.builder.add_contraction(
                 node,
-                batch=each.batch,
-                m=each.m,
-                n=each.n,
-                k=each.k,
-                flops=each.flops,
-                useful_flops=each.useful_flops,
-                lhs=each.lhs,
-                rhs=each.rhs,
-                accumulator=each.accumulator,
-                products=each.products,
+                batch=product.batch,
+                m=product.m,
+                n=product.n,
+                k=product.k,
+                flops=product.flops,
+                useful_flops=product.useful_flops,
+                lhs=product.lhs,
+                rhs=product.rhs,
+                accumulator=product.accumulator,
+                products=product.products,
             )
 
-    def _communicate(self, node: int, talk: Talk) -> None:
-        meaning = named(talk.word)
+    def _add_communication(self, node: int, communication: CallCommunication) -> None:
+        meaning = named(communication.library_name)
         assert meaning is not None
-        ranks = self._ranks[talk.group]
+        ranks = self._ranks[communication.group]
         facts = Communication(
-            meaning=meaning, operand_bytes=talk.operand_bytes, result_bytes=talk.result_bytes, ranks=ranks
+            meaning=meaning,
+            operand_bytes=communication.operand_bytes,
+            result_bytes=communication.result_bytes,
+            ranks=ranks,
         )
         payload = 0.0 if meaning.collective is CollectiveKind.BARRIER else payload_bytes(facts, len(ranks))
         if meaning.node is NodeKind.COLLECTIVE:
             kind = meaning.collective
-            if talk.ragged and kind is CollectiveKind.ALL_TO_ALL:
+            if communication.ragged and kind is CollectiveKind.ALL_TO_ALL:
                 kind = CollectiveKind.RAGGED_ALL_TO_ALL
             self.builder.add_collective(
                 node,
                 kind,
-                group_set=self.builder.group_set(self._sets[talk.group]),
+                group_set=self.builder.group_set(self._sets[communication.group]),
                 comm_bytes=payload,
-                operand_bytes=talk.operand_bytes,
-                result_bytes=talk.result_bytes,
-                reduction=_REDUCTIONS.get(talk.reduction, talk.reduction),
+                operand_bytes=communication.operand_bytes,
+                result_bytes=communication.result_bytes,
+                reduction=_REDUCTIONS.get(communication.reduction, communication.reduction),
             )
             return
-        ends = (self.rank, talk.peer) if meaning.node is NodeKind.SEND else (talk.peer, self.rank)
-        way = self.builder.permutation(self.rule.message(*ends)) if talk.peer >= 0 else -1
-        self.findings.warning("peer-unknown", "messages from any source", way < 0)
-        self.builder.add_p2p(node, permutation=way, comm_bytes=payload, tag=max(talk.tag, 0))
+        peer = communication.peer
+        source, target = (self.rank, peer) if meaning.node is NodeKind.SEND else (peer, self.rank)
+        permutation = self.builder.permutation(self.rule.message(source, target)) if peer >= 0 else -1
+        self.findings.warning("peer-unknown", "messages from any source", permutation < 0)
+        self.builder.add_p2p(node, permutation=permutation, comm_bytes=payload, tag=max(communication.tag, 0))
 
     def _type(self, tensor: TensorRecord) -> int:
         return self.builder.types.add(find_dtype(tensor.dtype), tensor.shape)
 
-    def finished(self) -> OpGraph:
-        """The graph."""
+    def finish(self) -> OpGraph:
+        """Return the graph."""
         names = ", ".join(sorted(self._unknown)[:6])
         self.findings.warning(
-            "unknown-op", f"calls of which no rule says the cost ({names})", sum(self._unknown.values())
+            "unknown-op", f"calls without a cost rule ({names})", sum(self._unknown.values())
         )
         return self.builder.build()
-
-
-def _operands(call: Call) -> list[TensorRecord]:
-    found: list[TensorRecord] = []
-    for each in call.arguments:
-        if isinstance(each, TensorRecord):
-            found.append(each)
-        elif not isinstance(each, str):
-            found.extend(each)
-    return found
-
-
-def _made(call: Call) -> list[TensorRecord]:
-    """Results in memory of their own: what is written in place is an operand."""
-    return [each for each in call.results if each.storage in call.fresh]

@@ -1,19 +1,53 @@
-"""What a recorder keeps of one step of one rank: plain values, of which nothing needs PyTorch."""
+"""Recorded calls of one step of one rank, as plain values without PyTorch, and the cost of each call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isnan, nan, prod
 from typing import NamedTuple
 
-__all__ = ["VALUE_GUESSED", "Argument", "Call", "Phase", "Recording", "Talk", "TensorRecord"]
+import msgspec
+
+from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule
+from hespas.costs.operation import Cost
+from hespas.graph import OpClass, find_dtype
+
+__all__ = [
+    "VALUE_GUESSED",
+    "CallArgument",
+    "CallCommunication",
+    "RankRecording",
+    "RecordedCall",
+    "StepPhase",
+    "TensorRecord",
+    "call_cost",
+    "makes_nothing",
+    "tensor_bytes",
+]
 
 VALUE_GUESSED = "value-guessed"
-"""The finding about a value that was read from a tensor without data."""
+"""Code of the finding about a value that was read from a tensor without data."""
+
+_COPY_NAMES = """
+    fsdp::all_gather_copy_in fsdp::split_with_sizes_copy fsdp::chunk_cat fsdp::copy_
+    aten::split_with_sizes_copy aten::_chunk_cat aten::split_copy aten::stack aten::constant_pad_nd
+    aten::flip aten::roll aten::tril aten::triu aten::select_scatter aten::slice_scatter
+"""
+_COPIES = frozenset(_COPY_NAMES.split())
+"""Operations that copy values unchanged: read once, written once."""
+_FILL_NAMES = """
+    zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor eye
+    randn randint rand randn_like rand_like randperm normal
+"""
+_FILLS = frozenset(f"aten::{name}" for name in _FILL_NAMES.split())
+"""Operations that write values without reading any."""
+_FREE = frozenset({"aten::new_empty", "aten::new_empty_strided", "aten::set_", "aten::is_pinned"})
 
 
 class TensorRecord(NamedTuple):
-    """A tensor that an operation takes or makes. ``dtype`` is PyTorch's name without ``torch.``; strides
-    count elements. ``storage`` numbers the memory behind it in order of first use, over one recording.
+    """Tensor that an operation takes or makes. ``dtype`` is PyTorch's name without ``torch.``; strides
+    count elements. ``storage`` numbers the memory of the tensor in order of first use, over one recording.
     """
 
     dtype: str
@@ -22,14 +56,14 @@ class TensorRecord(NamedTuple):
     storage: int
 
 
-Argument = TensorRecord | tuple[TensorRecord, ...] | str
-"""One argument in the order of the schema: a tensor, a list of tensors, or anything else as its text (empty:
-None), as PyTorch's profiler writes it.
+CallArgument = TensorRecord | tuple[TensorRecord, ...] | str
+"""Argument in the order of the schema: a tensor, a list of tensors, or any other value as the text that
+PyTorch's profiler writes (empty: None).
 """
 
 
-class Phase:
-    """Names of the parts of a step."""
+class StepPhase:
+    """Names of the phases of a step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -38,13 +72,15 @@ class Phase:
     OPTIMIZER = "optimizer"
 
 
-class Talk(NamedTuple):
-    """The communication that a call starts. ``word`` is the library's name (``_allgather_base_``); ``group``
-    names a row of :attr:`Recording.groups`; ``peer`` is a global rank, ``tag`` as given, both -1 where there
-    is none. ``reduction`` is ``sum``, ``avg``, ... or empty. ``ragged``: parts of an exchange differ in size.
+class CallCommunication(NamedTuple):
+    """Communication that a call starts.
+
+    ``library_name`` is the library's name (``_allgather_base_``); ``group`` names an entry of
+    :attr:`RankRecording.groups`. ``peer`` is a global rank, ``tag`` as given, both -1 if absent.
+    ``reduction`` is ``sum``, ``avg``, ... or empty. ``ragged``: the parts of an exchange differ in size.
     """
 
-    word: str
+    library_name: str
     group: str
     operand_bytes: float
     result_bytes: float
@@ -54,41 +90,53 @@ class Talk(NamedTuple):
     ragged: bool = False
 
 
-class Call(NamedTuple):
-    """One dispatched operation. ``op`` is its name with namespace (``aten::mm``), ``overload`` its variant.
+class RecordedCall(NamedTuple):
+    """Dispatched operation. ``op`` is its name with namespace (``aten::mm``), ``overload`` its variant.
 
-    ``reads`` and ``writes`` are storages; ``fresh`` are results in memory that the call made. ``is_view``:
-    it makes no values. ``module`` is the path of the module (``GPT.blocks.0.attn``), ``source`` the line of
-    the user's program (``train.py:31``).
+    ``reads`` and ``writes`` are storages; ``fresh`` are the storages of results that the call allocated.
+    ``is_view``: it makes no values. ``module`` is the path of the module (``GPT.blocks.0.attn``), ``source``
+    the line of the user's program (``train.py:31``).
     """
 
     op: str
     overload: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[CallArgument, ...]
     results: tuple[TensorRecord, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     fresh: tuple[int, ...] = ()
     is_view: bool = False
     module: str = ""
-    phase: str = Phase.FORWARD
+    phase: str = StepPhase.FORWARD
     source: str = ""
-    talk: Talk | None = None
+    communication: CallCommunication | None = None
+
+    @property
+    def argument_tensors(self) -> list[TensorRecord]:
+        """Tensors among the arguments, including those in lists."""
+        tensors: list[TensorRecord] = []
+        for argument in self.arguments:
+            if isinstance(argument, TensorRecord):
+                tensors.append(argument)
+            elif not isinstance(argument, str):
+                tensors.extend(argument)
+        return tensors
 
 
 @dataclass(slots=True)
-class Recording:
-    """One step of one rank. ``groups`` holds the global ranks of each process group that talks, by name, in
-    the order in which groups were made.
+class RankRecording:
+    """One step of one rank. ``groups`` holds the global ranks of each process group that communicates, by
+    name, in order of creation.
 
-    ``state_bytes`` are storages that stand before the step and are used in it: parameters, optimizer state
-    and inputs. ``peak_bytes`` is the most that was alive at once, state included; ``kept_bytes`` is what the
-    step made and left alive. ``notes`` are findings of the recorder: code -> (message, count).
+    ``state_bytes`` is the size of storages that exist before the step and are used in it: parameters,
+    optimizer state and inputs. ``peak_bytes`` is the maximum of live bytes, state included; ``kept_bytes`` is
+    the size of storages that the step made and did not free. ``notes`` are findings of the recorder: code ->
+    (message, count).
     """
 
     rank: int
     num_ranks: int
-    calls: list[Call] = field(default_factory=list[Call])
+    calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     state_bytes: int = 0
     peak_bytes: int = 0
@@ -97,9 +145,80 @@ class Recording:
 
     @property
     def guessed_values(self) -> int:
-        """Return the number of values that the program read from tensors without data."""
+        """Number of values that the program read from tensors without data."""
         return self.notes.get(VALUE_GUESSED, ("", 0))[1]
 
     def note(self, code: str, message: str) -> None:
         """Count a finding."""
         self.notes[code] = (message, self.notes.get(code, ("", 0))[1] + 1)
+
+
+def tensor_bytes(tensors: tuple[TensorRecord, ...]) -> float:
+    """Return the storage of the elements of tensors; NaN without tensors or for an unknown type."""
+    total = 0.0
+    for tensor in tensors:
+        dtype = find_dtype(tensor.dtype)
+        total += nan if dtype is None else dtype.storage_bytes(prod(tensor.shape))
+    return total if tensors else nan
+
+
+def makes_nothing(call: RecordedCall) -> bool:
+    """Return True if a call only makes a view, or memory without values; it is not a node of the graph."""
+    if call.communication is not None:
+        return False
+    return call.is_view or call.op in VIEWS or call.op in _FREE
+
+
+def call_cost(call: RecordedCall) -> Cost:
+    """Return the cost of a call, NaN without a rule. Communication reads its operands and writes
+    its results.
+    """
+    if call.communication is not None:
+        sizes = (call.communication.operand_bytes, call.communication.result_bytes)
+        read, written = (0.0 if isnan(size) else size for size in sizes)
+        return Cost(OpClass.COLLECTIVE, 0.0, 0.0, 0.0, read, written)
+    only_read = tuple(
+        tensor
+        for tensor in call.argument_tensors
+        if tensor.storage in call.reads and tensor.storage not in call.writes
+    )
+    if call.op in _COPIES:
+        copied = tensor_bytes(only_read)
+        return Cost(OpClass.MOVE, 0.0, 0.0, 0.0, copied, copied)
+    if call.op in _FILLS:
+        return Cost(OpClass.GENERATE, 0.0, 0.0, 0.0, 0.0, tensor_bytes(call.results))
+    if find_aten_rule(call.op) is None:
+        return Cost(OpClass.UNKNOWN, nan, nan, nan, tensor_bytes(only_read), nan)
+    shapes, types, strides, values = _profiler_texts(call.arguments)
+    return _rule_cost(call.op, shapes, types, strides=strides, values=values)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rule_cost(op: str, shapes: str, types: str, *, strides: str, values: str) -> Cost:
+    return aten_cost(op, shapes, types, strides=strides, values=values).cost
+
+
+def _profiler_texts(arguments: tuple[CallArgument, ...]) -> tuple[str, str, str, str]:
+    """Return shapes, types, strides and values as JSON, in the form of PyTorch's profiler."""
+    shapes: list[object] = []
+    types: list[object] = []
+    strides: list[object] = []
+    values: list[str] = []
+    for argument in arguments:
+        if isinstance(argument, str):
+            shapes.append(())
+            types.append("Scalar" if argument else "")
+            strides.append(())
+            values.append(argument)
+            continue
+        if isinstance(argument, TensorRecord):
+            shapes.append(argument.shape)
+            types.append(argument.dtype)
+            strides.append(argument.strides)
+        else:
+            shapes.append([tensor.shape for tensor in argument])
+            types.append([tensor.dtype for tensor in argument])
+            strides.append([tensor.strides for tensor in argument])
+        values.append("")
+    encode = msgspec.json.encode
+    return encode(shapes).decode(), encode(types).decode(), encode(strides).decode(), encode(values).decode()

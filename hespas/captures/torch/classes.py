@@ -1,9 +1,9 @@
-"""Which ranks of a mesh run the same program, from a few ranks that were recorded.
+"""Rank classes of a mesh (ranks that run the same program), derived from a few recorded ranks.
 
-Along each axis the first rank, the last and the one in the middle are recorded. Where two of them differ,
-the ranks between are halved until the border is found: what differs between ranks (stages of a pipeline, the
-last shard of an uneven split) does so in stretches. Stretches of several axes are combined, and each
-combination is recorded once. Ranks inside a stretch are not recorded.
+The first, middle and last rank along each axis are recorded. Where two of them differ, the interval between
+them is bisected until the border is located: ranks differ in contiguous intervals (stages of a pipeline, the
+last shard of an uneven split). The intervals of all axes are combined, and each combination is recorded once.
+Ranks inside an interval are not recorded.
 """
 
 from __future__ import annotations
@@ -19,92 +19,92 @@ from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.workload import graphs_equal
 
-__all__ = ["MOST_RECORDED", "RankClasses", "find_classes"]
+__all__ = ["MAX_RECORDED", "RankClasses", "find_classes"]
 
-MOST_RECORDED = 256
-"""Ranks that are recorded at most."""
+MAX_RECORDED = 256
+"""Limit on the number of recorded ranks."""
 
 
 class RankClasses:
-    """The classes found so far: ``graphs``, and of each the rank it was recorded on (``first``)."""
+    """Rank classes: ``graphs``, and the rank on which each graph was recorded (``first``)."""
 
     def __init__(self, mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> None:
         self.mesh = mesh
         self.graphs: list[OpGraph] = []
         self.first: list[int] = []
         self._graph_at = graph_at
-        self._known: dict[int, int] = {}
+        self._class_of_rank: dict[int, int] = {}
 
     @property
     def num_recorded(self) -> int:
-        """Ranks that were recorded."""
-        return len(self._known)
+        """Number of recorded ranks."""
+        return len(self._class_of_rank)
 
     def of(self, coordinates: tuple[int, ...]) -> int:
-        """The class of the rank at a place of the mesh, which is recorded where it was not yet."""
+        """Return the class of the rank at mesh coordinates; record the rank on first use."""
         rank = 0
-        for place, size in zip(coordinates, self.mesh.sizes, strict=True):
-            rank = rank * size + place
-        found = self._known.get(rank)
-        if found is None:
-            if len(self._known) >= MOST_RECORDED:
+        for coordinate, size in zip(coordinates, self.mesh.sizes, strict=True):
+            rank = rank * size + coordinate
+        if rank not in self._class_of_rank:
+            if len(self._class_of_rank) >= MAX_RECORDED:
                 raise UnsupportedError(
-                    f"mesh {self.mesh}: {MOST_RECORDED} ranks were recorded and still others differ",
-                    hint="make what differs between ranks (shapes, branches) the same on most of them",
+                    f"mesh {self.mesh}: more than {MAX_RECORDED} ranks differ from each other",
+                    hint="make the shapes and branches that differ between ranks the same on most of them",
                 )
-            found = self._known[rank] = self._class_of(self._graph_at(rank), rank)
-        return found
-
-    def _class_of(self, graph: OpGraph, rank: int) -> int:
-        for index, known in enumerate(self.graphs):
-            if not graphs_equal(known, graph):
-                return index
-        self.graphs.append(graph)
-        self.first.append(rank)
-        return len(self.graphs) - 1
+            graph = self._graph_at(rank)
+            equal = (index for index, known in enumerate(self.graphs) if not graphs_equal(known, graph))
+            rank_class = next(equal, len(self.graphs))
+            if rank_class == len(self.graphs):
+                self.graphs.append(graph)
+                self.first.append(rank)
+            self._class_of_rank[rank] = rank_class
+        return self._class_of_rank[rank]
 
     def starts_on(self, axis: int) -> list[int]:
-        """The first place of each stretch of equal ranks along an axis, at the origin of the others."""
+        """Return the starts of the intervals of equal ranks along an axis, at the origin of the
+        other axes.
+        """
         size = self.mesh.sizes[axis]
 
-        def at(place: int) -> int:
-            return self.of(tuple(place if each == axis else 0 for each in range(len(self.mesh.sizes))))
+        def class_at(coordinate: int) -> int:
+            return self.of(tuple(coordinate if index == axis else 0 for index in range(len(self.mesh.sizes))))
 
         starts = {0}
-        looked = sorted({0, size // 2, size - 1})
-        todo = list(pairwise(looked))
-        while todo:
-            low, high = todo.pop()
-            if at(low) == at(high):
+        intervals = list(pairwise(sorted({0, size // 2, size - 1})))
+        while intervals:
+            low, high = intervals.pop()
+            if class_at(low) == class_at(high):
                 continue
             if high - low == 1:
                 starts.add(high)
                 continue
             middle = (low + high) // 2
-            todo += [(low, middle), (middle, high)]
+            intervals += [(low, middle), (middle, high)]
         return sorted(starts)
 
 
 def find_classes(mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> tuple[RankClasses, SmallIntArray]:
-    """The classes of a mesh, in order of their first ranks, and the class of each rank, ``(ranks,)``.
+    """Return the classes of a mesh in order of their first ranks, and the class of each rank, ``(ranks,)``.
 
-    Records 1 + 2 x axes ranks where all are equal, and O(classes x log ranks) more where they are not. Raises
-    ``UnsupportedError`` past :data:`MOST_RECORDED`.
+    Records 1 + 2 x axes ranks if all are equal, and O(classes x log ranks) more otherwise. Raises
+    ``UnsupportedError`` beyond :data:`MAX_RECORDED`.
     """
     classes = RankClasses(mesh, graph_at)
-    classes.of((0,) * len(mesh.sizes))  # where no axis has a second rank, nothing else asks for one
+    classes.of((0,) * len(mesh.sizes))  # records at least one rank, even if every axis has size 1
     starts = [classes.starts_on(axis) for axis in range(len(mesh.sizes))]
     shape = tuple(map(len, starts))
     if max(shape) == 1:
         return classes, np.broadcast_to(np.int32(0), (mesh.num_devices,))
-    table = np.zeros(shape, np.int32)
-    for place in product(*map(range, shape)):
-        table[place] = classes.of(tuple(firsts[at] for firsts, at in zip(starts, place, strict=True)))
-    stretches = [
-        np.searchsorted(np.array(firsts), np.arange(size), side="right") - 1
-        for firsts, size in zip(starts, mesh.sizes, strict=True)
+    class_table = np.zeros(shape, np.int32)
+    for cell in product(*map(range, shape)):
+        class_table[cell] = classes.of(
+            tuple(axis_starts[index] for axis_starts, index in zip(starts, cell, strict=True))
+        )
+    intervals = [
+        np.searchsorted(np.array(axis_starts), np.arange(size), side="right") - 1
+        for axis_starts, size in zip(starts, mesh.sizes, strict=True)
     ]
-    rank_class = np.ascontiguousarray(table[np.ix_(*stretches)].reshape(-1))
+    rank_class = np.ascontiguousarray(class_table[np.ix_(*intervals)].reshape(-1))
     _, first = np.unique(rank_class, return_index=True)
     order = np.argsort(first)
     classes.graphs = [classes.graphs[index] for index in order]

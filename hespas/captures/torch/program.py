@@ -1,37 +1,41 @@
-"""Runs a user's function as one rank of a job after another, and records a step of each."""
+"""Capture of a user's PyTorch function: run as one rank of a job after another, with one recorded
+step each.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 from hespas.captures.mesh import Mesh
-from hespas.captures.torch.builder import graph_of
-from hespas.captures.torch.calls import Recording
+from hespas.captures.torch.builder import MeshRule, graph_of
+from hespas.captures.torch.calls import RankRecording
 from hespas.captures.torch.classes import find_classes
-from hespas.captures.torch.groups import MeshRule
 from hespas.captures.torch.library import torch_module
-from hespas.captures.torch.places import failing_line
-from hespas.captures.torch.recorder import Recorder
-from hespas.captures.torch.stages import StageBoard
-from hespas.captures.torch.world import rank_of_job
+from hespas.captures.torch.origins import failing_line
+from hespas.captures.torch.recorder import StepRecorder
+from hespas.captures.torch.world import ShapeExchange, rank_of_job
 from hespas.graph import GUESSED_VALUES, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import HespasError, UsageError
 
 __all__ = ["TensorKind", "capture_torch", "record_rank"]
 
 TensorKind = Literal["fake", "real"]
-"""``fake``: tensors have shapes and no data, so that a model of any size fits. ``real``: they have data, for
+"""Kind of the tensors of a captured program.
+
+``fake`` tensors have shapes but no data, so that a model of any size fits. ``real`` tensors have data, for
 programs whose operations depend on values; the model has to fit this machine.
 """
 
 _Function = Callable[..., Any]
 
-_STEPS_BEFORE = 2
-"""Optimizers make their states in the first step, DDP its buckets at the start of the second."""
+_UNRECORDED_STEPS = 2
+"""Steps before the recorded one: optimizers allocate their states in the first, DDP its buckets in the
+second.
+"""
 
 
 def capture_torch(
@@ -43,101 +47,93 @@ def capture_torch(
     tensors: TensorKind = "fake",
     compiled: bool = False,
 ) -> Workload:
-    """One step of a PyTorch program, as every rank of ``mesh`` runs it; no device and no other process is
-    needed.
+    """Capture one step of a PyTorch program on every rank of ``mesh``, without devices or other processes.
 
-    ``function`` gets a ``DeviceMesh`` with the axes of ``mesh`` (of device type ``cpu``; nothing, where it
-    takes no argument), then ``args``, with a process group that is set up. It builds model, optimizer and
-    data, and returns the step: a function without arguments. That is called twice to come to its steady
-    state (states of the optimizer, buckets of DDP), and recorded the third time. Where it returns anything
-    else, the function is the step, and all it does is recorded.
+    ``function`` is called with a ``DeviceMesh`` with the axes of ``mesh`` (device type ``cpu``; omitted if
+    the function takes no argument) and ``args``, inside an initialised process group. It builds model,
+    optimizer and data, and returns the step: a function without arguments. The step runs twice to reach its
+    steady state (optimizer state, DDP buckets), and is recorded in the third run. If the function returns
+    anything else, the function itself is the step, and all of it is recorded.
 
-    ``torch.compile`` is passed over, and what it was given runs as it is written. With ``compiled`` the
-    graphs that AOTAutograd makes of it are recorded, operation by operation and not fused, with the
-    collectives that run between them; that takes ``real`` tensors.
+    ``torch.compile`` is ignored by default: the program runs as written. With ``compiled`` the graphs of
+    AOTAutograd are recorded, operation by operation and not fused, with the collectives between them; that
+    requires ``real`` tensors.
 
-    A few ranks are recorded (:mod:`hespas.captures.torch.classes`), each with what it executes itself.
+    Only a few ranks are recorded (:mod:`hespas.captures.torch.classes`), each with the operations that it
+    executes itself.
 
-    Raises ``MissingExtraError`` without PyTorch, and ``UsageError`` where a process group exists already
-    or the function fails (its own error is the cause).
+    Raises ``MissingExtraError`` without PyTorch, and ``UsageError`` if a process group exists already or the
+    function fails (its own error is the cause).
     """
     if tensors not in {"fake", "real"}:
         raise UsageError(f"tensors: {tensors!r} is neither fake nor real")
     if compiled and tensors != "real":
-        raise UsageError("compiled graphs are made of real tensors", hint="say `tensors=real` as well")
-    found = Diagnostics() if diagnostics is None else diagnostics
+        raise UsageError("compiled graphs need real tensors", hint="add `tensors=real`")
+    diagnostics = Diagnostics() if diagnostics is None else diagnostics
     title = name or getattr(function, "__name__", "step")
     run = partial(record_rank, function, mesh, tensors=tensors, compiled=compiled)
-    ranks = _Ranks(lambda rank: run(rank, *args), MeshRule(mesh), title)
+    ranks = _RecordedRanks(lambda rank: run(rank, *args), MeshRule(mesh), title)
     classes, rank_class = find_classes(mesh, ranks.graph_at)
     for rank in classes.first:
-        found.extend(ranks.told[rank])
-    found.info(
+        diagnostics.extend(ranks.diagnostics[rank])
+    diagnostics.info(
         "torch.ranks-recorded",
         title,
-        f"{classes.num_recorded} of {mesh.num_devices:,} ranks were recorded and are"
-        f" {len(classes.graphs)} kinds; the others are taken to run what their neighbours run",
+        f"{classes.num_recorded} of {mesh.num_devices:,} ranks were recorded and form"
+        f" {len(classes.graphs)} rank classes; the other ranks are assumed to equal their neighbours",
     )
     captured_by = f"torch {torch_module().__version__}, {tensors} tensors"
     metadata = {"framework": "torch", "captured_by": captured_by, "mesh": str(mesh)}
-    if guessed := sum(ranks.recordings[rank].guessed_values for rank in classes.first):
+    recordings = [ranks.recordings[rank] for rank in classes.first]
+    if guessed := sum(recording.guessed_values for recording in recordings):
         metadata[GUESSED_VALUES] = str(guessed)
-    return Workload(
-        name=title,
-        classes=tuple(classes.graphs),
-        rank_class=rank_class,
-        metadata=metadata | _memory([ranks.recordings[rank] for rank in classes.first]),
+    # For each class: state is read and overwritten; what a step makes and does not free is added to it.
+    metadata[PROGRAM_BYTES] = ";".join(
+        f"{recording.state_bytes} {recording.state_bytes + max(recording.kept_bytes, 0)} "
+        f"{recording.state_bytes}"
+        for recording in recordings
     )
+    metadata["recorded_peak_bytes"] = ";".join(str(recording.peak_bytes) for recording in recordings)
+    return Workload(name=title, classes=tuple(classes.graphs), rank_class=rank_class, metadata=metadata)
 
 
-class _Ranks:
-    """Records ranks as they are asked for, and those whose shapes they need. Calls are kept no longer than it
-    takes to make the graph.
+class _RecordedRanks:
+    """Records ranks on demand, and the ranks whose shapes they need. Calls are dropped once the graph is
+    made.
     """
 
-    def __init__(self, record: Callable[[int], Recording], rule: MeshRule, title: str) -> None:
-        self.recordings: dict[int, Recording] = {}
-        self.told: dict[int, Diagnostics] = {}
+    def __init__(self, record: Callable[[int], RankRecording], rule: MeshRule, title: str) -> None:
+        self.recordings: dict[int, RankRecording] = {}
+        self.diagnostics: dict[int, Diagnostics] = {}
         self._record = record
         self._rule = rule
         self._title = title
-        self._board = StageBoard()
+        self._exchange = ShapeExchange()
 
     def graph_at(self, rank: int) -> OpGraph:
-        """The graph of a rank; what there is to tell of it is in ``told``."""
+        """Return the graph of a rank, and store its findings in ``diagnostics``."""
         if rank not in self.recordings:
-            self.recordings.update(self._board.in_turn(rank, self._run))
+            self.recordings.update(self._exchange.run_in_order(rank, self._run))
         recording = self.recordings[rank]
-        told = self.told[rank] = Diagnostics()
-        graph = graph_of(recording, self._rule, self._title, told.about(self._title, "torch"))
+        diagnostics = self.diagnostics[rank] = Diagnostics()
+        graph = graph_of(recording, self._rule, self._title, diagnostics.about(self._title, "torch"))
         recording.calls.clear()
         return graph
 
-    def _run(self, rank: int) -> Recording:
+    def _run(self, rank: int) -> RankRecording:
         try:
-            with self._board.on(rank):
+            with self._exchange.on(rank):
                 return self._record(rank)
         except HespasError:
             raise
-        except Exception as error:  # whatever the user's program raises
-            told = f"{type(error).__name__}: {str(error).strip() or 'without a message'}"
+        except Exception as error:  # the user's program may raise anything
+            reason = f"{type(error).__name__}: {str(error).strip() or 'without a message'}"
             raise UsageError(
-                f"{self._title} fails on rank {rank}: {told}",
+                f"{self._title} fails on rank {rank}: {reason}",
                 position=failing_line(error),
-                hint="run it as it is with one rank first; what depends on values needs `real_tensors`",
+                hint="run it unchanged with one rank first; operations that depend on values need "
+                "`real_tensors`",
             ) from error
-
-
-def _memory(kinds: Sequence[Recording]) -> dict[str, str]:
-    """Of each class: state is read and written over, what a step makes and keeps comes on top; the peak."""
-    held = [
-        f"{each.state_bytes} {each.state_bytes + max(each.kept_bytes, 0)} {each.state_bytes}"
-        for each in kinds
-    ]
-    return {
-        PROGRAM_BYTES: ";".join(held),
-        "recorded_peak_bytes": ";".join(str(each.peak_bytes) for each in kinds),
-    }
 
 
 def record_rank(
@@ -147,28 +143,28 @@ def record_rank(
     *args: object,
     tensors: TensorKind = "fake",
     compiled: bool = False,
-) -> Recording:
-    """What one rank executes: see :func:`capture_torch`."""
+) -> RankRecording:
+    """Record the operations that one rank executes. The arguments are the same as in
+    :func:`capture_torch`.
+    """
+    takes_mesh = True
+    with suppress(TypeError, ValueError):
+        takes_mesh = bool(inspect.signature(function).parameters)
     fake = tensors == "fake"
     with rank_of_job(rank, mesh.sizes, mesh.names, fake=fake, compiled=compiled) as job, job.tensors():
-        given = (job.mesh, *args) if _takes_any(function) else args
-        whole = Recorder(rank, mesh.num_devices, compiled=compiled)
+        whole = StepRecorder(rank, mesh.num_devices, compiled=compiled)
         with whole.recording():
-            step = function(*given)
+            step = function(job.mesh, *args) if takes_mesh else function(*args)
         if not callable(step):
             whole.record.note(
-                "no-step", "the function returned no step: all it did is recorded, making the model included"
+                "no-step",
+                "the function returned no step: all of its operations are recorded, including those that "
+                "make the model",
             )
             return whole.record
-        for _ in range(_STEPS_BEFORE):
+        for _ in range(_UNRECORDED_STEPS):
             step()
-        recorder = Recorder(rank, mesh.num_devices, compiled=compiled)
+        recorder = StepRecorder(rank, mesh.num_devices, compiled=compiled)
         with recorder.recording():
             step()
         return recorder.record
-
-
-def _takes_any(function: _Function) -> bool:
-    with suppress(TypeError, ValueError):
-        return bool(inspect.signature(function).parameters)
-    return True

@@ -1,13 +1,16 @@
-"""One rank of a job that is not there: a process group that answers at once, and tensors without data.
+"""Simulated environment of one rank: a fake process group, tensors without data, and shapes of pipeline
+stages.
 
-The fake process group is private API of PyTorch, which is why the extra pins its minor version. What in
-PyTorch needs data, or time in proportion to the ranks, is replaced while a program is captured:
+The fake process group is private API of PyTorch; the extra therefore pins its minor version. During a
+capture, parts of PyTorch are replaced that need data, or time in proportion to the ranks:
 
-* ``_chunk_with_empty`` of FSDP makes one empty tensor for every rank without a shard: at 16,384 ranks that is
-  minutes per model. Here only the shards that are looked at are made.
-* Meshes of devices are tensors and are computed with: that happens on real ones.
+* ``_chunk_with_empty`` of FSDP makes one empty tensor for every rank without a shard, which takes minutes per
+  model at 16,384 ranks. The replacement makes only the shards that are used.
+* Device meshes are tensors that PyTorch computes with; these computations run on real tensors.
 * ``DistributedDataParallel`` compares parameters between ranks, numbers buckets in a tensor that C++ reads,
-  and asks a collective for its result, which the fake process group does not have.
+  and uses the result of a collective, which the fake process group does not have.
+* Pipeline stages exchange shapes before their first step. Each rank runs alone: a rank that needs shapes of a
+  rank that has not run yet stops with :class:`PeerNotRun`, and runs again after that rank.
 """
 
 from __future__ import annotations
@@ -16,64 +19,76 @@ import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
-from hespas.captures.torch.library import torch_module
-from hespas.captures.torch.swap import swapped
-from hespas.graph.errors import UsageError
+from hespas.captures.torch.library import replaced_attribute, torch_module
+from hespas.graph.errors import UnsupportedError, UsageError
 
-__all__ = ["Rank", "rank_of_job"]
+__all__ = ["PeerNotRun", "ShapeExchange", "SimulatedRank", "rank_of_job"]
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_Result = TypeVar("_Result")
 
 
-class Rank:
-    """A rank while its program runs: the mesh of the job as PyTorch's own, and the world of its tensors."""
+class SimulatedRank:
+    """Rank while its program runs: the job's mesh as a PyTorch ``DeviceMesh``, and the mode of
+    its tensors.
+    """
 
     def __init__(self, mesh: Any, tensors: Callable[[], AbstractContextManager[object]]) -> None:
+        """``tensors()`` is the context to run the program in: tensors made inside have no data, unless real
+        tensors are used.
+        """
         self.mesh = mesh
         self.tensors = tensors
-        """Enter it to run the program: tensors that are made inside have no data, unless real are wanted."""
 
 
 @contextmanager
 def rank_of_job(
     rank: int, sizes: Sequence[int], names: Sequence[str], *, fake: bool, compiled: bool = False
-) -> Generator[Rank]:
-    """This process as one rank of a mesh of devices. What it changes in PyTorch is as before afterwards.
+) -> Generator[SimulatedRank]:
+    """Make this process one rank of a device mesh inside the block; restore PyTorch afterwards.
+
     ``compiled``: ``torch.compile`` makes graphs, which run operation by operation.
 
-    Raises ``UsageError`` where a process group exists already.
+    Raises ``UsageError`` if a process group exists already.
     """
     distributed = torch_module("torch.distributed")
     if distributed.is_initialized():
         raise UsageError(
-            "this process has a process group already; a capture makes its own",
-            hint="call torch.distributed.destroy_process_group() first, or capture in a process of its own",
+            "this process has a process group already; a capture creates its own",
+            hint="call torch.distributed.destroy_process_group() first, or capture in another process",
         )
     store = torch_module("torch.testing._internal.distributed.fake_pg").FakeStore()
-    num_ranks = 1
-    for size in sizes:
-        num_ranks *= size
+    num_ranks = prod(sizes)
     with ExitStack() as stack:
-        stack.enter_context(_variables(rank, num_ranks))
-        stack.callback(setattr, sys, "excepthook", sys.excepthook)  # it would prefix messages with a rank
+        stack.enter_context(_launcher_variables(rank, num_ranks))
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)  # PyTorch's prefixes messages with a rank
         distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=store)
-        stack.callback(_end_world)
-        stack.enter_context(_replaced(fake=fake))
+        stack.callback(_destroy_groups)
+        stack.enter_context(_replacements(fake=fake))
         if compiled:
-            stack.enter_context(_compiling())
+            stack.enter_context(_compiled_graphs())
         make_mesh = torch_module("torch.distributed.device_mesh").init_device_mesh
         mesh = make_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
-        yield Rank(mesh, lambda: _tensors(fake=fake, compiled=compiled))
+
+        @contextmanager
+        def tensors() -> Generator[None]:
+            fake_mode = torch_module("torch._subclasses.fake_tensor").FakeTensorMode
+            outer = fake_mode(allow_non_fake_inputs=True) if fake else nullcontext()
+            with outer, _result_mode(compiled=compiled)():
+                yield
+
+        yield SimulatedRank(mesh, tensors)
 
 
 @contextmanager
-def _variables(rank: int, num_ranks: int) -> Generator[None]:
-    """What a launcher tells a rank."""
+def _launcher_variables(rank: int, num_ranks: int) -> Generator[None]:
+    """Set the environment variables that a launcher sets for a rank."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
-    told = (str(rank), str(num_ranks), "0", "1", "localhost", "29500")
-    os.environ.update(zip(_VARIABLES, told, strict=True))
+    values = (str(rank), str(num_ranks), "0", "1", "localhost", "29500")
+    os.environ.update(zip(_VARIABLES, values, strict=True))
     try:
         yield
     finally:
@@ -84,8 +99,8 @@ def _variables(rank: int, num_ranks: int) -> Generator[None]:
                 os.environ[name] = value
 
 
-def _end_world() -> None:
-    """Forget the groups, and what DTensor keeps of the mesh of this rank."""
+def _destroy_groups() -> None:
+    """Destroy the process groups, and clear DTensor's caches of this rank's mesh."""
     torch_module("torch.distributed").destroy_process_group()
     torch_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     torch_module("torch.distributed.tensor._redistribute")._gen_transform_infos.cache_clear()
@@ -93,37 +108,34 @@ def _end_world() -> None:
 
 
 @contextmanager
-def _compiling() -> Generator[None]:
-    """What is compiled becomes the graphs of AOTAutograd, whose operations are dispatched one by one."""
+def _compiled_graphs() -> Generator[None]:
+    """Compile to the graphs of AOTAutograd, whose operations are dispatched one by one."""
     torch = torch_module()
     original = torch.compile
 
     def compile_(model: Any = None, **options: Any) -> Any:
-        kept = {name: value for name, value in options.items() if name not in {"backend", "mode", "options"}}
-        return original(model, backend="aot_eager_decomp_partition", **kept)
+        others = {
+            name: value for name, value in options.items() if name not in {"backend", "mode", "options"}
+        }
+        return original(model, backend="aot_eager_decomp_partition", **others)
 
-    forget = torch_module("torch._dynamo").reset
-    forget()  # a function that ran under a mode once is not compiled again
-    with swapped(torch, "compile", compile_):
+    reset = torch_module("torch._dynamo").reset
+    reset()  # a function that ran under a mode once is not compiled again
+    with replaced_attribute(torch, "compile", compile_):
         try:
             yield
         finally:
-            forget()
+            reset()
 
 
-@contextmanager
-def _tensors(*, fake: bool, compiled: bool) -> Generator[None]:
-    mode = torch_module("torch._subclasses.fake_tensor").FakeTensorMode
-    with mode(allow_non_fake_inputs=True) if fake else nullcontext(), _answers(compiled=compiled)():
-        yield
-
-
-def _answers(*, compiled: bool) -> Any:
-    """A mode in which reductions have a result, numbers of buckets have data, and values can be read."""
+def _result_mode(*, compiled: bool) -> Any:
+    """Return a dispatch mode in which reductions have a result, bucket numbers have data, and values can be
+    read.
+    """
     torch = torch_module()
     leaves = torch_module("torch.utils._pytree").tree_leaves
     fake_tensor = torch_module("torch._subclasses.fake_tensor")
-    work = _work()
+    work = _completed_work()
 
     def is_number(tensor: Any) -> bool:
         return tensor.dtype == torch.int32 and not isinstance(tensor, fake_tensor.FakeTensor)
@@ -134,9 +146,11 @@ def _answers(*, compiled: bool) -> Any:
         if name == "c10d::allreduce_":
             return args[0], work(args[0]).boxed()
         if name == "aten::_local_scalar_dense" and isinstance(args[0], fake_tensor.FakeTensor):
-            return _one(args[0].dtype)
-        if _Buckets.numbering:
-            tensors = [each for each in leaves((args, named)) if isinstance(each, torch.Tensor)]
+            if str(args[0].dtype) == "torch.bool":
+                return True
+            return 1.0 if args[0].dtype.is_floating_point else 1
+        if _BucketNumbering.is_active:
+            tensors = [leaf for leaf in leaves((args, named)) if isinstance(leaf, torch.Tensor)]
             makes = not tensors and named.get("dtype") is torch.int32
             if makes or (tensors and all(map(is_number, tensors))):
                 with fake_tensor.unset_fake_temporarily():
@@ -148,44 +162,38 @@ def _answers(*, compiled: bool) -> Any:
     return type("AnswersMode", (base,), methods)
 
 
-def _one(dtype: Any) -> object:
-    if str(dtype) == "torch.bool":
-        return True
-    return 1.0 if dtype.is_floating_point else 1
-
-
-def _work() -> Any:
-    """A collective that is done and has its tensors as result."""
+def _completed_work() -> Any:
+    """Return the class of a completed collective, with its tensors as result."""
     torch = torch_module()
     base = torch_module("torch.distributed").Work
-    kept: list[object] = []
+    references: list[object] = []
 
     def start(self: Any, tensors: object) -> None:
         base.__init__(self)
         self.tensors = tensors
-        kept[:] = [*kept[-64:], self]  # C++ keeps a reference to its own half only
+        references[:] = [*references[-64:], self]  # C++ holds a reference to its own half only
 
     def future(self: Any) -> Any:
         done = torch.futures.Future()
         done.set_result(self.tensors)
         return done
 
-    methods = {"__init__": start, "get_future": future, "wait": _yes, "is_completed": _yes}
+    methods = {"__init__": start, "get_future": future, "wait": _return_true, "is_completed": _return_true}
     return type("DoneWork", (base,), methods)
 
 
-def _yes(*_: object, **__: object) -> bool:
+def _return_true(*_: object, **__: object) -> bool:
     return True
 
 
-class _Buckets:
-    """Whether buckets are numbered right now, which C++ does in tensors whose data it reads."""
+class _BucketNumbering:
+    """Flag that DDP is numbering buckets, which C++ does in tensors whose data it reads."""
 
-    numbering = False
+    is_active = False
 
 
-class _Shards:
-    """The shards of a tensor over many ranks, of which only those that are looked at are made."""
+class _LazyShards:
+    """Shards of a tensor over many ranks; a shard is made when it is accessed."""
 
     def __init__(self, tensor: Any, num_chunks: int, dim: int) -> None:
         self.tensor, self.num_chunks, self.dim = tensor, num_chunks, dim
@@ -194,52 +202,127 @@ class _Shards:
     def __len__(self) -> int:
         return self.num_chunks
 
-    def __getitem__(self, place: int) -> Any:
-        start = place * self.extent
-        left = int(self.tensor.size(self.dim)) - start
-        if left <= 0:
+    def __getitem__(self, index: int) -> Any:
+        start = index * self.extent
+        remaining = int(self.tensor.size(self.dim)) - start
+        if remaining <= 0:
             return self.tensor.new_empty(0)
-        return self.tensor.narrow(self.dim, start, min(self.extent, left))
+        return self.tensor.narrow(self.dim, start, min(self.extent, remaining))
 
 
 @contextmanager
-def _replaced(*, fake: bool) -> Generator[None]:
+def _replacements(*, fake: bool) -> Generator[None]:
     with ExitStack() as stack:
         fsdp = torch_module("torch.distributed.fsdp._fully_shard._fsdp_param")
-        stack.enter_context(swapped(fsdp, "_chunk_with_empty", _Shards))
+        stack.enter_context(replaced_attribute(fsdp, "_chunk_with_empty", _LazyShards))
         if fake:
             ddp = torch_module("torch.nn.parallel.distributed")
             check = "_verify_param_shape_across_processes"
-            stack.enter_context(swapped(ddp, check, _yes))
+            stack.enter_context(replaced_attribute(ddp, check, _return_true))
             data_parallel = ddp.DistributedDataParallel
-            stack.enter_context(swapped(data_parallel, "_pre_forward", _numbering(data_parallel)))
+            original = data_parallel._pre_forward
+
+            def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+                _BucketNumbering.is_active = True
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    _BucketNumbering.is_active = False
+
+            stack.enter_context(replaced_attribute(data_parallel, "_pre_forward", pre_forward))
             mesh = torch_module("torch.distributed.device_mesh").DeviceMesh
             for name in ("__init__", "_create_flatten_mesh", "_unflatten", "_concatenate"):
                 if hasattr(mesh, name):
-                    stack.enter_context(swapped(mesh, name, _on_real(getattr(mesh, name))))
-            stack.enter_context(swapped(mesh, "mesh", property(_on_real(mesh.mesh.fget))))
+                    stack.enter_context(replaced_attribute(mesh, name, _without_modes(getattr(mesh, name))))
+            stack.enter_context(replaced_attribute(mesh, "mesh", property(_without_modes(mesh.mesh.fget))))
         yield
 
 
-def _numbering(data_parallel: Any) -> Callable[..., Any]:
-    original = data_parallel._pre_forward
-
-    def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _Buckets.numbering = True
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _Buckets.numbering = False
-
-    return pre_forward
-
-
-def _on_real(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run with data, unseen by modes: no such computation is the program's."""
+def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs with real data outside of all modes, so that it is not recorded."""
     modes = torch_module("torch.utils._python_dispatch")._disable_current_modes
 
-    def on_real(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with modes():
             return function(*args, **kwargs)
 
-    return on_real
+    return run
+
+
+class PeerNotRun(BaseException):
+    """Signal that the rank ``peer`` has to run first. Not an ``Exception``, so that user handlers
+    ignore it.
+    """
+
+    def __init__(self, peer: int) -> None:
+        """Name the rank that has to run first."""
+        super().__init__(peer)
+        self.peer = peer
+
+
+class ShapeExchange:
+    """Shapes that pipeline stages have sent: by rank and stage of the sender, and rank and stage of the
+    receiver.
+    """
+
+    def __init__(self) -> None:
+        self.sent: dict[tuple[int, int, int, int], object] = {}
+        self._by_stage: dict[tuple[int, int], object] = {}
+        """Shapes between two stages as sent by the first rank of a stage; assumed for its other ranks."""
+
+    @contextmanager
+    def on(self, rank: int) -> Generator[None]:
+        """Route the shapes of a rank's stages through this object inside the block.
+
+        All stages infer shapes by running, because the vote on that is among ranks.
+        """
+        stage_module = torch_module("torch.distributed.pipelining.stage")
+        schedule = torch_module("torch.distributed.pipelining.schedules")._PipelineSchedule
+        sent, by_stage = self.sent, self._by_stage
+
+        def send(self: Any, meta: object, to_stage: int) -> None:
+            sent[rank, self.stage_index, self._resolve_peer_global_rank(to_stage), to_stage] = meta
+            by_stage.setdefault((self.stage_index, to_stage), meta)
+
+        def receive(self: Any, from_stage: int) -> object:
+            peer = self._resolve_peer_global_rank(from_stage)
+            key = (peer, from_stage, rank, self.stage_index)
+            pair = (from_stage, self.stage_index)
+            if key not in sent and pair not in by_stage:
+                raise PeerNotRun(peer)
+            return sent[key] if key in sent else by_stage[pair]
+
+        def agree(_: object, stages: list[Any], *__: object) -> None:
+            for stage in stages:
+                stage._inference_mode = stage_module.InferenceMode.DYNAMIC
+
+        with ExitStack() as stack:
+            stack.enter_context(replaced_attribute(stage_module.PipelineStage, "_send_meta", send))
+            stack.enter_context(replaced_attribute(stage_module.PipelineStage, "_recv_meta", receive))
+            stack.enter_context(replaced_attribute(schedule, "_warmup_p2p", agree))
+            yield
+
+    def run_in_order(self, rank: int, run: Callable[[int], _Result]) -> dict[int, _Result]:
+        """Run a rank after the ranks whose shapes it needs, and return the results of all of them.
+
+        Raises ``UnsupportedError`` if ranks wait for each other.
+        """
+        results: dict[int, _Result] = {}
+        waiting = [rank]
+        num_sent: dict[tuple[int, int], int] = {}
+        while waiting:
+            current = waiting[-1]
+            if current in results:
+                waiting.pop()
+                continue
+            try:
+                results[current] = run(current)
+            except PeerNotRun as missing:
+                if num_sent.get((current, missing.peer)) == len(self.sent):
+                    raise UnsupportedError(
+                        f"stages of ranks {current} and {missing.peer} wait for each other's shapes",
+                        hint="give PipelineStage its input_args and output_args",
+                    ) from missing
+                num_sent[current, missing.peer] = len(self.sent)
+                waiting.append(missing.peer)
+        return results

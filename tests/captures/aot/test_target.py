@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.captures.aot.gpu_config import target_config
-from hespas.captures.aot.target import GPUS, TPUS, Target
+from hespas.captures.aot.target import GPUS, TPUS, Target, target_config
 from hespas.graph.errors import UsageError
 from hespas.hardware import device_names, named_device
 
@@ -45,18 +44,18 @@ def test_a_slice_may_stand_on_any_side() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "there is tpu and gpu"),
-        ("h100", "there is tpu and gpu"),
-        ("cpu:x:8", "there is tpu and gpu"),
+        ("", "the platform is tpu or gpu"),
+        ("h100", "the platform is tpu or gpu"),
+        ("cpu:x:8", "the platform is tpu or gpu"),
         ("tpu:v8:2x2", "v5p (up to 16x20x28)"),
         ("tpu:v5p", "AxBxC chips up to 16x20x28"),
         ("tpu:v5p:8x8", "AxBxC chips up to 16x20x28"),
         ("tpu:v5e:2x2x2", "AxB chips up to 16x16"),
         ("tpu:v5e:32x32", "AxB chips up to 16x16"),
-        ("tpu:v5e:3x3", "whole ones of 2x2"),
+        ("tpu:v5e:3x3", "whole hosts of 2x2"),
         ("tpu:v5e:0x2", "AxB chips"),
         ("tpu:v5e:2x²", "AxB chips"),
-        ("gpu:mi300:8", "there are a100, h100, h200, b200, b300, gb200"),
+        ("gpu:mi300:8", "the GPUs are a100, h100, h200, b200, b300, gb200"),
         ("gpu:h100", "expected a number of GPUs"),
         ("gpu:h100:0", "expected a number of GPUs"),
         ("gpu:h100:12", "whole hosts of 8"),

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.captures.jax.arguments import Argument, parse_arguments
+from hespas.captures.jax.calls import ArrayArgument, parse_arguments
 from hespas.graph.errors import UsageError
 
 
 def test_types_with_shardings() -> None:
     assert parse_arguments("bf16[8,4]@data,model; i32[8]@data ;f32[]; u8[2,3]@-,x+y;") == [
-        Argument("bfloat16", (8, 4), (("data",), ("model",))),
-        Argument("int32", (8,), (("data",),)),
-        Argument("float32", (), None),
-        Argument("uint8", (2, 3), ((), ("x", "y"))),
+        ArrayArgument("bfloat16", (8, 4), (("data",), ("model",))),
+        ArrayArgument("int32", (8,), (("data",),)),
+        ArrayArgument("float32", (), None),
+        ArrayArgument("uint8", (2, 3), ((), ("x", "y"))),
     ]
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from fixtures.make.torch_programs import PROGRAMS
 from hespas.captures.mesh import Mesh
-from hespas.captures.torch.calls import Argument, Call, Recording, TensorRecord
+from hespas.captures.torch.calls import CallArgument, RankRecording, RecordedCall, TensorRecord
 from hespas.captures.torch.library import torch_module
-from hespas.captures.torch.recorder import Recorder
+from hespas.captures.torch.recorder import StepRecorder
 
 __all__ = ["call_lines", "communication_lines", "main"]
 
 
-def call_lines(recording: Recording) -> list[str]:
+def call_lines(recording: RankRecording) -> list[str]:
     """Each dispatched operation with types, shapes and strides. Numbers with a fraction are left out: those
     of an optimizer depend on how many steps it made.
     """
@@ -29,20 +29,20 @@ def call_lines(recording: Recording) -> list[str]:
     ]
 
 
-def communication_lines(recording: Recording) -> list[str]:
+def communication_lines(recording: RankRecording) -> list[str]:
     """Each collective and message in order: kind, ranks of the group, bytes, peer, tag."""
-    return [_communication(recording, call) for call in recording.calls if call.talk is not None]
+    return [_communication(recording, call) for call in recording.calls if call.communication is not None]
 
 
-def _communication(recording: Recording, call: Call) -> str:
-    talk = call.talk
+def _communication(recording: RankRecording, call: RecordedCall) -> str:
+    talk = call.communication
     if talk is None:
         return ""
     sizes = (talk.operand_bytes, talk.result_bytes, talk.peer, talk.tag)
     return f"{call.op} {recording.groups[talk.group]} {sizes} {talk.reduction} {talk.ragged}"
 
 
-def _argument(value: Argument) -> str:
+def _argument(value: CallArgument) -> str:
     if isinstance(value, TensorRecord):
         return f"{value.dtype}{value.shape}{value.strides}"
     if isinstance(value, str):
@@ -65,7 +65,7 @@ def main(program: str, mesh_text: str, rank: int, port: int, out: Path) -> None:
     step = PROGRAMS[program](make_mesh("cpu", mesh.sizes, mesh_dim_names=mesh.names))
     step()
     step()
-    recorder = Recorder(rank, mesh.num_devices)
+    recorder = StepRecorder(rank, mesh.num_devices)
     with recorder.recording():
         step()
     lines = [*call_lines(recorder.record), "", *communication_lines(recorder.record)]

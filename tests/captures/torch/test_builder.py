@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 from hespas.captures.mesh import Mesh
-from hespas.captures.torch.builder import graph_of
-from hespas.captures.torch.calls import Argument, Call, Recording, Talk, TensorRecord
-from hespas.captures.torch.groups import MeshRule
+from hespas.captures.torch.builder import MeshRule, graph_of
+from hespas.captures.torch.calls import (
+    CallArgument,
+    CallCommunication,
+    RankRecording,
+    RecordedCall,
+    TensorRecord,
+)
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Permutation, StridedGroups
 
 
@@ -20,17 +25,19 @@ def tensor(storage: int, *shape: int, dtype: str = "float32") -> TensorRecord:
     return TensorRecord(dtype, shape, strides, storage)
 
 
-def call(op: str, arguments: tuple[Argument, ...], made: TensorRecord | None = None, **others: Any) -> Call:
+def call(
+    op: str, arguments: tuple[CallArgument, ...], made: TensorRecord | None = None, **others: Any
+) -> RecordedCall:
     """A call that reads all its tensors and makes one."""
     read = tuple(each.storage for each in arguments if isinstance(each, TensorRecord))
     results = () if made is None else (made,)
     fresh = tuple(each.storage for each in results)
-    plain = Call(op, "default", arguments, results, read, fresh, fresh)
+    plain = RecordedCall(op, "default", arguments, results, read, fresh, fresh)
     return plain._replace(**others)
 
 
 def build(
-    calls: list[Call],
+    calls: list[RecordedCall],
     *,
     groups: dict[str, tuple[int, ...]] | None = None,
     mesh: str = "data=2,model=2",
@@ -38,7 +45,7 @@ def build(
     diagnostics: Diagnostics | None = None,
 ) -> OpGraph:
     shape = Mesh.of(mesh)
-    recording = Recording(rank, shape.num_devices, calls, groups or {})
+    recording = RankRecording(rank, shape.num_devices, calls, groups or {})
     found = Diagnostics() if diagnostics is None else diagnostics
     return graph_of(recording, MeshRule(shape), "step", found.about("step", "torch"))
 
@@ -85,11 +92,16 @@ def test_views_are_no_nodes_and_their_readers_depend_on_what_made_the_values() -
 
 def test_a_writer_in_place_waits_for_earlier_readers_on_other_streams() -> None:
     group: dict[str, tuple[int, ...]] = {"world": (0, 1, 2, 3)}
-    reduced = Talk("allreduce", "world", 16.0, 16.0, reduction="sum")
+    reduced = CallCommunication("allreduce", "world", 16.0, 16.0, reduction="sum")
     graph = build(
         [
             call("aten::relu", (tensor(0, 4),), tensor(1, 4)),
-            call("_c10d_functional::all_reduce", (tensor(1, 4), "sum", "world"), tensor(2, 4), talk=reduced),
+            call(
+                "_c10d_functional::all_reduce",
+                (tensor(1, 4), "sum", "world"),
+                tensor(2, 4),
+                communication=reduced,
+            ),
             call("aten::add_", (tensor(1, 4), tensor(0, 4)), writes=(1,)),
             call("aten::relu", (tensor(2, 4),), tensor(3, 4)),
         ],
@@ -101,19 +113,23 @@ def test_a_writer_in_place_waits_for_earlier_readers_on_other_streams() -> None:
 
 
 def test_collectives_have_groups_of_the_mesh_and_their_bytes() -> None:
-    gather = Talk("allgather_base", "rows", 16.0, 32.0)
-    scatter = Talk("reduce_scatter_base", "columns", 32.0, 16.0)
+    gather = CallCommunication("allgather_base", "rows", 16.0, 32.0)
+    scatter = CallCommunication("reduce_scatter_base", "columns", 32.0, 16.0)
     graph = build(
         [
             call(
-                "c10d::_allgather_base_", (tensor(1, 8), tensor(0, 4)), reads=(0,), writes=(1,), talk=gather
+                "c10d::_allgather_base_",
+                (tensor(1, 8), tensor(0, 4)),
+                reads=(0,),
+                writes=(1,),
+                communication=gather,
             ),
             call(
                 "c10d::_reduce_scatter_base_",
                 (tensor(2, 4), tensor(1, 8)),
                 reads=(1,),
                 writes=(2,),
-                talk=scatter,
+                communication=scatter,
             ),
         ],
         groups={"rows": (1, 3), "columns": (2, 3)},
@@ -131,9 +147,9 @@ def test_collectives_have_groups_of_the_mesh_and_their_bytes() -> None:
 
 
 def test_two_process_groups_of_the_same_ranks_are_told_apart() -> None:
-    talks = [Talk("allreduce", name, 4.0, 4.0) for name in ("first", "second", "first")]
+    talks = [CallCommunication("allreduce", name, 4.0, 4.0) for name in ("first", "second", "first")]
     calls = [
-        call("c10d::allreduce_", (tensor(place, 1),), writes=(place,), talk=talk)
+        call("c10d::allreduce_", (tensor(place, 1),), writes=(place,), communication=talk)
         for place, talk in enumerate(talks)
     ]
     graph = build(calls, groups={"first": (0, 1, 2, 3), "second": (0, 1, 2, 3)})
@@ -149,10 +165,14 @@ def test_messages_move_along_an_axis_and_have_a_stream_for_each_direction() -> N
             (tensor(0, 4), "1", "7"),
             reads=(),
             writes=(0,),
-            talk=Talk("recv", "w", nan(), 16.0, 2, 7),
+            communication=CallCommunication("recv", "w", nan(), 16.0, 2, 7),
         ),
         call("aten::relu", (tensor(0, 4),), tensor(1, 4)),
-        call("c10d::send", (tensor(1, 4), "3", "-1"), talk=Talk("send", "w", 16.0, nan(), 6, -1)),
+        call(
+            "c10d::send",
+            (tensor(1, 4), "3", "-1"),
+            communication=CallCommunication("send", "w", 16.0, nan(), 6, -1),
+        ),
     ]
     graph = build(calls, groups={"w": (0, 2, 4, 6)}, mesh="pipe=4,data=2", rank=4)
     assert graph.kind.tolist() == [NodeKind.RECV, NodeKind.COMPUTE, NodeKind.SEND]
@@ -170,7 +190,7 @@ def nan() -> float:
 
 
 def test_gathers_of_fsdp_run_at_most_two_ahead() -> None:
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     for turn in range(4):
         inputs, gathered, parameters = 3 * turn, 3 * turn + 1, 3 * turn + 2
         copied_in = call(
@@ -180,7 +200,9 @@ def test_gathers_of_fsdp_run_at_most_two_ahead() -> None:
         copied_out = call("fsdp::split_with_sizes_copy", (tensor(gathered, 8),), reads=(gathered,))
         calls += [
             copied_in._replace(writes=(gathered,)),
-            gather._replace(writes=(gathered,), talk=Talk("allgather_base", "w", 16.0, 32.0)),
+            gather._replace(
+                writes=(gathered,), communication=CallCommunication("allgather_base", "w", 16.0, 32.0)
+            ),
             copied_out._replace(writes=(parameters,)),
         ]
     graph = build(calls, groups={"w": (0, 2)})

@@ -166,7 +166,7 @@ def test_compiled_graphs_are_recorded_with_the_collectives_between_them() -> Non
     mesh = Mesh.of("data=2")
     plain = record_rank(build, mesh, 0, tensors="real")
     graphs = record_rank(build, mesh, 0, tensors="real", compiled=True)
-    talks = [[call.op for call in each.calls if call.talk] for each in (plain, graphs)]
+    talks = [[call.op for call in each.calls if call.communication] for each in (plain, graphs)]
     assert talks[0] == talks[1] == ["c10d::_allgather_base_", "c10d::_reduce_scatter_base_"]
     # The derivative of an activation is one operation of PyTorch's, and several of a graph.
     names = [{call.op for call in each.calls} for each in (plain, graphs)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hespas.captures.mesh import Mesh
-from hespas.captures.torch.classes import MOST_RECORDED, find_classes
-from hespas.captures.torch.stages import NotYet, StageBoard
+from hespas.captures.torch.classes import MAX_RECORDED, find_classes
+from hespas.captures.torch.world import PeerNotRun, ShapeExchange
 from hespas.graph import GraphBuilder, OpClass, OpGraph
 from hespas.graph.errors import UnsupportedError
 
@@ -62,8 +62,8 @@ def test_borders_between_stretches_are_found_and_combined() -> None:
 
 @pytest.mark.slow
 def test_too_many_kinds_of_ranks_are_refused() -> None:
-    size = 2 * MOST_RECORDED
-    with pytest.raises(UnsupportedError, match="still others differ"):
+    size = 2 * MAX_RECORDED
+    with pytest.raises(UnsupportedError, match="ranks differ from each other"):
         find_classes(Mesh(("data",), (size,)), Ranks((size,), list(range(size))).graph_at)
 
 
@@ -72,8 +72,8 @@ class Pipeline:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.board = StageBoard()
-        self.told = self.board.told
+        self.board = ShapeExchange()
+        self.told = self.board.sent
         self.runs: list[int] = []
 
     def tell(self, rank: int, peer: int) -> None:
@@ -81,7 +81,7 @@ class Pipeline:
 
     def ask(self, rank: int, peer: int) -> None:
         if (peer, peer, rank, rank) not in self.told:
-            raise NotYet(peer)
+            raise PeerNotRun(peer)
 
     def run(self, rank: int) -> str:
         self.runs.append(rank)
@@ -97,14 +97,14 @@ class Pipeline:
 
 def test_stages_run_in_the_order_in_which_they_tell() -> None:
     pipeline = Pipeline(4)
-    found = pipeline.board.in_turn(2, pipeline.run)
+    found = pipeline.board.run_in_order(2, pipeline.run)
     assert found == {rank: f"rank {rank}" for rank in range(4)}
     assert len(pipeline.runs) <= 10
 
 
 def test_stages_that_wait_for_each_other_are_refused() -> None:
     def run(rank: int) -> str:
-        raise NotYet(1 - rank)
+        raise PeerNotRun(1 - rank)
 
     with pytest.raises(UnsupportedError, match="wait for each other's shapes"):
-        StageBoard().in_turn(0, run)
+        ShapeExchange().run_in_order(0, run)

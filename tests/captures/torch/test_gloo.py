@@ -12,8 +12,8 @@ import pytest
 
 from hespas.captures.mesh import Mesh
 from hespas.captures.torch import record_rank
-from hespas.captures.torch.calls import Recording
-from hespas.captures.torch.stages import StageBoard
+from hespas.captures.torch.calls import RankRecording
+from hespas.captures.torch.world import ShapeExchange
 from tests.limits import SAFETY_S
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
@@ -42,16 +42,16 @@ def run_job(program: str, mesh: str, folder: Path) -> list[tuple[list[str], list
     return [(operations.split("\n"), talks.split("\n")) for operations, _, talks in texts]
 
 
-def record_all(program: str, mesh: Mesh) -> list[Recording]:
+def record_all(program: str, mesh: Mesh) -> list[RankRecording]:
     from fixtures.make.torch_programs import PROGRAMS
 
-    board = StageBoard()
+    board = ShapeExchange()
 
-    def run(rank: int) -> Recording:
+    def run(rank: int) -> RankRecording:
         with board.on(rank):
             return record_rank(PROGRAMS[program], mesh, rank)
 
-    return [board.in_turn(rank, run)[rank] for rank in range(RANKS)]
+    return [board.run_in_order(rank, run)[rank] for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize(
