@@ -299,7 +299,7 @@ def _show_runs(done: Accuracy) -> None:
             run.source,
             run.hardware,
             run.estimator,
-            run.what,
+            run.basis_text,
             time_text(run.predicted_ns),
             time_text(run.measured_ns),
             signed(run.relative_error),

@@ -1,7 +1,8 @@
 """Which kernel names of two recordings are the same function: one may be mangled where the other is not.
 
-A mangled name is read as far as the function's own name goes: https://itanium-cxx-abi.github.io/cxx-abi/abi.html
-(5.1, Mangling). Names of the runtime's own kernels that copy and fill stand for what they do.
+A mangled name is read as far as the function's own name goes:
+https://itanium-cxx-abi.github.io/cxx-abi/abi.html (5.1, Mangling). Names of the runtime's own kernels that
+copy and fill stand for what they do.
 """
 
 from __future__ import annotations

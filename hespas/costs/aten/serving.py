@@ -1,10 +1,10 @@
 """Costs of operations that libraries of inference and training register: vLLM, SGLang, AITER, fbgemm, TE.
 
 Argument orders follow the schemas that the libraries register, and what the traces in hand show: vLLM
-(https://github.com/vllm-project/vllm, ``csrc/torch_bindings.cpp``), SGLang (https://github.com/sgl-project/sglang,
-``sgl-kernel/csrc/common_extension.cc``), AITER (https://github.com/ROCm/aiter, ``aiter/ops``), fbgemm
-(https://github.com/pytorch/FBGEMM), Transformer Engine (https://github.com/NVIDIA/TransformerEngine). Most
-get their result as an argument, first.
+(https://github.com/vllm-project/vllm, ``csrc/torch_bindings.cpp``), SGLang
+(https://github.com/sgl-project/sglang, ``sgl-kernel/csrc/common_extension.cc``), AITER
+(https://github.com/ROCm/aiter, ``aiter/ops``), fbgemm (https://github.com/pytorch/FBGEMM), Transformer Engine
+(https://github.com/NVIDIA/TransformerEngine). Most get their result as an argument, first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How far estimates are from measurements: per operation, per class, end to end, across devices.
+"""Errors of estimates against measurements: per operation, per class, end to end, across devices.
 
-Names are loaded on first use: a comparison of reports needs no estimators, one of profiles no tables.
+Names are imported on first use: a comparison of reports needs no estimators, and profiles need no tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 if TYPE_CHECKING:
     from hespas.validators.accuracy.compare import Comparison, compare_reports, comparison_json
     from hespas.validators.accuracy.document import accuracy_json
-    from hespas.validators.accuracy.joining import Joined, join_program
+    from hespas.validators.accuracy.programs import Joined, join_program
     from hespas.validators.accuracy.result import Accuracy, Thresholds
     from hespas.validators.accuracy.run import accuracy
     from hespas.validators.accuracy.tables import accuracy_of_tables
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "compare": ("Comparison", "compare_reports", "comparison_json"),
     "document": ("accuracy_json",),
-    "joining": ("Joined", "join_program"),
+    "programs": ("Joined", "join_program"),
     "result": ("Accuracy", "Thresholds"),
     "run": ("accuracy",),
     "tables": ("accuracy_of_tables",),

@@ -1,4 +1,4 @@
-"""What is compared: one row per matched group, with what was measured and what each estimator says."""
+"""Cases of a comparison: one row per matched group, with its measured time and the predictions."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from math import isnan, nan
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import DTYPES, OpClass, OpGraph, Profile
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.converters.measured_ops import RecordedSteps
+from hespas.graph import DTYPES, EventColumns, OpClass, OpGraph, Profile, Workload
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.fuse import merge_nodes
+from hespas.validators.accuracy.coverage import Coverage, InstructionJoin, Matching
 from hespas.validators.accuracy.statistics import medians_of
-
-if TYPE_CHECKING:
-    from hespas.validators.accuracy.coverage import Matching
 
 __all__ = [
     "CLASS_NAMES",
     "LEAST_NS",
+    "CaseMembers",
+    "CasePrediction",
+    "CaseSource",
     "Cases",
-    "Measured",
-    "Members",
-    "Prediction",
-    "Texts",
+    "GroupTimes",
+    "IndexedTexts",
     "case_dtypes",
     "case_labels",
+    "cases_of",
     "covered_ns",
+    "events_of",
     "grouped_graph",
     "leading_nodes",
     "measured_groups",
@@ -40,18 +42,19 @@ __all__ = [
 ]
 
 
-CLASS_NAMES: tuple[str, ...] = tuple(each.name.lower() for each in OpClass)
+CLASS_NAMES: tuple[str, ...] = tuple(op_class.name.lower() for op_class in OpClass)
 """Names of the classes of a program's operations, by code."""
 
-_AT_ONCE = 1 << 16
+_TEXTS_PER_BLOCK = 1 << 16
+_EVENT_COLUMNS = (*EventColumns.__annotations__, "start_ns", "duration_ns")
 
 LEAST_NS = 1e-6
-"""What took less took no time: no clock tells femtoseconds, and errors relative to that overflow."""
+"""Least measured time: no clock resolves femtoseconds, and errors relative to less overflow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Prediction:
-    """What one estimator says of each case [ns]; NaN where it does not cover one, or gives no interval."""
+class CasePrediction:
+    """Times that one estimator predicts for each case [ns]; NaN without a prediction or an interval."""
 
     estimator: str
     duration_ns: FloatArray
@@ -60,18 +63,16 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
-    """What one case is made of: compiled instructions, the operations of the program that they carry out, and
-    how many events were measured.
-    """
+class CaseMembers:
+    """Compiled instructions of one case, the program operations that they carry out, and measured events."""
 
     instructions: tuple[str, ...]
     operations: tuple[str, ...]
     events: int
 
 
-class Texts(Protocol):
-    """Texts by number, which need not stand in memory: those of a table of millions are made on demand."""
+class IndexedTexts(Protocol):
+    """Texts by number that need not be in memory: the texts of large tables are made on demand."""
 
     def __len__(self) -> int: ...
 
@@ -82,24 +83,28 @@ class Texts(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cases:
-    """Columns of shape ``(cases,)``. ``shape`` numbers equal work: the rows of ``shapes`` name it.
+    """Cases of one source as columns of shape ``(cases,)``. ``shape`` numbers equal work, as ``shapes`` name
+    it.
 
-    ``measured_ns`` is the median over ``repeats`` runs and ``spread_ns`` their mean distance from it (NaN for
-    one run); ``mean_ns`` is the mean over them (none: the same): means add up to the time of a run.
-    ``inside_ns`` is the device time of all events that the cases stand for (NaN: the sum of ``measured_ns``),
-    ``outside_ns`` that of the events that no case stands for: nobody matches them. ``members`` (empty: each
-    case is one operation) say what a case is made of. ``op_class`` numbers ``classes``, which all cases of
-    one comparison share; ``families`` (empty: none) names what several classes are summarised as beside, one
-    text per class. ``useful_flops`` (none: ``flops``) leave multiplications by zeros out, ``dtypes`` (empty:
-    unknown) the element type that each case computes in. All cases together are of ``steps`` steps: a
-    recording without its program is of as many as it holds (NaN: unknown).
+    * ``measured_ns`` is the median over ``repeats`` runs. ``spread_ns`` is the mean distance of the runs from
+      it (NaN for one run). ``mean_ns`` is the mean over the runs (None: equal to ``measured_ns``); means add
+      up to the time of a run.
+    * ``inside_ns`` is the device time of all events that the cases represent (NaN: the sum of
+      ``measured_ns``). ``outside_ns`` is the device time of the events that match no case.
+    * ``members`` (empty: each case is one operation) lists the parts of each case.
+    * ``op_class`` numbers ``classes``, which all cases of one comparison share. ``families`` (empty: none)
+      holds a name per class under which several classes are also summarised.
+    * ``useful_flops`` (None: equal to ``flops``) exclude multiplications by zero. ``dtypes`` (empty: unknown)
+      holds the element type that each case computes in.
+    * ``steps`` is the number of steps that all cases together cover: a recording without its program covers
+      all its steps (NaN: unknown).
     """
 
     source: str
     workload: str
     hardware: str
-    labels: Texts
-    shapes: Texts
+    labels: IndexedTexts
+    shapes: IndexedTexts
     shape: IntArray
     op_class: NDArray[np.int8] | SmallIntArray
     measured_ns: FloatArray
@@ -107,13 +112,13 @@ class Cases:
     repeats: IntArray | NDArray[np.int8]
     flops: FloatArray
     bytes_moved: FloatArray
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[CasePrediction, ...] = ()
     classes: tuple[str, ...] = CLASS_NAMES
     families: tuple[str, ...] = ()
     mean_ns: FloatArray | None = None
     inside_ns: float = nan
     outside_ns: float = 0.0
-    members: tuple[Members, ...] = ()
+    members: tuple[CaseMembers, ...] = ()
     useful_flops: FloatArray | None = None
     dtypes: tuple[str, ...] = ()
     steps: float = nan
@@ -123,43 +128,99 @@ class Cases:
         columns = (self.shape, self.op_class, self.measured_ns, self.spread_ns, self.repeats, self.flops)
         if any(len(column) != len(self.labels) for column in (*columns, self.bytes_moved)):
             raise InvariantError("Cases: columns differ in length")
-        if any(len(each.duration_ns) != len(self.labels) for each in self.predictions):
+        if any(len(prediction.duration_ns) != len(self.labels) for prediction in self.predictions):
             raise InvariantError("Cases: a prediction does not have one row per case")
-        if any(len(each) not in (0, len(self.labels)) for each in (self.members, self.dtypes)):
-            raise InvariantError("Cases: members or element types are not of every case")
+        if any(len(column) not in (0, len(self.labels)) for column in (self.members, self.dtypes)):
+            raise InvariantError("Cases: members or element types do not have one row per case")
         if self.useful_flops is not None and len(self.useful_flops) != len(self.labels):
-            raise InvariantError("Cases: useful FLOPs are not of every case")
+            raise InvariantError("Cases: useful FLOPs do not have one row per case")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def share(self) -> float:
-        """The share of the device time that the cases stand for, 0..1; 1 where no time was measured."""
+        """Share of the device time that the cases represent, 0..1; 1 if no time was measured."""
         inside = float(self.weights_ns.sum())
         total = inside + self.outside_ns
         return inside / total if total else 1.0
 
     @property
     def weights_ns(self) -> FloatArray:
-        """The device time of all events that each case stands for, its runs together."""
+        """Device time of all events that each case represents, the sum over its runs."""
         measured = np.where(self.measured_ns > 0, self.measured_ns, 0.0)
         total = float(measured.sum())
         return measured if isnan(self.inside_ns) or not total else measured * (self.inside_ns / total)
 
-    def prediction(self, estimator: str) -> Prediction | None:
-        """What one estimator predicts; None where it was not asked."""
-        return next((each for each in self.predictions if each.estimator == estimator), None)
+    def prediction(self, estimator: str) -> CasePrediction | None:
+        """Return the predictions of one estimator; None if it was not evaluated."""
+        return next((row for row in self.predictions if row.estimator == estimator), None)
 
-    def with_predictions(self, predictions: Sequence[Prediction]) -> Cases:
-        """The same cases with more predictions."""
+    def with_predictions(self, predictions: Sequence[CasePrediction]) -> Cases:
+        """Return the same cases with more predictions."""
         return replace(self, predictions=(*self.predictions, *predictions))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Measured:
-    """Times of groups; columns of shape ``(measured groups,)``. ``group`` is the group's number,
-    ``measured_ns`` the median over its runs, ``mean_ns`` their mean.
+class CaseSource:
+    """Cases of one program in one profile. ``node`` is the node of each case in ``graph``, one per group.
+
+    * A step runs each case ``times`` times.
+    * ``program`` runs end to end (None: a trace of operations, or a further rank class of a program that
+      another source has). ``profile`` holds its events on all ranks.
+    * A graph that carries measured times has no ``profile``. ``recorded`` then holds the times of its steps,
+      if known.
+    * ``joins`` list the operations that each instruction carries out. ``num_ranks`` is the size of the job
+      (-1: unknown).
+    """
+
+    profile: Profile | None
+    graph: OpGraph
+    node: IntArray
+    times: FloatArray
+    cases: Cases
+    coverage: Coverage | None
+    program: Workload | None
+    joins: tuple[InstructionJoin, ...] = ()
+    num_ranks: int = -1
+    recorded: RecordedSteps | None = None
+
+
+def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
+    """Return a profile of some events, without their communication."""
+    columns = {column: getattr(profile, column)[rows] for column in _EVENT_COLUMNS}
+    return replace(profile, name=name, comms=type(profile.comms).empty(), **columns)
+
+
+def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
+    """Return one case per node with a measured time, for all ``times`` that a step runs it.
+
+    ``names`` are source, workload and hardware.
+    """
+    labels, shapes, shape = case_labels(graph, node, times)
+    return Cases(
+        source=names[0],
+        workload=names[1],
+        hardware=names[2],
+        labels=labels,
+        shapes=shapes,
+        shape=shape,
+        op_class=graph.op_class[node].astype(np.int8),
+        measured_ns=graph.duration_ns[node] * times,
+        spread_ns=np.full(len(node), np.nan),
+        repeats=np.ones(len(node), np.int64),
+        flops=graph.flops[node] * times,
+        bytes_moved=graph.bytes_moved[node] * times,
+        useful_flops=graph.useful_flops[node] * times,
+        dtypes=case_dtypes(graph, node),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GroupTimes:
+    """Measured times of groups; columns of shape ``(measured groups,)``.
+
+    ``group`` is the group's number, ``measured_ns`` the median over its runs, ``mean_ns`` their mean.
     """
 
     group: IntArray
@@ -170,9 +231,9 @@ class Measured:
 
 
 def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntArray:
-    """The node of each group with most work, shape ``(groups,)``: four FLOPs count as one byte.
+    """Return the node with most work of each group, shape ``(groups,)``; four FLOPs count as one byte.
 
-    It lends the group its name and class. Raises ``InvariantError`` for a group without nodes.
+    The group takes its name and class. Raises ``InvariantError`` for a group without nodes.
     """
     work = np.nan_to_num(graph.flops) * 4 + np.nan_to_num(graph.bytes_moved)
     order = np.argsort(work, kind="stable")
@@ -185,10 +246,10 @@ def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntA
 
 
 def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGraph:
-    """A graph whose node ``g`` is group ``g``: FLOPs add up, as does what is sent, and tensors that stay
-    inside move no bytes.
+    """Return a graph with one node per group, because one measured time needs one estimate.
 
-    What was measured as one is estimated as one. Nodes in no group become one more node, the last.
+    FLOPs and communicated bytes add up; tensors within a group move no bytes. Nodes without a group become
+    the last node.
     """
     leading = leading_nodes(graph, node_group, num_groups)
     rest = np.flatnonzero(node_group < 0)[:1]
@@ -198,97 +259,97 @@ def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGr
     if not len(collectives) and not len(p2p):
         return merged
 
-    def total(column: FloatArray, node: SmallIntArray, into: SmallIntArray) -> FloatArray:
+    def group_sums(column: FloatArray, node: SmallIntArray, into: SmallIntArray) -> FloatArray:
         return np.bincount(group[node], column, len(merged))[into].astype(np.float64)
 
-    of, to = collectives.node, merged.collectives.node
+    source, target = collectives.node, merged.collectives.node
     return replace(
         merged,
         collectives=replace(
             merged.collectives,
-            comm_bytes=total(collectives.comm_bytes, of, to),
-            operand_bytes=total(collectives.operand_bytes, of, to),
-            result_bytes=total(collectives.result_bytes, of, to),
+            comm_bytes=group_sums(collectives.comm_bytes, source, target),
+            operand_bytes=group_sums(collectives.operand_bytes, source, target),
+            result_bytes=group_sums(collectives.result_bytes, source, target),
         ),
-        p2p=replace(merged.p2p, comm_bytes=total(p2p.comm_bytes, p2p.node, merged.p2p.node)),
+        p2p=replace(merged.p2p, comm_bytes=group_sums(p2p.comm_bytes, p2p.node, merged.p2p.node)),
     )
 
 
-def measured_groups(profile: Profile, matching: Matching) -> Measured:
-    """The time of each group: added up within a run of a rank (or the union where events overlap on several
-    streams), then the median over runs; ranks are runs of the same work.
+def measured_groups(profile: Profile, matching: Matching) -> GroupTimes:
+    """Return the time of each group: the sum within a run of a rank, then the median over ranks and runs.
 
-    Events outside of any run count only for groups without events in one: a run that the recording cut off
-    is no run. Neither is one with an event of less than no time, or of unknown time, where a group has
-    others; where it has none, the rest of it counts. O(events log events).
+    If events of a run overlap on several streams, the union of their intervals counts instead of the sum.
+    Events outside of runs count only for groups without events in a run: the recording cut off such a run. A
+    run with an event of negative or unknown duration does not count for a group with other runs; without any,
+    the rest of the run counts. O(events log events).
     """
     chosen = np.flatnonzero(matching.event_group >= 0)
     in_run = np.zeros(len(matching), np.bool_)
     in_run[matching.event_group[chosen[profile.run[chosen] >= 0]]] = True
     chosen = chosen[(profile.run[chosen] >= 0) | ~in_run[matching.event_group[chosen]]]
-    part = profile.rank[chosen].astype(np.int64) << 32 | profile.run[chosen].astype(np.int64) & 0xFFFFFFFF
-    parts, part = np.unique(part, return_inverse=True)
-    place = matching.event_group[chosen] * len(parts) + part
-    kept = _timed(profile.duration_ns[chosen], place, matching.event_group[chosen])
-    chosen = chosen[kept]
-    keys, place = np.unique(place[kept], return_inverse=True)
-    times = _run_times(profile, chosen, place, len(keys))
-    return _over_runs(keys // max(len(parts), 1), times)
+    rank_and_run = (
+        profile.rank[chosen].astype(np.int64) << 32 | profile.run[chosen].astype(np.int64) & 0xFFFFFFFF
+    )
+    runs, run = np.unique(rank_and_run, return_inverse=True)
+    group = matching.event_group[chosen]
+    group_run = group * len(runs) + run
+    has_time = profile.duration_ns[chosen] >= 0
+    if not has_time.all():
+        whole = ~np.isin(group_run, group_run[~has_time])
+        has_time &= whole | ~np.isin(group, group[whole])
+        chosen, group_run = chosen[has_time], group_run[has_time]
+    keys, index = np.unique(group_run, return_inverse=True)
+    times = _run_times(profile, chosen, index, len(keys))
+    group = keys // max(len(runs), 1)
+    order = np.lexsort((times, group))
+    group, times = group[order], times[order]
+    distinct, index, counts = np.unique(group, return_inverse=True, return_counts=True)
+    median, spread = medians_of(times, index)
+    return GroupTimes(
+        group=distinct,
+        measured_ns=median,
+        mean_ns=np.bincount(index, times, len(distinct)) / counts,
+        spread_ns=spread,
+        repeats=counts.astype(np.int64),
+    )
 
 
-def _timed(duration_ns: FloatArray, place: IntArray, group: IntArray) -> BoolArray:
-    """Events whose time counts: of runs (``place``) whose events all have one, where the group has such."""
-    timed: BoolArray = duration_ns >= 0
-    if timed.all():
-        return timed
-    whole = ~np.isin(place, place[~timed])
-    return timed & (whole | ~np.isin(group, group[whole]))
-
-
-def _run_times(profile: Profile, chosen: IntArray, place: IntArray, count: int) -> FloatArray:
-    """The time of each (group, run) [ns]."""
-    order = np.lexsort((profile.start_ns[chosen], place))
+def _run_times(profile: Profile, chosen: IntArray, group_run: IntArray, count: int) -> FloatArray:
+    """Return the time of each (group, run) [ns]."""
+    order = np.lexsort((profile.start_ns[chosen], group_run))
     duration, start = profile.duration_ns[chosen][order], profile.start_ns[chosen][order]
     stream = profile.stream[chosen][order]
-    total = np.bincount(place, profile.duration_ns[chosen], count)
-    bounds = np.searchsorted(place[order], np.arange(count + 1))
-    same = place[order][1:] == place[order][:-1]
-    several = np.unique(place[order][1:][same & (stream[1:] != stream[:-1])])
-    for number in several.tolist():
-        part = slice(int(bounds[number]), int(bounds[number + 1]))
-        total[number] = min(float(total[number]), covered_ns(start[part], start[part] + duration[part]))
+    total = np.bincount(group_run, profile.duration_ns[chosen], count)
+    ordered = group_run[order]
+    bounds = np.searchsorted(ordered, np.arange(count + 1))
+    on_other_stream = (ordered[1:] == ordered[:-1]) & (stream[1:] != stream[:-1])
+    for number in np.unique(ordered[1:][on_other_stream]).tolist():
+        rows = slice(int(bounds[number]), int(bounds[number + 1]))
+        total[number] = min(float(total[number]), covered_ns(start[rows], start[rows] + duration[rows]))
     return total.astype(np.float64)
 
 
 def covered_ns(start: FloatArray, end: FloatArray) -> float:
-    """The length of what some intervals, ordered by ``start``, cover together [ns]."""
+    """Return the length of the union of intervals that are ordered by ``start`` [ns]."""
     reached = np.maximum.accumulate(end)
     before = np.concatenate(([-np.inf], reached[:-1]))
     return float(np.maximum(reached - np.maximum(start, before), 0.0).sum())
 
 
-def _over_runs(group: IntArray, times: FloatArray) -> Measured:
-    order = np.lexsort((times, group))
-    group, times = group[order], times[order]
-    distinct, place, counts = np.unique(group, return_inverse=True, return_counts=True)
-    median, away = medians_of(times, place)
-    return Measured(
-        group=distinct,
-        measured_ns=median,
-        mean_ns=np.bincount(place, times, len(distinct)) / counts,
-        spread_ns=away,
-        repeats=counts.astype(np.int64),
-    )
-
-
 def case_labels(
     graph: OpGraph, nodes: IntArray, times: FloatArray
 ) -> tuple[tuple[str, ...], tuple[str, ...], IntArray]:
-    """Names of nodes, and what work they are: distinct texts ``op(types) -> types`` and each node's row. Work
-    that a step does several ``times`` is other work than once.
+    """Return the names of nodes, the distinct texts of their work, and the row of each node's text.
+
+    A text is ``op(types) -> types``; work that a step does several ``times`` has another text.
     """
     strings, types = graph.strings, graph.types
-    texts = [_type_text(graph, row) for row in range(len(types))]
+    texts: list[str] = []
+    for row in range(len(types)):
+        element = types.dtype_of(row)
+        extents = "x".join("?" if extent < 0 else str(extent) for extent in types.shape(row))
+        element_name = "?" if element is None else element.name
+        texts.append(f"{extents}x{element_name}" if extents else element_name)
     operands: list[list[int]] = graph.operands.to_lists()
     results: list[list[int]] = graph.results.to_lists()
     labels: list[str] = []
@@ -313,44 +374,49 @@ def case_labels(
 
 
 def case_dtypes(graph: OpGraph, nodes: IntArray) -> tuple[str, ...]:
-    """The element type that each node computes in, else that of its first operand, else of its first result;
-    the empty text where no type is known.
+    """Return the element type that each node computes in, or of its first operand, or of its first result.
+
+    The text is empty if no type is known.
     """
     rates: list[int] = graph.rate_dtype[nodes].tolist()
     operands: list[list[int]] = graph.operands.take(nodes).to_lists()
     results: list[list[int]] = graph.results.take(nodes).to_lists()
-    found: list[str] = []
+    dtypes: list[str] = []
     for rate, taken, made in zip(rates, operands, results, strict=True):
-        known = (element.name for row in (*taken, *made) if (element := graph.types.dtype_of(row)))
-        found.append(DTYPES[rate].name if rate >= 0 else next(known, ""))
-    return tuple(found)
-
-
-def _type_text(graph: OpGraph, row: int) -> str:
-    element = graph.types.dtype_of(row)
-    extents = "x".join("?" if extent < 0 else str(extent) for extent in graph.types.shape(row))
-    name = "?" if element is None else element.name
-    return f"{extents}x{name}" if extents else name
+        names = (element.name for row in (*taken, *made) if (element := graph.types.dtype_of(row)))
+        dtypes.append(DTYPES[rate].name if rate >= 0 else next(names, ""))
+    return tuple(dtypes)
 
 
 def shared_shapes(cases: Sequence[Cases]) -> IntArray:
-    """Shape numbers of several sources, one after the other, the same number for the same text."""
-    several = [each for each in cases if len(each)]
+    """Return the shape numbers of several sources, one after the other; equal texts have equal numbers."""
+    several = [source for source in cases if len(source)]
     if not several:
         return np.empty(0, np.int64)
-    if len(several) == 1:  # its texts, all different, need not be looked at
+    if len(several) == 1:  # its texts are all different
         return several[0].shape
-    numbers = text_numbers([each.shapes for each in several])
-    return np.concatenate([number[each.shape] for number, each in zip(numbers, several, strict=True)])
+    numbers = text_numbers([source.shapes for source in several])
+    return np.concatenate([number[source.shape] for number, source in zip(numbers, several, strict=True)])
 
 
-def text_numbers(parts: Sequence[Texts]) -> list[IntArray]:
-    """A number per distinct text of several lists, in order of appearance; one column for each list, of which
-    there is one at least.
+def text_numbers(parts: Sequence[IndexedTexts]) -> list[IntArray]:
+    """Number the distinct texts of several lists (at least one), in order of appearance.
 
-    Texts are told apart by 16 bytes that stand for each, so that millions need not stand in memory.
+    Returns one column per list. Texts are compared by a digest of 16 bytes, so that millions need not be in
+    memory.
     """
-    digests = np.concatenate([_digests(part) for part in parts])
+    digest_columns: list[NDArray[np.uint64]] = []
+    for texts in parts:
+        column = np.empty((len(texts), 2), np.uint64)
+        remaining = iter(texts)
+        for start in range(0, len(texts), _TEXTS_PER_BLOCK):
+            digest = b"".join(
+                blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                for text in islice(remaining, _TEXTS_PER_BLOCK)
+            )
+            column[start : start + _TEXTS_PER_BLOCK] = np.frombuffer(digest, np.uint64).reshape(-1, 2)
+        digest_columns.append(column)
+    digests = np.concatenate(digest_columns)
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ones stay in order of appearance
     ordered = digests[order]
     is_new = np.ones(len(order), np.bool_)
@@ -360,17 +426,4 @@ def text_numbers(parts: Sequence[Texts]) -> list[IntArray]:
     rank[np.argsort(first, kind="stable")] = np.arange(len(first))
     number = np.empty(len(order), np.int64)
     number[order] = rank[np.cumsum(is_new) - 1]
-    return np.split(number, np.cumsum([len(part) for part in parts])[:-1])
-
-
-def _digests(texts: Texts) -> NDArray[np.uint64]:
-    """What stands for each text, shape ``(texts, 2)``."""
-    found = np.empty((len(texts), 2), np.uint64)
-    source = iter(texts)
-    for start in range(0, len(texts), _AT_ONCE):
-        some = islice(source, _AT_ONCE)
-        made = b"".join(
-            blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in some
-        )
-        found[start : start + _AT_ONCE] = np.frombuffer(made, np.uint64).reshape(-1, 2)
-    return found
+    return np.split(number, np.cumsum([len(texts) for texts in parts])[:-1])

@@ -1,4 +1,4 @@
-"""Two accuracy reports side by side: which errors grew."""
+"""Comparison of two accuracy reports: the errors that grew."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from hespas.validators.accuracy.document import SCHEMA_ID
 
 __all__ = [
     "COMPARISON_SCHEMA_ID",
-    "Change",
     "Comparison",
     "ComparisonDocument",
+    "FigureChange",
     "compare_reports",
     "comparison_json",
 ]
 
 COMPARISON_SCHEMA_ID: Final = "hespas.compare/1"
 _MOST_SOURCES = 5
-_HINT = "write it with accuracy --json FILE"
-_TAKES = "compare takes two documents of hespas-validate accuracy --json FILE"
-
+_REPORT_HINT = "write it with accuracy --json FILE"
 
 _Error = Annotated[float, msgspec.Meta(ge=0.0)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0 + 1e-6)]
-"""A sum of parts over the whole, so its last digits may pass 1."""
+"""Ratio of two sums; rounding may make it slightly larger than 1."""
 
 
-class _Summary(msgspec.Struct, frozen=True):
+class _SummaryFigures(msgspec.Struct, frozen=True):
     estimator: str
     hardware: str
     level: str
@@ -49,7 +47,7 @@ class _Summary(msgspec.Struct, frozen=True):
     coverage: _Share | None
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _RunFigures(msgspec.Struct, frozen=True):
     source: str
     hardware: str
     estimator: str
@@ -57,25 +55,25 @@ class _Run(msgspec.Struct, frozen=True):
     relative_error: float | None
 
 
-class _Source(msgspec.Struct, frozen=True):
+class _SourceNames(msgspec.Struct, frozen=True):
     source: str
     hardware: str
 
 
-class _Any(msgspec.Struct, frozen=True):
+class _SchemaName(msgspec.Struct, frozen=True):
     schema: str
 
 
-class _Report(msgspec.Struct, frozen=True):
+class _ComparedReport(msgspec.Struct, frozen=True):
     schema: str
-    summary: list[_Summary]
-    end_to_end: list[_Run]
-    sources: list[_Source] = []  # msgspec copies it
+    summary: list[_SummaryFigures]
+    end_to_end: list[_RunFigures]
+    sources: list[_SourceNames] = []  # msgspec copies it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One figure of both reports; every one is an error: smaller is better, ``difference`` > 0 is worse."""
+class FigureChange:
+    """Figure in both reports. All figures are errors: smaller is better, ``difference`` > 0 is worse."""
 
     what: str
     figure: str
@@ -84,135 +82,136 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """How much the figure grew."""
+        """Growth of the figure."""
         return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """``only_base`` and ``only_new`` name the figures that one report alone has; ``base_sources`` and
-    ``new_sources`` the sources that one alone is of: where there are any, errors over all sources are of
-    different work and say nothing of each other.
+    """Differences of two accuracy reports.
+
+    ``only_base`` and ``only_new`` name the figures that only one report has. ``base_sources`` and
+    ``new_sources`` are the sources that only one report has. If there are any, the errors over all sources
+    are errors of different work and cannot be compared.
     """
 
     base: str
     new: str
-    changes: tuple[Change, ...]
+    changes: tuple[FigureChange, ...]
     only_base: tuple[str, ...]
     only_new: tuple[str, ...]
     base_sources: tuple[str, ...] = ()
     new_sources: tuple[str, ...] = ()
 
     def unlike(self) -> str:
-        """A sentence where the reports are of different sources; else the empty text."""
-        told = [
-            f"only the {name} is of {', '.join(map(clipped, sources[:_MOST_SOURCES]))}"
+        """Return a sentence if the reports have different sources, otherwise an empty text."""
+        parts = [
+            f"only the {name} has {', '.join(map(clipped, sources[:_MOST_SOURCES]))}"
             + (f" and {len(sources) - _MOST_SOURCES:,} more" if len(sources) > _MOST_SOURCES else "")
             for name, sources in (("first", self.base_sources), ("second", self.new_sources))
             if sources
         ]
-        return f"the reports are of different sources: {'; '.join(told)}" if told else ""
+        return f"the reports have different sources: {'; '.join(parts)}" if parts else ""
 
-    def regressions(self, limit: float) -> tuple[Change, ...]:
-        """The changes for the worse by more than ``limit`` (NaN: no limit)."""
-        return () if isnan(limit) else tuple(each for each in self.changes if each.difference > limit)
+    def regressions(self, limit: float) -> tuple[FigureChange, ...]:
+        """Return the figures that grew by more than ``limit`` (NaN: no limit)."""
+        return () if isnan(limit) else tuple(row for row in self.changes if row.difference > limit)
 
     def exceeded(self, limit: float) -> tuple[str, ...]:
-        """A sentence for each figure that grew by more than ``limit``, and for each that the new report has
-        not, so that nothing can be held against the limit (NaN: no limit, nothing passes it).
+        """Return a sentence for each figure that grew by more than ``limit`` or is not in the new report.
+
+        A missing figure cannot be checked against the limit. NaN means no limit.
         """
         if isnan(limit):
             return ()
         if self.unlike():
-            return (f"nothing can be held against the limit: {self.unlike()}",)
+            return (f"the limit cannot be checked: {self.unlike()}",)
         grown = (
-            f"{each.figure} of {each.what} grew by {each.difference:.1%}" for each in self.regressions(limit)
+            f"{row.figure} of {row.what} grew by {row.difference:.1%}" for row in self.regressions(limit)
         )
-        lacking = (f"{figure} is not in the second report" for figure in self.only_base)
-        return (*grown, *lacking)
+        missing = (f"{figure} is not in the second report" for figure in self.only_base)
+        return (*grown, *missing)
 
 
 def compare_reports(base: Path | bytes, new: Path | bytes) -> Comparison:
-    """Compare two documents that ``accuracy --json`` wrote: files, or what is in them.
+    """Compare two documents that ``accuracy --json`` wrote, given as files or as their content.
 
-    Raises ``FormatError`` for a file that is none, ``UsageError`` where they have nothing in common.
+    Raises ``FormatError`` for other content, ``UsageError`` if the reports have no figure in common.
     """
-    one, two = _read(base), _read(new)
-    before, after = _figures_of(one, base), _figures_of(two, new)
-    base_of, new_of = _sources(one), _sources(two)
+    base_name, new_name = (
+        "a report in memory" if isinstance(report, bytes) else str(report) for report in (base, new)
+    )
+    base_report, new_report = _read_report(base, base_name), _read_report(new, new_name)
+    before, after = _figures_of(base_report, base_name), _figures_of(new_report, new_name)
+    base_sources = {f"{row.source} on {row.hardware}" for row in base_report.sources}
+    new_sources = {f"{row.source} on {row.hardware}" for row in new_report.sources}
+    have_sources = bool(base_sources and new_sources)  # old reports do not list their sources
     shared = [key for key in before if key in after]
     if not shared:
         raise UsageError(
-            "the reports have no figure in common", path=_named(new), hint="compare like with like"
+            "the reports have no figure in common",
+            path=new_name,
+            hint="give two reports of the same devices and estimators",
         )
     return Comparison(
-        base=_named(base),
-        new=_named(new),
+        base=base_name,
+        new=new_name,
         changes=tuple(
-            Change(what=what, figure=figure, before=before[what, figure], after=after[what, figure])
+            FigureChange(what=what, figure=figure, before=before[what, figure], after=after[what, figure])
             for what, figure in shared
         ),
         only_base=tuple(f"{figure} of {what}" for what, figure in before if (what, figure) not in after),
-        base_sources=_missing(base_of, new_of),
-        new_sources=_missing(new_of, base_of),
+        base_sources=tuple(sorted(base_sources - new_sources)) if have_sources else (),
+        new_sources=tuple(sorted(new_sources - base_sources)) if have_sources else (),
         only_new=tuple(f"{figure} of {what}" for what, figure in after if (what, figure) not in before),
     )
 
 
-def _sources(report: _Report) -> list[str]:
-    return [f"{each.source} on {each.hardware}" for each in report.sources]
-
-
-def _missing(sources: list[str], others: list[str]) -> tuple[str, ...]:
-    """Sources that the other report is not of; none where one of the two does not say what it is of."""
-    return tuple(sorted(set(sources) - set(others))) if sources and others else ()
-
-
-def _named(report: Path | bytes) -> str:
-    return "a report in memory" if isinstance(report, bytes) else str(report)
-
-
-def _figures_of(report: _Report, path: Path | bytes) -> dict[tuple[str, str], float]:
-    """The figures of a report. Raises ``FormatError`` where it says two things of one."""
-    found: dict[tuple[str, str], float] = {}
+def _figures_of(report: _ComparedReport, name: str) -> dict[tuple[str, str], float]:
+    """Return the figures of a report. Raises ``FormatError`` for one figure with two values."""
+    figures: dict[tuple[str, str], float] = {}
     for key, value in _figures(report):
-        if found.setdefault(key, value) != value:
+        if figures.setdefault(key, value) != value:
             what, figure = key
             raise FormatError(
-                f"{figure} of {what} is {found[key]:.6g} in one row and {value:.6g} in another",
-                path=_named(path),
-                hint="write it again with accuracy --json FILE",
+                f"{figure} of {what} is {figures[key]:.6g} in one row and {value:.6g} in another",
+                path=name,
+                hint=_REPORT_HINT,
             )
-    return found
+    return figures
 
 
-def _no_repeats(pairs: list[tuple[str, object]]) -> None:
-    """Check the keys of one object of a document. Raises ``ValueError`` for one that comes twice."""
-    if len({key for key, _ in pairs}) < len(pairs):
-        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"an object has the key {clipped(key)!r} twice")
+def _read_report(report: Path | bytes, name: str) -> _ComparedReport:
+    """Read a report from a file or from its content."""
 
+    def no_repeats(pairs: list[tuple[str, object]]) -> None:
+        if len({key for key, _ in pairs}) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise ValueError(f"an object has the key {clipped(key)!r} twice")
 
-def _read(path: Path | bytes) -> _Report:
-    if isinstance(path, Path) and not located(path).exists():
-        raise FormatError("no such file", path=_named(path), hint=_HINT)
+    if isinstance(report, Path) and not located(report).exists():
+        raise FormatError("no such file", path=name, hint=_REPORT_HINT)
     try:
-        data = read_document(path, limits().report_bytes, "a report") if isinstance(path, Path) else path
-        schema = msgspec.json.decode(data, type=_Any).schema
+        data = (
+            read_document(report, limits().report_bytes, "a report") if isinstance(report, Path) else report
+        )
+        schema = msgspec.json.decode(data, type=_SchemaName).schema
         if schema != SCHEMA_ID:
             raise FormatError(
-                f"expected schema {SCHEMA_ID!r}, found {schema[:80]!r}", path=_named(path), hint=_TAKES
+                f"expected schema {SCHEMA_ID!r}, found {schema[:80]!r}",
+                path=name,
+                hint="give two files written by hespas-validate accuracy --json FILE",
             )
-        report = msgspec.json.decode(data, type=_Report)
-        json.loads(data, object_pairs_hook=_no_repeats)
+        decoded = msgspec.json.decode(data, type=_ComparedReport)
+        json.loads(data, object_pairs_hook=no_repeats)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        told = str(error).replace("`", "'")  # names in backquotes are those of our arguments
-        raise FormatError(f"expected an accuracy report: {told}", path=_named(path), hint=_HINT) from error
-    return report
+        reason = str(error).replace("`", "'")  # backquotes mark names of our arguments
+        raise FormatError(f"expected an accuracy report: {reason}", path=name, hint=_REPORT_HINT) from error
+    return decoded
 
 
-def _figures(report: _Report) -> Iterator[tuple[tuple[str, str], float]]:
-    """Every figure of a report that both may have, by what it is of and its name."""
+def _figures(report: _ComparedReport) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield the figures of a report that can be compared, each with its subject and name."""
     for row in report.summary:
         part = " ".join(part for part in (row.op_class, row.size) if part != "all") or "all"
         what = f"{row.estimator} on {row.hardware}, {part}, each {row.level}"
@@ -227,7 +226,7 @@ def _figures(report: _Report) -> Iterator[tuple[tuple[str, str], float]]:
             yield (what, "end to end"), abs(run.relative_error)
 
 
-class _Change(msgspec.Struct, frozen=True, kw_only=True):
+class _ChangeJson(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     figure: Literal["MAPE", "median", "not covered", "end to end"]
     before: Figure
@@ -236,35 +235,35 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What hespas-validate compare --json writes."""
+    """Document that hespas-validate compare --json writes."""
 
     schema: Literal["hespas.compare/1"] = COMPARISON_SCHEMA_ID
     hespas_version: str = __version__
     inputs: tuple[str, ...]
     diagnostics: tuple[str, ...] = ()
     max_regression: Figure
-    changes: list[_Change]
+    changes: list[_ChangeJson]
     unlike: Annotated[
-        str, msgspec.Meta(description="a sentence where the reports are of different sources; else empty")
+        str, msgspec.Meta(description="a sentence if the reports have different sources; otherwise empty")
     ]
     only_base: tuple[str, ...]
     only_new: tuple[str, ...]
-    regressions: list[_Change]
+    regressions: list[_ChangeJson]
 
 
-def comparison_json(done: Comparison, limit: float) -> bytes:
-    """The document ``hespas.compare/1`` as indented JSON that ends in a newline."""
+def comparison_json(comparison: Comparison, limit: float) -> bytes:
+    """Return the document ``hespas.compare/1`` as indented JSON that ends in a newline."""
     document = ComparisonDocument(
-        inputs=(done.base, done.new),
+        inputs=(comparison.base, comparison.new),
         max_regression=limit,
-        changes=_rows(done.changes),
-        unlike=done.unlike(),
-        only_base=done.only_base,
-        only_new=done.only_new,
-        regressions=_rows(done.regressions(limit)),
+        changes=_changes_json(comparison.changes),
+        unlike=comparison.unlike(),
+        only_base=comparison.only_base,
+        only_new=comparison.only_new,
+        regressions=_changes_json(comparison.regressions(limit)),
     )
     return document_bytes(document)
 
 
-def _rows(changes: Sequence[Change]) -> list[_Change]:
-    return [_Change(**asdict(each), difference=each.difference) for each in changes]
+def _changes_json(changes: Sequence[FigureChange]) -> list[_ChangeJson]:
+    return [_ChangeJson(**asdict(row), difference=row.difference) for row in changes]

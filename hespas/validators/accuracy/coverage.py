@@ -1,4 +1,4 @@
-"""A matching as columns, and how many-to-many links become groups that can be compared."""
+"""Matching of events to program nodes as columns, its comparison groups and its coverage."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = [
     "RULES",
     "Coverage",
     "EventKey",
-    "Join",
+    "InstructionJoin",
     "Matching",
-    "Unmatched",
+    "UnmatchedName",
     "coverage_of",
     "group_keys",
     "joins_of",
@@ -28,16 +28,18 @@ __all__ = [
 ]
 
 RULES: tuple[str, ...] = ("instruction", "op-name", "source-line", "structure", "signature", "order")
-"""How an event was matched, strongest first: by the name of the compiled instruction; by the framework's name
-of the operation; by source line; by what the compiled module and the program are made of; by operation and
+"""Matching rules, strongest first: by the name of the compiled instruction; by the framework's name of the
+operation; by source line; by the structure of the compiled module and of the program; by operation and
 shapes, in order; by operation alone, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKey:
-    """What equal events have in common: an instruction of a module, or a place in a run. ``nodes`` are those
-    it carries out, all or in part; ``rule`` indexes :data:`RULES`. ``inferred`` says that the compiler made
-    the instruction up and that the nodes are those it serves; ``communicates`` that it talks to other ranks.
+    """Identity of equal events: an instruction of a module, or a position in a run.
+
+    The events carry out ``nodes``, completely or in part. ``rule`` indexes :data:`RULES` (-1: unmatched).
+    ``inferred``: the compiler created the instruction, and ``nodes`` are the nodes of the instructions that
+    it serves. ``communicates``: the instruction exchanges data with other ranks.
     """
 
     module: str
@@ -50,11 +52,11 @@ class EventKey:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Matching:
-    """Which nodes each event carries out, and groups of both that can be compared: a fusion is one event for
-    many nodes, a node that was split is several events.
+    """Nodes that each event carries out, and groups of events and nodes that can be compared.
 
-    ``event_key`` has shape ``(events,)`` and indexes ``keys`` (-1: the event names nothing). ``node_group``
-    has shape ``(nodes,)``, ``event_group`` ``(events,)``; -1 is in no group.
+    A fusion is one event for many nodes; a node that the compiler split is several events.
+    ``event_key`` has shape ``(events,)`` and indexes ``keys`` (-1: the event has no operation name).
+    ``node_group`` has shape ``(nodes,)`` and ``event_group`` has shape ``(events,)``; -1 means no group.
     """
 
     keys: tuple[EventKey, ...]
@@ -74,56 +76,55 @@ class Matching:
 
     @property
     def matched(self) -> BoolArray:
-        """Events that carry out some node, shape ``(events,)``."""
+        """Mask of the events that carry out at least one node, shape ``(events,)``."""
         has_nodes = np.array([*(bool(key.nodes) for key in self.keys), False], np.bool_)
         return has_nodes[self.event_key]
 
 
-def group_keys(keys: Sequence[EventKey], shared: BoolArray, talks: BoolArray) -> tuple[IntArray, IntArray]:
-    """Groups of keys, shape ``(keys,)``, and of nodes, shape ``(nodes,)``; -1 is in none.
+def group_keys(
+    keys: Sequence[EventKey], shared: BoolArray, communicates: BoolArray
+) -> tuple[IntArray, IntArray]:
+    """Return the group of each key, shape ``(keys,)``, and of each node, shape ``(nodes,)``; -1 means no
+    group.
 
-    Keys that carry out the same node form one group, unless compilers copy such nodes freely: those that are
-    ``shared`` go to one key, rather one that does nothing else, and hold no keys together that have work of
-    their own. A key that communicates is in a group only with nodes that do (``talks``): the partitioner's
-    collectives are no part of a program that has none. Other keys leave such nodes alone where they have any
-    else. Nearly O(links).
+    Keys that carry out the same node form one group, except through ``shared`` nodes, which compilers copy
+    freely: a shared node belongs to one key, preferably to a key without other nodes, and does not join keys
+    that have nodes of their own. A key that communicates is grouped only with nodes that communicate, because
+    the partitioner adds collectives that the program does not contain. Other keys skip such nodes if they
+    have any other node. Nearly O(links).
     """
-    forest = _Forest(len(keys), len(shared))
-    is_shared, is_talk = shared.tolist(), talks.tolist()
-    usable = [_usable(key, is_talk) for key in keys]
+    forest = _KeyForest(len(keys), len(shared))
+    is_shared, is_communication = shared.tolist(), communicates.tolist()
+    usable: list[Sequence[int]] = []
+    for key in keys:
+        same = [node for node in key.nodes if is_communication[node] == key.communicates]
+        usable.append(same or ([] if key.communicates else key.nodes))
     for number, nodes in enumerate(usable):
-        for node in nodes:
-            if not is_shared[node]:
-                forest.join(number, node)
+        for node in (node for node in nodes if not is_shared[node]):
+            forest.join(number, node)
     owner: dict[int, int] = {}
-    for number in sorted(range(len(keys)), key=forest.holds.__getitem__):
+    for number in sorted(range(len(keys)), key=forest.is_joined.__getitem__):
         for node in usable[number]:
             if is_shared[node]:
                 owner.setdefault(node, number)
     for node, number in owner.items():
         forest.join(number, node)
     for number, nodes in enumerate(usable):
-        if nodes and not forest.holds[number]:
+        if nodes and not forest.is_joined[number]:
             forest.join(number, nodes[0])
     groups = forest.groups()
     return groups[: len(keys)], groups[len(keys) :]
 
 
-def _usable(key: EventKey, is_talk: Sequence[bool]) -> Sequence[int]:
-    """The nodes that a key may share a group with."""
-    same = [node for node in key.nodes if is_talk[node] == key.communicates]
-    return same or ([] if key.communicates else key.nodes)
-
-
-class _Forest:
-    """Keys and nodes joined into trees (union-find with path halving); ``holds`` marks keys that were."""
+class _KeyForest:
+    """Union-find forest (path halving) of keys and nodes; ``is_joined`` marks the keys that have a node."""
 
     def __init__(self, num_keys: int, num_nodes: int) -> None:
-        self.holds = [False] * num_keys
+        self.is_joined = [False] * num_keys
         self._parent = list(range(num_keys + num_nodes))
 
     def root(self, item: int) -> int:
-        """What stands for the tree of a key or, past the keys, of a node."""
+        """Return the root of the tree of a key, or of a node (numbered behind the keys)."""
         parent = self._parent
         while parent[item] != item:
             parent[item] = parent[parent[item]]
@@ -131,25 +132,27 @@ class _Forest:
         return item
 
     def join(self, key: int, node: int) -> None:
-        """Put a key and a node into one tree."""
-        one, two = self.root(key), self.root(len(self.holds) + node)
-        self._parent[max(one, two)] = min(one, two)
-        self.holds[key] = True
+        """Merge the trees of a key and of a node."""
+        left, right = self.root(key), self.root(len(self.is_joined) + node)
+        self._parent[max(left, right)] = min(left, right)
+        self.is_joined[key] = True
 
     def groups(self) -> IntArray:
-        """The group of each key, then of each node, numbered by first key; -1 for trees without keys."""
+        """Return the group of each key, then of each node, numbered by first key; -1 for trees without
+        keys.
+        """
         roots = [self.root(item) for item in range(len(self._parent))]
-        used = sorted({roots[key] for key, holds in enumerate(self.holds) if holds})
-        place = {item: number for number, item in enumerate(used)}
-        return np.array([place.get(item, -1) for item in roots], np.int64)
+        used = sorted({roots[key] for key, is_joined in enumerate(self.is_joined) if is_joined})
+        number = {root: group for group, root in enumerate(used)}
+        return np.array([number.get(root, -1) for root in roots], np.int64)
 
 
-_LISTED = 50
+_MOST_LISTED = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmatched:
-    """One kind of event or node that nobody matches; ``total_ns`` is NaN for nodes."""
+class UnmatchedName:
+    """Unmatched events or nodes of one name; ``total_ns`` is NaN for nodes."""
 
     name: str
     count: Count
@@ -158,9 +161,11 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Shares are 0..1; negative durations count as 0. ``nodes`` counts those that cost something. ``by_rule``
-    is matched time [ns]; ``compared_time_ns`` that of events in groups: an estimate of the same work stands
-    against it. ``unlisted_events`` and ``unlisted_nodes`` count the kinds that are not listed.
+    """Matched share of a profile and of a program, by count and by time.
+
+    Shares are 0..1; negative durations count as 0. ``nodes`` counts the nodes with a cost. ``by_rule`` is the
+    matched time [ns] by rule; ``compared_time_ns`` is the time of the events in comparison groups.
+    ``unlisted_events`` and ``unlisted_nodes`` count the names that the lists omit.
     """
 
     events: int
@@ -172,14 +177,14 @@ class Coverage:
     matched_nodes: int
     by_rule: dict[str, float]
     inferred_time_ns: float
-    unmatched_events: tuple[Unmatched, ...]
-    unmatched_nodes: tuple[Unmatched, ...]
+    unmatched_events: tuple[UnmatchedName, ...]
+    unmatched_nodes: tuple[UnmatchedName, ...]
     unlisted_events: int = 0
     unlisted_nodes: int = 0
 
     @property
     def time_share(self) -> float:
-        """Matched share of the device time; 1 where there is none."""
+        """Matched share of the device time; 1 without device time."""
         return self.matched_time_ns / self.time_ns if self.time_ns else 1.0
 
     @property
@@ -189,17 +194,31 @@ class Coverage:
 
 
 def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverage:
-    """What a matching covers, by count and by time. O(nodes + events)."""
+    """Return the coverage of a matching, by count and by time. O(nodes + events)."""
     matched = matching.matched
     costs = ~is_free(graph) & (graph.multiplicity != 0)
     listed = np.zeros(len(graph), np.bool_)
     listed[[node for key in matching.keys for node in key.nodes]] = True
-    missed = costs & ~listed
+    unmatched = costs & ~listed
     time = np.maximum(np.nan_to_num(profile.duration_ns), 0.0)
     keys = matching.event_key[matched]
     rules = np.array([key.rule for key in matching.keys], np.int64)[keys]
     inferred = np.array([key.inferred for key in matching.keys], np.bool_)[keys]
-    events, nodes = _events(profile, ~matched), _nodes(graph, missed)
+    event_rows = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)[~matched]
+    distinct, index, counts = np.unique(event_rows, return_inverse=True, return_counts=True)
+    total = np.bincount(index, time[~matched], len(distinct))
+    unmatched_events = [
+        UnmatchedName(
+            name=profile.strings[int(distinct[row])] or "(unnamed)",
+            count=int(counts[row]),
+            total_ns=float(total[row]),
+        )
+        for row in np.argsort(-total, kind="stable").tolist()
+    ]
+    unmatched_nodes = [
+        UnmatchedName(name=graph.strings[row] or "(unnamed)", count=count, total_ns=float("nan"))
+        for row, count in Counter[int](graph.op_row[unmatched].tolist()).most_common()
+    ]
     return Coverage(
         events=len(profile),
         matched_events=int(matched.sum()),
@@ -207,55 +226,27 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
         matched_time_ns=float(time[matched].sum()),
         compared_time_ns=float(time[matching.event_group >= 0].sum()),
         nodes=int(costs.sum()),
-        matched_nodes=int(costs.sum()) - int(missed.sum()),
+        matched_nodes=int(costs.sum()) - int(unmatched.sum()),
         by_rule={
             name: float(time[matched][rules == code].sum())
             for code, name in enumerate(RULES)
             if bool((rules == code).any())
         },
         inferred_time_ns=float(time[matched][inferred].sum()),
-        unmatched_events=events[:_LISTED],
-        unmatched_nodes=nodes[:_LISTED],
-        unlisted_events=max(len(events) - _LISTED, 0),
-        unlisted_nodes=max(len(nodes) - _LISTED, 0),
+        unmatched_events=tuple(unmatched_events[:_MOST_LISTED]),
+        unmatched_nodes=tuple(unmatched_nodes[:_MOST_LISTED]),
+        unlisted_events=max(len(unmatched_events) - _MOST_LISTED, 0),
+        unlisted_nodes=max(len(unmatched_nodes) - _MOST_LISTED, 0),
     )
-
-
-def _events(profile: Profile, chosen: BoolArray) -> tuple[Unmatched, ...]:
-    """The kinds of events chosen, longest first."""
-    rows = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)[chosen]
-    distinct, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    time = np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0)
-    total = np.bincount(place, time, len(distinct))
-    order = np.argsort(-total, kind="stable")
-    return tuple(
-        Unmatched(
-            name=profile.strings[int(distinct[row])] or "(unnamed)",
-            count=int(counts[row]),
-            total_ns=float(total[row]),
-        )
-        for row in order.tolist()
-    )
-
-
-def _nodes(graph: OpGraph, chosen: BoolArray) -> tuple[Unmatched, ...]:
-    """The operations chosen, most frequent first."""
-    counts = Counter[int](graph.op_row[chosen].tolist()).most_common()
-    return tuple(
-        Unmatched(name=graph.strings[row] or "(unnamed)", count=count, total_ns=float("nan"))
-        for row, count in counts
-    )
-
-
-# Which operations of the program each compiled instruction carries out, by name: a matching for people.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """One instruction of ``module`` that ran, and the ``operations`` of the program that it carries out, all
-    or in part (none: nobody matches it; ``rule`` is empty). ``inferred`` says that the compiler made it up
-    and that they are those it serves. ``events`` took ``time_ns`` together; ``group`` is what it is compared
-    in (-1: in nothing).
+class InstructionJoin:
+    """Instruction of ``module`` that ran, with the names of the ``operations`` that it carries out.
+
+    The instruction carries out the operations completely or in part. Without any, ``rule`` is empty.
+    ``inferred``: the compiler created the instruction, and ``operations`` belong to the instructions that it
+    serves. All its ``events`` took ``time_ns``; ``group`` is its comparison group (-1: none).
     """
 
     module: str
@@ -268,8 +259,8 @@ class Join:
     group: int
 
 
-def joins_of(graph: OpGraph, profile: Profile, matching: Matching) -> tuple[Join, ...]:
-    """Every instruction that ran, most time first. O(events + links)."""
+def joins_of(graph: OpGraph, profile: Profile, matching: Matching) -> tuple[InstructionJoin, ...]:
+    """Return all instructions that ran, most time first. O(events + links)."""
     count = len(matching.keys)
     named = np.flatnonzero(matching.event_key >= 0)
     key = matching.event_key[named]
@@ -279,28 +270,28 @@ def joins_of(graph: OpGraph, profile: Profile, matching: Matching) -> tuple[Join
     group[key] = matching.event_group[named]
     order: list[int] = np.argsort(-time, kind="stable").tolist()
     names: dict[int, str] = {}
-    found: list[Join] = []
+    joins: list[InstructionJoin] = []
     for number in order:
-        each = matching.keys[number]
+        event_key = matching.keys[number]
         if not events[number]:
             continue
-        for node in each.nodes:
+        for node in event_key.nodes:
             names.setdefault(node, node_text(graph, node))
-        found.append(
-            Join(
-                module=each.module,
-                instruction=each.op,
-                rule=RULES[each.rule] if each.rule >= 0 else "",
-                inferred=each.inferred,
-                operations=tuple(dict.fromkeys(names[node] for node in each.nodes)),
+        joins.append(
+            InstructionJoin(
+                module=event_key.module,
+                instruction=event_key.op,
+                rule=RULES[event_key.rule] if event_key.rule >= 0 else "",
+                inferred=event_key.inferred,
+                operations=tuple(dict.fromkeys(names[node] for node in event_key.nodes)),
                 events=int(events[number]),
                 time_ns=float(time[number]),
                 group=int(group[number]),
             )
         )
-    return tuple(found)
+    return tuple(joins)
 
 
 def node_text(graph: OpGraph, node: int) -> str:
-    """The name of a node; of one without, its operation."""
+    """Return the name of a node, or its operation if it has no name."""
     return graph.node_name(node) or graph.strings[int(graph.op_row[node])]

@@ -1,8 +1,7 @@
-"""The comparison as JSON: these types are ``hespas/schemas/accuracy.schema.json``."""
+"""JSON document of an accuracy comparison; its types define ``hespas/schemas/accuracy.schema.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from math import nan
 from typing import Annotated, Any, Final, Literal
@@ -14,13 +13,13 @@ from msgspec import Meta
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
-from hespas.validators.accuracy.coverage import Coverage, Unmatched
+from hespas.validators.accuracy.coverage import UnmatchedName
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.result import (
     Accuracy,
     Contribution,
+    MeasuredStep,
     SpeedUp,
-    Step,
     SummaryRow,
     Thresholds,
     Trend,
@@ -37,13 +36,13 @@ __all__ = [
 ]
 
 SCHEMA_ID: Final = "hespas.accuracy/1"
-"""What a document of this version says in ``schema``."""
+"""Value of ``schema`` in documents of this version."""
 
-_NO_STEP = Step(span_ns=nan, busy_ns=nan, is_simulated=False)
+_NO_STEP = MeasuredStep(span_ns=nan, busy_ns=nan, is_simulated=False)
 
 
 class SummaryJson(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of one estimator on one device, over all cases or over a part of them."""
+    """Errors of one estimator on one device, over all cases or over one part."""
 
     estimator: str
     hardware: str
@@ -67,16 +66,18 @@ class SummaryJson(msgspec.Struct, frozen=True, kw_only=True):
     sum_error: Annotated[Figure, Meta(description="error of the sums")]
     rmse_ns: Figure
     log_ratio: Annotated[Figure, Meta(description="median of ln(predicted / measured)")]
-    ci_low: Annotated[Figure, Meta(description="of mape, 95 %, bootstrap over shapes")]
+    ci_low: Annotated[
+        Figure, Meta(description="lower end of the 95 % interval of mape, bootstrap over shapes")
+    ]
     ci_high: Figure
     interval_n: Annotated[Count, Meta(description="cases with an interval")]
     interval_coverage: Annotated[
-        Figure, Meta(description="share of them whose interval holds the measurement")
+        Figure, Meta(description="share of them with the measurement inside of the interval")
     ]
 
 
 class DiagnosticJson(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding; ``count`` is of all with the same code."""
+    """Finding of a run; ``count`` is the count of all findings with the same code."""
 
     code: str
     severity: Literal["info", "warning", "error"]
@@ -86,14 +87,14 @@ class DiagnosticJson(msgspec.Struct, frozen=True, kw_only=True):
     count: Count
 
 
-class _EndToEnd(msgspec.Struct, frozen=True, kw_only=True):
+class _EndToEndJson(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     source: str
     hardware: str
     estimator: str
     basis: Annotated[
         Literal["span", "busy", "sum of operations"],
-        Meta(description="sum of operations: of predictions, and of the means of what was measured"),
+        Meta(description="sum of operations: sums of the predictions and of the mean measured times"),
     ]
     predicted_ns: Figure
     measured_ns: Figure
@@ -104,43 +105,43 @@ class _EndToEnd(msgspec.Struct, frozen=True, kw_only=True):
     steps: Annotated[
         Figure,
         Meta(
-            description="how many steps are compared: a recording without its program is summed as a whole; "
-            "null where nobody knows"
+            description="number of steps in the sum: a recording without its program is added up as a whole; "
+            "null if unknown"
         ),
     ]
     relative_error: Figure
 
 
-class _Noise(msgspec.Struct, frozen=True, kw_only=True):
+class _NoiseJson(msgspec.Struct, frozen=True, kw_only=True):
     hardware: str
     n: Count
     mape: Annotated[
         Figure,
         Meta(
-            description="mean over cases that were repeated: distance from the median of equal work, and "
-            "between runs"
+            description="mean over repeated cases of the distance from the median of equal work and of the "
+            "distance between runs"
         ),
     ]
     median_ape: Figure
     p90_ape: Figure
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True):
+class _SourceJson(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     workload: str
     hardware: str
     cases: Count
     shapes: Count
     measured_ns: Figure
-    device_share: Annotated[Figure, Meta(description="share of the device time that the cases stand for")]
+    device_share: Annotated[Figure, Meta(description="share of the device time that the cases represent")]
     span_ns: Annotated[Figure, Meta(description="measured, median over runs")]
     busy_ns: Annotated[Figure, Meta(description="measured, median over ranks and runs")]
     is_simulated: Annotated[
-        bool, Meta(description="the program was simulated; of others operations are added up")
+        bool, Meta(description="the program was simulated; otherwise operations are added up")
     ]
 
 
-class _Coverage(msgspec.Struct, frozen=True, kw_only=True):
+class _CoverageJson(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     time_share: Figure
     count_share: Figure
@@ -153,28 +154,29 @@ class _Coverage(msgspec.Struct, frozen=True, kw_only=True):
     matched_nodes: Count
     by_rule: Annotated[dict[str, Figure], Meta(description="matched time [ns] by rule")]
     inferred_time_ns: Figure
-    unmatched_events: tuple[Unmatched, ...]
-    unmatched_nodes: tuple[Unmatched, ...]
-    unlisted_events: Annotated[Count, Meta(description="further kinds of unmatched events")]
-    unlisted_nodes: Annotated[Count, Meta(description="further kinds of unmatched operations")]
+    unmatched_events: tuple[UnmatchedName, ...]
+    unmatched_nodes: tuple[UnmatchedName, ...]
+    unlisted_events: Annotated[Count, Meta(description="names of unmatched events that are not listed")]
+    unlisted_nodes: Annotated[Count, Meta(description="names of unmatched operations that are not listed")]
 
 
-class _Join(msgspec.Struct, frozen=True, kw_only=True):
+class _JoinJson(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     module: str
     instruction: str
-    rule: Annotated[str, Meta(description="how it was matched; empty: not at all")]
-    inferred: Annotated[bool, Meta(description="the compiler made it up; operations are those it serves")]
+    rule: Annotated[str, Meta(description="rule that matched it; empty: unmatched")]
+    inferred: Annotated[
+        bool,
+        Meta(description="created by the compiler; has the operations of the instructions that it serves"),
+    ]
     operations: tuple[str, ...]
     events: Count
     time_ns: Figure
-    group: Annotated[int, Meta(ge=-1, description="instructions of one group are one case; -1: in none")]
+    group: Annotated[int, Meta(ge=-1, description="instructions of one group are one case; -1: no group")]
 
 
 class AccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What hespas-validate accuracy --json writes: null is unknown, errors are relative to the
-    measurement.
-    """
+    """Document that hespas-validate accuracy --json writes; null is unknown, errors are relative."""
 
     schema: Literal["hespas.accuracy/1"] = SCHEMA_ID
     hespas_version: str = __version__
@@ -182,19 +184,19 @@ class AccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
     estimators: Annotated[
         tuple[str, ...],
         Meta(
-            description="those asked for; datasheet-roofline, one-efficiency and overhead+two-efficiencies "
+            description="requested ones; datasheet-roofline, one-efficiency and overhead+two-efficiencies "
             "are naive baselines"
         ),
     ]
     thresholds: Thresholds
-    exceeded: Annotated[tuple[str, ...], Meta(description="a sentence for each threshold passed")]
+    exceeded: Annotated[tuple[str, ...], Meta(description="a sentence for each exceeded threshold")]
     summary: list[SummaryJson]
-    end_to_end: list[_EndToEnd]
-    noise: list[_Noise]
-    sources: list[_Source]
-    coverage: list[_Coverage]
+    end_to_end: list[_EndToEndJson]
+    noise: list[_NoiseJson]
+    sources: list[_SourceJson]
+    coverage: list[_CoverageJson]
     joins: Annotated[
-        list[_Join], Meta(description="what each instruction that ran carries out, most time first")
+        list[_JoinJson], Meta(description="operations of each instruction that ran, most time first")
     ]
     speed_ups: tuple[SpeedUp, ...]
     trends: tuple[Trend, ...]
@@ -203,74 +205,77 @@ class AccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: list[DiagnosticJson]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are null
-def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
-    """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
+@np.errstate(over="ignore", invalid="ignore")  # sums beyond the range of a float become null
+def accuracy_json(result: Accuracy, limits: Thresholds) -> bytes:
+    """Return the document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
     document = AccuracyDocument(
-        inputs=done.inputs,
-        estimators=done.estimators,
+        inputs=result.inputs,
+        estimators=result.estimators,
         thresholds=limits,
-        exceeded=done.exceeded(limits),
-        summary=[summary_json(row) for row in done.summary],
-        end_to_end=[_EndToEnd(**_columns(run), relative_error=run.relative_error) for run in done.end_to_end],
-        noise=[_Noise(hardware=name, **_columns(floor)) for name, floor in done.noise.items()],
-        sources=list(_sources(done)),
-        coverage=[_coverage(source, found) for source, found in done.coverage.items()],
-        joins=[
-            _Join(source=source, **_columns(join)) for source, joins in done.joins.items() for join in joins
+        exceeded=result.exceeded(limits),
+        summary=[summary_json(row) for row in result.summary],
+        end_to_end=[
+            _EndToEndJson(**_columns(run), relative_error=run.relative_error) for run in result.end_to_end
         ],
-        speed_ups=done.speed_ups,
-        trends=done.trends,
-        contributions=done.contributions,
-        lint=done.lint,
-        diagnostics=diagnostics_json(done.diagnostics),
+        noise=[_NoiseJson(hardware=name, **_columns(floor)) for name, floor in result.noise.items()],
+        sources=[
+            _SourceJson(
+                source=cases.source,
+                workload=cases.workload,
+                hardware=cases.hardware,
+                cases=len(cases),
+                shapes=len(cases.shapes),
+                measured_ns=float(cases.measured_ns.sum()),
+                device_share=cases.share,
+                **_columns(result.steps.get(cases.source, _NO_STEP)),
+            )
+            for cases in result.cases
+        ],
+        coverage=[
+            _CoverageJson(
+                source=source,
+                time_share=coverage.time_share,
+                count_share=coverage.count_share,
+                **_columns(coverage),
+            )
+            for source, coverage in result.coverage.items()
+        ],
+        joins=[
+            _JoinJson(source=source, **_columns(join))
+            for source, joins in result.joins.items()
+            for join in joins
+        ],
+        speed_ups=result.speed_ups,
+        trends=result.trends,
+        contributions=result.contributions,
+        lint=result.lint,
+        diagnostics=diagnostics_json(result.diagnostics),
     )
     return document_bytes(document)
 
 
 def diagnostics_json(diagnostics: Diagnostics) -> list[DiagnosticJson]:
-    """The findings of a run."""
+    """Return the findings of a run."""
     counts = diagnostics.counts()
     return [
         DiagnosticJson(
-            code=found.code,
-            severity=found.severity.value,
-            path=found.path,
-            location=found.location,
-            message=found.message,
-            count=counts[found.code],
+            code=diagnostic.code,
+            severity=diagnostic.severity.value,
+            path=diagnostic.path,
+            location=diagnostic.location,
+            message=diagnostic.message,
+            count=counts[diagnostic.code],
         )
-        for found in diagnostics
+        for diagnostic in diagnostics
     ]
 
 
 def summary_json(row: SummaryRow) -> SummaryJson:
-    """A row with the figures of its errors beside it."""
+    """Return a row with the figures of its errors as columns."""
     columns = _columns(row)
     return SummaryJson(**_columns(columns.pop("errors")), **columns)
 
 
-def _sources(done: Accuracy) -> Iterator[_Source]:
-    for cases in done.cases:
-        step = done.steps.get(cases.source, _NO_STEP)
-        yield _Source(
-            source=cases.source,
-            workload=cases.workload,
-            hardware=cases.hardware,
-            cases=len(cases),
-            shapes=len(cases.shapes),
-            measured_ns=float(cases.measured_ns.sum()),
-            device_share=cases.share,
-            **_columns(step),
-        )
-
-
-def _coverage(source: str, found: Coverage) -> _Coverage:
-    return _Coverage(
-        source=source, time_share=found.time_share, count_share=found.count_share, **_columns(found)
-    )
-
-
 def _columns(row: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name."""
-    return {each.name: getattr(row, each.name) for each in fields(row)}
+    """Return the fields of a dataclass by name."""
+    return {field.name: getattr(row, field.name) for field in fields(row)}

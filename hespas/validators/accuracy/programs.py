@@ -1,9 +1,9 @@
-"""Cases of a profile against a program: one that a user gives, or the compiled ones that came with it."""
+"""Cases of a profile against a program: a program that a user gives, or the compiled ones in the profile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,120 +16,248 @@ from hespas.graph.errors import HespasError
 from hespas.graph.workload import PROGRAM_BYTES
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
-    Members,
+    CaseMembers,
+    CaseSource,
+    cases_of,
+    events_of,
     grouped_graph,
     leading_nodes,
     measured_groups,
 )
-from hespas.validators.accuracy.coverage import Coverage, Join, Matching, coverage_of, joins_of, node_text
+from hespas.validators.accuracy.coverage import (
+    RULES,
+    InstructionJoin,
+    Matching,
+    coverage_of,
+    joins_of,
+    node_text,
+)
 from hespas.validators.accuracy.matching import check_program, match_program
-from hespas.validators.accuracy.sources import Source, cases_of, events_of
-from hespas.validators.accuracy.structure import Stated
+from hespas.validators.accuracy.structure import ProgramSizes
 
-__all__ = ["sources_of_attached", "sources_of_program", "stated_of", "step_rows"]
+__all__ = [
+    "Joined",
+    "join_program",
+    "program_sizes",
+    "sources_of_attached",
+    "sources_of_program",
+    "step_rows",
+]
+
+_LEAST_JOINED = 0.5
+"""Least joined share of the device time; below it, another program ran."""
+_ATTACHED = "hlo/"
+_MATCHED_NS = 1e-9
+"""Weight of a matched event of 0 ns."""
 
 
-def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostics) -> list[Source]:
-    """The cases of a profile against the compiled programs it brings along; none where none of them ran.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Device time of a profile that is joined to operations of a program.
 
-    Events that belong to none of the programs are a source without cases: nobody matches them.
+    ``time_ns`` is all device time of the profile, ``joined_ns`` its joined part, and ``by_rule`` the joined
+    part by rule (:data:`RULES`, strongest first). ``inferred_ns`` is the part of ``joined_ns`` of
+    instructions that the compiler created, which have the operations that they serve. ``groups`` counts
+    comparison groups; ``joins`` list all instructions that ran, most time first.
     """
-    found: list[Source] = []
-    in_some = np.zeros(len(profile), np.bool_)
+
+    program: str
+    profile: str
+    time_ns: float
+    joined_ns: float
+    inferred_ns: float
+    by_rule: Mapping[str, float]
+    groups: int
+    joins: tuple[InstructionJoin, ...]
+
+    @property
+    def share(self) -> float:
+        """Joined share of the device time, 0..1; 0 without device time."""
+        return self.joined_ns / self.time_ns if self.time_ns else 0.0
+
+    @property
+    def is_other_program(self) -> bool:
+        """True if the joined share is so small that another program ran."""
+        return self.share < _LEAST_JOINED
+
+
+def join_program(workload: Workload, profile: Profile, diagnostics: Diagnostics) -> Joined:
+    """Join the events of ``profile`` to the operations of ``workload``. O(nodes + events +
+    instructions).
+
+    ``diagnostics`` report joins by structure, events without a match, and modules of other programs.
+    """
+    sources = list(sources_of_program(profile, workload, "", diagnostics))
+    coverages = [source.coverage for source in sources if source.coverage is not None]
+    by_rule = {rule: sum(coverage.by_rule.get(rule, 0.0) for coverage in coverages) for rule in RULES}
+    joins = sorted((join for source in sources for join in source.joins), key=lambda join: -join.time_ns)
+    return Joined(
+        program=workload.name,
+        profile=profile.name,
+        time_ns=sum(coverage.time_ns for coverage in coverages),
+        joined_ns=sum(coverage.matched_time_ns for coverage in coverages),
+        inferred_ns=sum(coverage.inferred_time_ns for coverage in coverages),
+        by_rule={rule: time for rule, time in by_rule.items() if time},
+        groups=sum(len(source.node) for source in sources),
+        joins=tuple(joins),
+    )
+
+
+def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostics) -> list[CaseSource]:
+    """Return the cases of a profile against the compiled programs in it; none if none of them ran.
+
+    Events that belong to none of the programs become a source without cases.
+    """
+    sources: list[CaseSource] = []
+    has_program = np.zeros(len(profile), np.bool_)
     programs = list(_attached_programs(profile, diagnostics))
     for module, program in programs:
-        chosen = _of_module(profile, module)
-        in_some |= chosen
-        part = events_of(profile, np.flatnonzero(chosen), f"{profile.name}:{module}")
-        found += sources_of_program(part, program, hardware, diagnostics, is_own=True)
+        rows = [row for row in np.unique(profile.module_row).tolist() if profile.strings[row] == module]
+        is_of_module = np.isin(profile.module_row, rows)
+        has_program |= is_of_module
+        part = events_of(profile, np.flatnonzero(is_of_module), f"{profile.name}:{module}")
+        sources += sources_of_program(part, program, hardware, diagnostics, is_own=True)
     if programs:
-        found += _left_over(profile, ~in_some, hardware, diagnostics)
-    return found
+        sources += _without_program(profile, ~has_program, hardware, diagnostics)
+    return sources
+
+
+def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
+    """Yield name and program of the compiled modules of a profile that ran in it."""
+    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    read = load_format("hlo").read
+    for name, data in profile.attachments.items():
+        module = name.removeprefix(_ATTACHED)
+        if not name.startswith(_ATTACHED) or module not in ran or read is None:
+            continue
+        with TemporaryDirectory(prefix="hespas-") as folder:
+            path = Path(folder) / "module.pb"
+            path.write_bytes(data)
+            module_diagnostics = Diagnostics()
+            try:
+                program = read(path, ReadOptions(), module_diagnostics)
+            except HespasError as error:
+                diagnostics.warning(
+                    "accuracy.unreadable-module",
+                    profile.name,
+                    f"module {module} is skipped: {error.message}",
+                )
+                continue
+        # Report under the name of the module: the path of the temporary file is meaningless to users.
+        counts = module_diagnostics.counts()
+        first = {diagnostic.code: diagnostic for diagnostic in reversed(list(module_diagnostics))}
+        for code, diagnostic in first.items():
+            diagnostics.add(code, diagnostic.severity, module, diagnostic.message, count=counts[code])
+        if isinstance(program, Workload):
+            yield module, replace(program, name=module)
 
 
 def sources_of_program(
     profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics, *, is_own: bool = False
-) -> Iterator[Source]:
-    """Cases of each rank class; the first carries the program and what was recorded of it on all ranks.
-    ``is_own`` says that the profile brought the program along.
+) -> Iterator[CaseSource]:
+    """Yield the cases of each rank class; the first has the program and its events on all ranks.
+
+    ``is_own``: the profile contains the program.
     """
     if not len(profile):
         return
     several = len(workload.classes) > 1
-    of_class = _class_of_events(profile, workload, diagnostics) if several else np.zeros(len(profile), int)
+    class_of_event = np.zeros(len(profile), np.int64)
+    if several:
+        num_ranks = len(workload.rank_class)
+        is_known = (profile.rank >= 0) & (profile.rank < num_ranks)
+        diagnostics.warning(
+            "match.unknown-rank",
+            profile.name,
+            f"events are of ranks outside of the program, which has {num_ranks:,} ranks",
+            count=int((~is_known).sum()),
+        )
+        ranks = np.where(is_known, profile.rank, 0)
+        class_of_event = np.where(is_known, workload.rank_class[ranks], -1).astype(np.int64)
     matched = np.zeros(len(profile), np.bool_)
-    found: list[Source] = []
+    sources: list[CaseSource] = []
     for number, graph in enumerate(workload.classes):
-        rows = np.flatnonzero(of_class == number)
+        rows = np.flatnonzero(class_of_event == number)
         if not len(rows):
             continue
         part = events_of(profile, rows, f"{profile.name}, class {number}") if several else profile
-        stated = stated_of(workload, number)
-        matching = match_program(graph, part, diagnostics, is_own=is_own, stated=stated)
+        sizes = program_sizes(workload, number)
+        matching = match_program(graph, part, diagnostics, is_own=is_own, sizes=sizes)
         matched[rows] = matching.matched
-        coverage = coverage_of(graph, part, matching)
-        _tell(coverage, part, diagnostics)
-        found.append(_matched(part, workload, graph, (matching, coverage), hardware))
+        source = _source_of_matching(part, workload, graph, matching, hardware)
+        _report_coverage(source, part, diagnostics)
+        sources.append(source)
     step = step_rows(profile, matched)
-    if len(step) and found:
+    if len(step) and sources:
         ran = events_of(profile, step, profile.name)
         if not is_own:
             check_program(workload, ran, diagnostics)
-        found[0] = replace(found[0], profile=ran, program=workload)
-    yield from found
+        sources[0] = replace(sources[0], profile=ran, program=workload)
+    yield from sources
     if several:
-        yield from _left_over(profile, of_class < 0, hardware, diagnostics)
+        yield from _without_program(profile, class_of_event < 0, hardware, diagnostics)
 
 
-def stated_of(workload: Workload, number: int) -> Stated | None:
-    """What a program says of its rank class ``number``; None where it says nothing."""
+def program_sizes(workload: Workload, number: int) -> ProgramSizes | None:
+    """Return the sizes that a program declares for its rank class ``number``; None without any."""
     classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
     parts = classes[number].split() if len(classes) == len(workload.classes) else []
     if len(parts) < 2 or not all(part.isdigit() for part in parts):
         return None
-    return Stated(float(parts[0]), float(parts[1]), workload.num_ranks)
+    return ProgramSizes(float(parts[0]), float(parts[1]), workload.num_ranks)
 
 
-def _class_of_events(profile: Profile, workload: Workload, diagnostics: Diagnostics) -> IntArray:
-    """The rank class of each event; -1 for a rank that the program has not."""
-    known = (profile.rank >= 0) & (profile.rank < len(workload.rank_class))
+def _report_coverage(source: CaseSource, profile: Profile, diagnostics: Diagnostics) -> None:
+    """Report events and nodes without a match, and events of negative duration."""
+    coverage = source.coverage
+    if coverage is None:
+        return
     diagnostics.warning(
-        "match.unknown-rank",
+        "match.unmatched-events",
         profile.name,
-        f"events are of ranks that the program has not: it has {len(workload.rank_class):,}",
-        count=int((~known).sum()),
+        f"events do not match the program: {1 - coverage.time_share:.1%} of the device time",
+        count=coverage.events - coverage.matched_events,
     )
-    return np.where(known, workload.rank_class[np.where(known, profile.rank, 0)], -1).astype(np.int64)
+    diagnostics.warning(
+        "match.negative-duration",
+        profile.name,
+        "events end before they start: they and their runs are excluded from the comparison",
+        count=int((profile.duration_ns < 0).sum()),
+    )
+    diagnostics.info(
+        "match.unmatched-nodes",
+        profile.name,
+        "operations with a cost match no event: the compiler removed or merged them",
+        count=coverage.nodes - coverage.matched_nodes,
+    )
 
 
-def _left_over(
+def _without_program(
     profile: Profile, chosen: BoolArray, hardware: str, diagnostics: Diagnostics
-) -> Iterator[Source]:
-    """The events that are of no program, if there are any: a source without cases, so that their time counts
-    as not covered.
-    """
+) -> Iterator[CaseSource]:
+    """Yield a source without cases for events of no program, if any: their time counts as not covered."""
     if not chosen.any():
         return
     part = events_of(profile, np.flatnonzero(chosen), f"{profile.name}, no program")
     graph = GraphBuilder("no program").build()
     matching = match_program(graph, part, diagnostics, is_own=True)
-    coverage = coverage_of(graph, part, matching)
     total = float(np.maximum(np.nan_to_num(profile.duration_ns), 0.0).sum())
+    time = float(np.maximum(np.nan_to_num(part.duration_ns), 0.0).sum())
     diagnostics.warning(
         "match.no-program",
         profile.name,
-        f"events belong to no program: {coverage.time_ns / total if total else 0.0:.1%} of the device time",
+        f"events belong to no program: {time / total if total else 0.0:.1%} of the device time",
         count=len(part),
     )
-    yield _matched(part, Workload.spmd(graph, 1), graph, (matching, coverage), hardware)
+    yield _source_of_matching(part, Workload.spmd(graph, 1), graph, matching, hardware)
 
 
-def _matched(
-    profile: Profile, workload: Workload, graph: OpGraph, told: tuple[Matching, Coverage], hardware: str
-) -> Source:
-    """The cases of one class of ranks, from what was matched."""
-    matching, coverage = told
-    grouped, times = _grouped(graph, matching)
+def _source_of_matching(
+    profile: Profile, workload: Workload, graph: OpGraph, matching: Matching, hardware: str
+) -> CaseSource:
+    """Return the cases of one rank class with their coverage."""
+    coverage = coverage_of(graph, profile, matching)
+    grouped, times = _grouped_with_times(graph, matching)
     measured = measured_groups(profile, matching)
     node = measured.group
     leading = leading_nodes(graph, matching.node_group, len(matching))
@@ -146,9 +274,9 @@ def _matched(
         steps=1.0,
         inside_ns=coverage.compared_time_ns,
         outside_ns=float(np.maximum(np.nan_to_num(outside), 0.0).sum()),
-        members=_members(graph, matching, joins, node),
+        members=_case_members(graph, matching, joins, node),
     )
-    return Source(
+    return CaseSource(
         profile=profile,
         graph=grouped,
         node=node,
@@ -161,154 +289,76 @@ def _matched(
     )
 
 
-def _members(
-    graph: OpGraph, matching: Matching, joins: Sequence[Join], groups: IntArray
-) -> tuple[Members, ...]:
-    """What each of some groups is made of."""
-    ran: dict[int, list[Join]] = {}
+def _case_members(
+    graph: OpGraph, matching: Matching, joins: Sequence[InstructionJoin], groups: IntArray
+) -> tuple[CaseMembers, ...]:
+    """Return the instructions and operations of some groups."""
+    joins_of_group: dict[int, list[InstructionJoin]] = {}
     for join in joins:
-        ran.setdefault(join.group, []).append(join)
+        joins_of_group.setdefault(join.group, []).append(join)
     order = np.argsort(matching.node_group, kind="stable")
     bounds = np.searchsorted(matching.node_group[order], np.stack((groups, groups + 1)))
     nodes: list[int] = order.tolist()
-    found: list[Members] = []
+    members: list[CaseMembers] = []
     numbers: list[int] = groups.tolist()
     for number, first, last in zip(numbers, bounds[0].tolist(), bounds[1].tolist(), strict=True):
-        own = ran.get(number, [])
-        found.append(
-            Members(
+        own = joins_of_group.get(number, [])
+        members.append(
+            CaseMembers(
                 instructions=tuple(dict.fromkeys(join.instruction for join in own)),
                 operations=tuple(dict.fromkeys(node_text(graph, node) for node in nodes[first:last])),
                 events=sum(join.events for join in own),
             )
         )
-    return tuple(found)
+    return tuple(members)
 
 
-def _grouped(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
-    """The graph with one node per group, and how often a step runs each.
+def _grouped_with_times(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
+    """Return the graph with one node per group, and the number of times that a step runs each group.
 
-    Members that run another number of times than the group's leading node count that much more or less: their
-    costs are scaled before they are added.
+    A group runs as often as its most frequent member. The costs of other members are scaled by the ratio of
+    their runs before they are added.
     """
     groups = len(matching)
     inside = np.flatnonzero(matching.node_group >= 0)
     runs = graph.multiplicity[inside]
     most = np.zeros(groups)
     np.maximum.at(most, matching.node_group[inside], np.nan_to_num(runs, nan=1.0))
-    lead = np.where(most > 0, most, 1.0)
+    times = np.where(most > 0, most, 1.0)
     scale = np.ones(len(graph))
-    scale[inside] = runs / lead[matching.node_group[inside]]
+    scale[inside] = runs / times[matching.node_group[inside]]
     if bool((scale != 1.0).any()):
-        graph = _scaled(graph, scale)
-    return grouped_graph(graph, matching.node_group, groups), lead
-
-
-def _scaled(graph: OpGraph, scale: FloatArray) -> OpGraph:
-    """The same graph with all that its nodes cost times ``scale``, shape ``(nodes,)``."""
-    names = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
-    matmuls, collectives, p2p = graph.contractions, graph.collectives, graph.p2p
-    return replace(
-        graph,
-        contractions=replace(
-            matmuls,
-            flops=matmuls.flops * scale[matmuls.node],
-            useful_flops=matmuls.useful_flops * scale[matmuls.node],
-        ),
-        collectives=replace(collectives, comm_bytes=collectives.comm_bytes * scale[collectives.node]),
-        p2p=replace(p2p, comm_bytes=p2p.comm_bytes * scale[p2p.node]),
-        **{name: getattr(graph, name) * scale for name in names},
-    )
-
-
-def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> None:
-    missed = coverage.events - coverage.matched_events
-    if missed:
-        share = 1 - coverage.time_share
-        diagnostics.warning(
-            "match.unmatched-events",
-            profile.name,
-            f"events match nothing of the program: {share:.1%} of the device time",
-            count=missed,
+        names = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
+        matmuls, collectives, p2p = graph.contractions, graph.collectives, graph.p2p
+        graph = replace(
+            graph,
+            contractions=replace(
+                matmuls,
+                flops=matmuls.flops * scale[matmuls.node],
+                useful_flops=matmuls.useful_flops * scale[matmuls.node],
+            ),
+            collectives=replace(collectives, comm_bytes=collectives.comm_bytes * scale[collectives.node]),
+            p2p=replace(p2p, comm_bytes=p2p.comm_bytes * scale[p2p.node]),
+            **{name: getattr(graph, name) * scale for name in names},
         )
-    diagnostics.warning(
-        "match.negative-duration",
-        profile.name,
-        "events end before they start: they and their runs are left out of what is compared",
-        count=int((profile.duration_ns < 0).sum()),
-    )
-    diagnostics.info(
-        "match.unmatched-nodes",
-        profile.name,
-        "operations that cost something match no event: the compiler removed or merged them",
-        count=coverage.nodes - coverage.matched_nodes,
-    )
-
-
-# Which events of a profile are the step of a program: other programs run beside it.
-
-_MATCHED_NS = 1e-9
-"""What a matched event of no time weighs."""
+    return grouped_graph(graph, matching.node_group, groups), times
 
 
 def step_rows(profile: Profile, matched: BoolArray) -> IntArray:
-    """Numbers of all events of the module that ran the program: on each rank, that with most matched time.
-    ``matched`` has shape ``(events,)``. Runs are counted per module, so those of two are never one step; of
-    a rank where nothing is matched, no event is in it. O(events log events).
+    """Return the events of the module that ran the program: on each rank, the one with most matched time.
+
+    Other modules may run in the same recording. ``matched`` has shape ``(events,)``. Runs are counted per
+    module, so runs of two modules are never one step. The result contains no events of a rank without matched
+    events. O(events log events).
     """
     time = np.where(matched, np.maximum(np.nan_to_num(profile.duration_ns), 0.0) + _MATCHED_NS, 0.0)
-    keys, place = np.unique(
+    keys, index = np.unique(
         profile.rank.astype(np.int64) << 32 | profile.module_row.astype(np.int64), return_inverse=True
     )
-    total = np.bincount(place, time, len(keys))
+    total = np.bincount(index, time, len(keys))
     order = np.lexsort((total, keys >> 32))
     last = np.append(np.diff(keys[order] >> 32) != 0, np.ones(min(len(keys), 1), np.bool_))
     is_step = np.zeros(len(keys), np.bool_)
     is_step[order[last]] = True
     is_step &= total > 0
-    return np.flatnonzero(is_step[place])
-
-
-# The programs that a profile brings along.
-
-_ATTACHED = "hlo/"
-
-
-def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
-    """The compiled programs of a profile that ran in it."""
-    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
-    read = load_format("hlo").read
-    for name, data in profile.attachments.items():
-        module = name.removeprefix(_ATTACHED)
-        if not name.startswith(_ATTACHED) or module not in ran or read is None:
-            continue
-        with TemporaryDirectory(prefix="hespas-") as folder:
-            path = Path(folder) / "module.pb"
-            path.write_bytes(data)
-            found = Diagnostics()
-            try:
-                value = read(path, ReadOptions(), found)
-            except HespasError as error:
-                diagnostics.warning(
-                    "accuracy.unreadable-module",
-                    profile.name,
-                    f"module {module} is left out: {error.message}",
-                )
-                continue
-        _tell_attached(found, module, diagnostics)
-        if isinstance(value, Workload):
-            yield module, replace(value, name=module)
-
-
-def _of_module(profile: Profile, module: str) -> BoolArray:
-    """The events of one module, shape ``(events,)``."""
-    rows = [row for row in np.unique(profile.module_row).tolist() if profile.strings[row] == module]
-    return np.isin(profile.module_row, rows)
-
-
-def _tell_attached(found: Diagnostics, module: str, diagnostics: Diagnostics) -> None:
-    """What is found in a module, under its name: nobody knows the file it was read from."""
-    counts = found.counts()
-    first = {each.code: each for each in reversed(list(found))}
-    for code, each in first.items():
-        diagnostics.add(code, each.severity, module, each.message, count=counts[code])
+    return np.flatnonzero(is_step[index])

@@ -1,43 +1,43 @@
-"""What a comparison of estimators with measurements found."""
+"""Results of a comparison of estimators with measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta
 
 from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics, Workload
 from hespas.validators.accuracy.cases import Cases
+from hespas.validators.accuracy.coverage import Coverage, InstructionJoin
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
-
-if TYPE_CHECKING:
-    from hespas.validators.accuracy.coverage import Coverage, Join
 
 __all__ = [
     "LEAST_OF_A_STEP",
     "Accuracy",
     "Contribution",
     "EndToEnd",
+    "MeasuredStep",
     "SpeedUp",
-    "Step",
     "SummaryRow",
     "Thresholds",
     "Trend",
 ]
 
 LEAST_OF_A_STEP = 0.9
-"""Operations that are less than this share of the device time say nothing of a whole step."""
+"""Least share of the device time that operations must cover to represent a whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """Errors of one estimator on one device. ``level`` is ``instance`` or ``shape`` (each distinct shape
-    once); ``op_class`` and ``size`` are ``all`` or the part that is summarised.
+    """Errors of one estimator on one device, over all cases or over one part.
+
+    ``level`` is ``instance`` or ``shape`` (each distinct shape once); ``op_class`` and ``size`` are ``all``
+    or the part.
     """
 
     estimator: str
@@ -50,10 +50,12 @@ class SummaryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndToEnd:
-    """One step. ``basis`` says what is compared: the simulated step with ``span`` (first start to last end)
-    or ``busy`` (the time the device works), or ``sum of operations``: the sum of what is predicted with that
-    of what was measured for the same cases, the means over their runs. ``coverage`` is the share of the
-    source's device time that the estimator covers, ``steps`` how many steps a sum spans (NaN: unknown).
+    """Predicted and measured time of one step.
+
+    ``basis`` is ``span`` (simulated step and time from first start to last end), ``busy`` (simulated step and
+    time during which the device works), or ``sum of operations`` (sum of the predictions and sum of the
+    measured times of the same cases, as means over their runs). ``coverage`` is the share of the source's
+    device time that the estimator covers; ``steps`` is the number of steps in a sum (NaN: unknown).
     """
 
     workload: str
@@ -68,21 +70,23 @@ class EndToEnd:
     steps: float = nan
 
     @property
-    def what(self) -> str:
-        """The basis, and how many steps are summed where that is not one."""
+    def basis_text(self) -> str:
+        """Basis, with the number of steps in the sum if it is not one."""
         return f"{self.basis}, {self.steps:g} steps" if self.steps > 1 else self.basis
 
     @property
     def relative_error(self) -> float:
-        """(predicted - measured) / measured; NaN where nothing was measured."""
+        """(predicted - measured) / measured; NaN without a measured time."""
         return (self.predicted_ns - self.measured_ns) / self.measured_ns if self.measured_ns > 0 else nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """How much the cases of one shape add to the error of a whole source; ``share`` is signed, of the
-    measured time. The first of its ``count`` cases is of ``instructions`` compiled instructions, which carry
-    out ``operations`` of the program.
+    """Error that the cases of one shape add to the error of a source.
+
+    ``share`` is signed and relative to the measured time of the source. ``instructions`` and ``operations``
+    count the compiled instructions of the first of its ``count`` cases and the program operations that they
+    carry out.
     """
 
     source: str
@@ -95,15 +99,17 @@ class Contribution:
     predicted_ns: Figure
     measured_ns: Figure
     share: Annotated[Figure, Meta(description="signed, of the measured time of the source")]
-    instructions: Annotated[Count, Meta(description="compiled instructions that the first case is of")] = 1
-    operations: Annotated[Count, Meta(description="operations of the program that they carry out")] = 1
+    instructions: Annotated[Count, Meta(description="compiled instructions of the first case")] = 1
+    operations: Annotated[Count, Meta(description="program operations that they carry out")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """How long a step of one source took: the median over runs of the time from first start to last end, and
-    of the time during which the device worked (NaN: unknown). ``is_simulated`` says that the program was
-    simulated and set against these; of other sources operations are added up.
+class MeasuredStep:
+    """Measured time of a step of one source.
+
+    ``span_ns`` is the median over runs of the time from first start to last end, ``busy_ns`` of the time
+    during which the device works (NaN: unknown). ``is_simulated``: the program was simulated and is compared
+    with these; for other sources the times of operations are added up.
     """
 
     span_ns: float
@@ -113,9 +119,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """Over the sources of one device: Kendall's tau of predicted and measured steps (sums of operations where
-    fewer than three are simulated), and the slope of ln(predicted) over ln(measured): 1 where the estimator
-    scales as the device does.
+    """Agreement of predicted and measured times over the sources of one device.
+
+    ``rank`` is Kendall's tau of predicted and measured steps (sums of operations if fewer than three steps
+    are simulated). ``slope`` is the slope of ln(predicted) over ln(measured): 1 if the estimator scales like
+    the device.
     """
 
     estimator: str
@@ -127,10 +135,12 @@ class Trend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedUp:
-    """Over ``n`` shapes measured on both devices. ``sign`` is the share whose faster device is named right
-    (``sign_long``: among the ``n_long`` shapes above 20 us); ``median_error`` that of the ratio of times,
-    |predicted / measured - 1|; ``rank`` Kendall's tau of predicted and measured ratios;
-    ``constant_error`` and ``constant_sign`` what one ratio for all shapes would reach.
+    """Errors of predicted speed-ups over ``n`` shapes measured on two devices.
+
+    ``sign`` is the share of shapes with the faster device predicted correctly (``sign_long``: of the
+    ``n_long`` shapes above 20 us). ``median_error`` is the median of |predicted / measured - 1| of the time
+    ratios; ``rank`` is Kendall's tau of predicted and measured ratios. ``constant_error`` and
+    ``constant_sign`` are the figures of one constant ratio for all shapes.
     """
 
     estimator: str
@@ -148,7 +158,7 @@ class SpeedUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Limits a user set; NaN is none. Shares and relative errors, 0.1 is 10 %."""
+    """Limits that a user sets; NaN means no limit. Shares and relative errors: 0.1 is 10 %."""
 
     max_mape: Figure
     max_e2e: Figure
@@ -157,8 +167,10 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """The whole. ``noise`` is by hardware; ``coverage``, ``joins`` (what each instruction carries out, of
-    sources matched with a program), ``steps`` and ``programs`` (what was simulated) are by source.
+    """Result of a comparison of estimators with measurements.
+
+    ``noise`` is by hardware. ``coverage``, ``joins`` (operations that each instruction carries out, for
+    sources matched with a program), ``steps`` and ``programs`` (simulated programs) are by source.
     """
 
     inputs: tuple[str, ...]
@@ -173,62 +185,53 @@ class Accuracy:
     trends: tuple[Trend, ...] = ()
     lint: tuple[LintFinding, ...] = ()
     coverage: Mapping[str, Coverage] = field(default_factory=dict[str, "Coverage"])
-    joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict[str, "tuple[Join, ...]"])
-    steps: Mapping[str, Step] = field(default_factory=dict[str, Step])
+    joins: Mapping[str, tuple[InstructionJoin, ...]] = field(
+        default_factory=dict[str, "tuple[InstructionJoin, ...]"]
+    )
+    steps: Mapping[str, MeasuredStep] = field(default_factory=dict[str, MeasuredStep])
     programs: Mapping[str, Workload] = field(default_factory=dict[str, Workload])
 
     def exceeded(self, limits: Thresholds) -> tuple[str, ...]:
-        """A sentence for each limit that an asked estimator passes; an error that is unknown passes every
-        limit.
-        """
-        told: list[str] = []
+        """Return a sentence for each limit that an estimator exceeds; an unknown error exceeds all limits."""
+        sentences: list[str] = []
         for row in self.summary:
-            whole = row.op_class == "all" and row.size == "all"
-            if not whole or row.estimator not in self.estimators:
+            is_whole = row.op_class == "all" and row.size == "all"
+            if not is_whole or row.estimator not in self.estimators:
                 continue
-            where = f"{row.estimator} on {row.hardware}"
-            if row.level == "shape" and not isnan(limits.max_mape) and not row.errors.mape <= limits.max_mape:
-                told.append(f"MAPE of {where} is {row.errors.mape:.1%}, the limit {limits.max_mape:.1%}")
-            coverage = row.errors.coverage
-            if (
-                row.level == "instance"
-                and not isnan(limits.min_coverage)
-                and not coverage >= limits.min_coverage
-            ):
-                told.append(
-                    f"{where} covers {coverage:.1%} of the time, the limit is {limits.min_coverage:.1%}"
+            subject = f"{row.estimator} on {row.hardware}"
+            mape, coverage = row.errors.mape, row.errors.coverage
+            if row.level == "shape" and not isnan(limits.max_mape) and not mape <= limits.max_mape:
+                sentences.append(f"MAPE of {subject} is {mape:.1%}, the limit is {limits.max_mape:.1%}")
+            is_limited = row.level == "instance" and not isnan(limits.min_coverage)
+            if is_limited and not coverage >= limits.min_coverage:
+                sentences.append(
+                    f"{subject} covers {coverage:.1%} of the time, the limit is {limits.min_coverage:.1%}"
                 )
         if not isnan(limits.max_e2e):
-            told.extend(f"end to end of {what}: nothing could be compared" for what in self._without_steps())
-            told.extend(self._partial_steps())
-        for run in self.end_to_end:
-            error = abs(run.relative_error)
-            if run.estimator in self.estimators and not isnan(limits.max_e2e) and not error <= limits.max_e2e:
-                told.append(
-                    f"end to end ({run.basis}) of {run.source}, {run.estimator} on {run.hardware}: "
-                    f"{run.relative_error:+.1%}, the limit {limits.max_e2e:.1%}"
-                )
-        return tuple(told)
+            sentences.extend(self._incomplete_steps())
+            sentences.extend(
+                f"end to end ({run.basis}) of {run.source}, {run.estimator} on {run.hardware}: "
+                f"{run.relative_error:+.1%}, the limit is {limits.max_e2e:.1%}"
+                for run in self.end_to_end
+                if run.estimator in self.estimators and not abs(run.relative_error) <= limits.max_e2e
+            )
+        return tuple(sentences)
 
-    def _partial_steps(self) -> Iterator[str]:
-        """What stands for a step and is only a part of it: operations added up, many of them without an
-        estimate.
-        """
-        whole = {(run.workload, run.estimator) for run in self.end_to_end if run.basis == "span"}
-        for run in self.end_to_end:
-            is_sum = (run.workload, run.estimator) not in whole and run.estimator in self.estimators
-            if is_sum and run.coverage < LEAST_OF_A_STEP:
-                yield (
-                    f"end to end of {run.source}, {run.estimator} on {run.hardware}: estimates cover "
-                    f"{run.coverage:.1%} of the device time, which is no whole step"
-                )
-
-    def _without_steps(self) -> list[str]:
-        """What was measured and has no row end to end of an asked estimator: it predicts nothing of it."""
-        there = {(run.source, run.estimator, run.hardware) for run in self.end_to_end}
-        return [
-            f"{each.source}, {estimator} on {each.hardware}"
-            for each in self.cases
+    def _incomplete_steps(self) -> list[str]:
+        """Return a sentence for each source without an end-to-end row, or with one that covers too little."""
+        compared = {(run.source, run.estimator, run.hardware) for run in self.end_to_end}
+        sentences = [
+            f"end to end of {cases.source}, {estimator} on {cases.hardware}: nothing could be compared"
+            for cases in self.cases
             for estimator in self.estimators
-            if len(each) and (each.source, estimator, each.hardware) not in there
+            if len(cases) and (cases.source, estimator, cases.hardware) not in compared
         ]
+        simulated = {(run.workload, run.estimator) for run in self.end_to_end if run.basis == "span"}
+        for run in self.end_to_end:
+            is_sum = (run.workload, run.estimator) not in simulated and run.estimator in self.estimators
+            if is_sum and run.coverage < LEAST_OF_A_STEP:
+                sentences.append(
+                    f"end to end of {run.source}, {run.estimator} on {run.hardware}: estimates cover only "
+                    f"{run.coverage:.1%} of the device time, not a whole step"
+                )
+        return sentences

@@ -1,4 +1,4 @@
-"""Compares estimators with measurements: the function behind ``hespas-validate accuracy``."""
+"""Comparison of estimators with measured profiles: the function behind ``hespas-validate accuracy``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.simulator import simulate
 from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
-from hespas.validators.accuracy.cases import Cases, Prediction, covered_ns
+from hespas.validators.accuracy.cases import CasePrediction, Cases, CaseSource, covered_ns
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
-from hespas.validators.accuracy.result import Accuracy, EndToEnd, Step
-from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, by_device, sources_of
+from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES
+from hespas.validators.accuracy.result import Accuracy, EndToEnd, MeasuredStep
+from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, by_device, sources_of
 from hespas.validators.accuracy.summaries import accuracy_of_cases, trends
 
 __all__ = ["accuracy", "busy_ns", "end_to_end", "span_ns"]
@@ -36,47 +37,54 @@ def accuracy(
     inputs: Sequence[str] = (),
     diagnostics: Diagnostics | None = None,
 ) -> Accuracy:
-    """How far each estimator is from what was measured, always beside the naive baselines and the noise.
+    """Compare estimators with measured profiles, next to the naive baselines and the noise floor.
 
-    ``hardware`` are names or files of the devices the profiles were measured on. Without ``workload`` each
-    profile is compared with itself: see :func:`~hespas.validators.accuracy.sources.sources_of`. Raises
-    ``UsageError`` for unknown names and for profiles nothing can be compared with.
+    ``hardware`` holds names or files of the devices of the profiles. Without ``workload``, each profile is
+    compared with its own programs or operations: see :func:`~hespas.validators.accuracy.sources.sources_of`.
+    Raises ``UsageError`` for unknown names, and if nothing can be compared.
     """
     if not profiles or not hardware:
         raise UsageError("nothing to compare", hint="give at least one profile and one device")
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     devices = {name: load_device(name) for name in hardware}
     models = [load_estimator(spelling) for spelling in estimators]
-    sources: list[tuple[Source, str]] = []
-    names = _told_apart(each.name for each in profiles)
-    profiles = [replace(each, name=name) for each, name in zip(profiles, names, strict=True)]
-    for place, profile in enumerate(profiles):
-        parts = by_device(profile, devices, found)
-        profiles[place] = parts[0][0] if len(parts) == 1 else profile
+    sources: list[tuple[CaseSource, str]] = []
+    names = _unique_names(profile.name for profile in profiles)
+    profiles = [replace(profile, name=name) for profile, name in zip(profiles, names, strict=True)]
+    for index, profile in enumerate(profiles):
+        parts = by_device(profile, devices, diagnostics)
+        profiles[index] = parts[0][0] if len(parts) == 1 else profile
         for part, name in parts:
-            sources.extend((each, name) for each in sources_of(part, workload, devices[name].name, found))
+            device_sources = sources_of(part, workload, devices[name].name, diagnostics)
+            sources.extend((source, name) for source in device_sources)
     if not any(len(source.cases) for source, _ in sources):
-        raise _nothing_compared(profiles, [source for source, _ in sources], found)
-    sources = _sources_apart(sources)
-    cases = _predicted(sources, devices, models, found)
-    _tell_silent(cases, models, found)
+        raise _nothing_compared(profiles, [source for source, _ in sources], diagnostics)
+    # Graphs that carry times are named like their rank classes, which may be equal.
+    names = _unique_names(source.cases.source for source, _ in sources)
+    sources = [
+        (replace(source, cases=replace(source.cases, source=name)), device)
+        for (source, device), name in zip(sources, names, strict=True)
+    ]
+    cases = _cases_with_predictions(sources, devices, models, diagnostics)
     runs = tuple(
         run
-        for each, (source, name) in zip(cases, sources, strict=True)
-        for run in end_to_end(replace(source, cases=each), devices[name], models, found)
+        for source_cases, (source, name) in zip(cases, sources, strict=True)
+        for run in end_to_end(replace(source, cases=source_cases), devices[name], models, diagnostics)
     )
-    lint = [finding for each in profiles if isinstance(each, Profile) for finding in lint_profile(each)]
-    for each, (source, name) in zip(cases, sources, strict=True):
-        lint.extend(lint_cases(each, _naive(source, devices[name]), source.times, devices[name]))
-    done = accuracy_of_cases(
+    lint = [
+        finding for profile in profiles if isinstance(profile, Profile) for finding in lint_profile(profile)
+    ]
+    for source_cases, (source, name) in zip(cases, sources, strict=True):
+        lint.extend(lint_cases(source_cases, _naive_ns(source, devices[name]), source.times, devices[name]))
+    result = accuracy_of_cases(
         cases,
         inputs,
         [model.name for model in models],
-        found,
+        diagnostics,
         [device.name for device in devices.values()],
     )
     return replace(
-        done,
+        result,
         end_to_end=runs,
         trends=tuple(trends(runs)),
         coverage={
@@ -84,25 +92,24 @@ def accuracy(
         },
         lint=tuple(lint),
         joins={source.cases.source: source.joins for source, _ in sources if source.joins},
-        steps={source.cases.source: _step_of(source) for source, _ in sources},
+        steps={source.cases.source: _measured_step(source) for source, _ in sources},
         programs={source.cases.source: source.program for source, _ in sources if source.program is not None},
     )
 
 
 def _nothing_compared(
-    profiles: Sequence[Profile | Workload], sources: Sequence[Source], found: Diagnostics
+    profiles: Sequence[Profile | Workload], sources: Sequence[CaseSource], diagnostics: Diagnostics
 ) -> UsageError:
-    if all(isinstance(each, Workload) for each in profiles):
+    """Return the error for profiles without any case."""
+    if all(isinstance(profile, Workload) for profile in profiles):
         return UsageError(
-            "a program without measured times is nothing to compare with",
+            "a program without measured times cannot be compared",
             path=profiles[0].name,
             hint="give it with `workload`, and the profile of its run with `measured`",
         )
     if any(source.coverage is not None for source in sources) or not sources:
-        from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES
-
-        hint = HOLDS_NO_PROGRAM if NO_MODULE in found.counts() else "is it the program that ran?"
-        if NO_NAMES in found.counts():
+        hint = HOLDS_NO_PROGRAM if NO_MODULE in diagnostics.counts() else "is it the program that ran?"
+        if NO_NAMES in diagnostics.counts():
             hint = f"its operations have no names: {WITH_NAMES}"
         return UsageError("no event of the profiles belongs to the program", path=profiles[0].name, hint=hint)
     return UsageError(
@@ -110,126 +117,112 @@ def _nothing_compared(
     )
 
 
-def _told_apart(names: Iterable[str]) -> list[str]:
-    """Names, with a number behind one that came before: figures are told by them."""
+def _unique_names(names: Iterable[str]) -> list[str]:
+    """Return names with a number appended to repeated ones: figures are found by name."""
     counts = Counter[str]()
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
         counts[name] += 1
-        found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return found
+        unique.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return unique
 
 
-def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, str]]:
-    """The same for sources: graphs that carry times are called as their rank classes are."""
-    names = _told_apart(source.cases.source for source, _ in sources)
-    return [
-        (replace(source, cases=replace(source.cases, source=name)), device)
-        for (source, device), name in zip(sources, names, strict=True)
-    ]
-
-
-def _naive(source: Source, device: Device) -> FloatArray:
-    """The data-sheet roofline of one execution of each case [ns]."""
+def _naive_ns(source: CaseSource, device: Device) -> FloatArray:
+    """Return the data-sheet roofline of one execution of each case [ns]."""
     return naive_ns(source.graph, device, num_ranks=source.num_ranks)[source.node]
 
 
-def _predicted(
-    sources: Sequence[tuple[Source, str]],
+def _cases_with_predictions(
+    sources: Sequence[tuple[CaseSource, str]],
     devices: dict[str, Device],
     models: Sequence[Estimator],
-    found: Diagnostics,
+    diagnostics: Diagnostics,
 ) -> list[Cases]:
-    """The cases of each source with what the estimators and the baselines say."""
+    """Return the cases of each source with predictions of the estimators and the baselines.
+
+    Warns of sources that an estimator has no prediction for: they have no errors.
+    """
     cases: list[Cases] = []
     for source, name in sources:
-        predictions = [_prediction(model, source, devices[name], found) for model in models]
+        predictions: list[CasePrediction] = []
+        for model in models:
+            job_model = for_job(model, source.num_ranks)
+            estimate = estimate_with(job_model, source.graph, devices[name], diagnostics)
+            node, times = source.node, source.times
+            prediction = CasePrediction(
+                estimator=model.name,
+                duration_ns=estimate.duration_ns[node] * times,
+                low_ns=estimate.low_ns[node] * times,
+                high_ns=estimate.high_ns[node] * times,
+            )
+            predictions.append(prediction)
+            if len(node) and not np.isfinite(prediction.duration_ns).any():
+                diagnostics.warning(
+                    "accuracy.nothing-estimated",
+                    source.cases.source,
+                    f"{prediction.estimator} has no estimate for any of its {len(node):,} cases: nothing is "
+                    "compared",
+                )
         cases.append(source.cases.with_predictions(predictions))
     for name, device in devices.items():
-        places = [place for place, (_, each) in enumerate(sources) if each == name]
-        naive = [_naive(sources[place][0], device) for place in places]
-        if not places:
+        indices = [index for index, (_, spelling) in enumerate(sources) if spelling == name]
+        naive = [_naive_ns(sources[index][0], device) for index in indices]
+        if not indices:
             continue
-        times = [sources[place][0].times for place in places]
-        rows = fitted_baselines([cases[place] for place in places], naive, times)
-        for place, baselines in zip(places, rows, strict=True):
-            cases[place] = cases[place].with_predictions(baselines)
+        case_times = [sources[index][0].times for index in indices]
+        rows = fitted_baselines([cases[index] for index in indices], naive, case_times)
+        for index, baselines in zip(indices, rows, strict=True):
+            cases[index] = cases[index].with_predictions(baselines)
     return cases
 
 
-def _tell_silent(cases: Sequence[Cases], models: Sequence[Estimator], found: Diagnostics) -> None:
-    """Warn of sources that an estimator says nothing of at all: they have no errors."""
-    names = {model.name for model in models}
-    for each in cases:
-        for prediction in each.predictions:
-            if prediction.estimator in names and len(each) and not np.isfinite(prediction.duration_ns).any():
-                found.warning(
-                    "accuracy.nothing-estimated",
-                    each.source,
-                    f"{prediction.estimator} gives no time of any of its {len(each):,} cases: nothing is "
-                    "compared",
-                )
-
-
-def _prediction(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:
-    estimated = estimate_with(for_job(model, source.num_ranks), source.graph, device, found)
-    node, times = source.node, source.times
-    return Prediction(
-        estimator=model.name,
-        duration_ns=estimated.duration_ns[node] * times,
-        low_ns=estimated.low_ns[node] * times,
-        high_ns=estimated.high_ns[node] * times,
-    )
-
-
-# A step end to end: what the simulator says, against the time between first and last event, and the time
-# the device works.
-
-
 def span_ns(profile: Profile) -> float:
-    """Median over runs of the time from the first start to the last end of any rank [ns]; NaN without events.
+    """Return the median over runs of the time from the first start to the last end of any rank [ns].
 
-    Ranks of one profile share a clock; profiles without runs count as one. Ranks that are out of step ran it
-    one after another, as devices without collectives do, or began to be recorded a run apart: each is a run
-    of its own.
+    The result is NaN without events. Ranks of one profile share a clock; events without runs count as one
+    run. Ranks whose spans do not overlap ran the program one after another (devices without collectives), or
+    their recordings start one run apart: each of them counts as a run.
     """
     spans: dict[int, list[tuple[float, float]]] = {}
-    for run, start, end in _by_run(profile):
+    for run, start, end in _runs_of(profile):
         spans.setdefault(run, []).append((float(start.min()), float(end.max())))
-    times = [last - first for ranks in spans.values() for first, last in _in_step(ranks)]
+    times: list[float] = []
+    for ranks in spans.values():
+        joined: list[tuple[float, float]] = []
+        # Spans that share at least half of the shorter one are one run.
+        for first, last in sorted(ranks):
+            before = joined[-1] if joined else (first, first)
+            shared = min(before[1], last) - first
+            if joined and 2.0 * shared >= min(before[1] - before[0], last - first):
+                joined[-1] = (before[0], max(before[1], last))
+            else:
+                joined.append((first, last))
+        times.extend(last - first for first, last in joined)
     return float(np.median(times)) if times else float("nan")
 
 
-def _in_step(ranks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans of ranks joined where they share at least half of the shorter one."""
-    found: list[tuple[float, float]] = []
-    for first, last in sorted(ranks):
-        before = found[-1] if found else (first, first)
-        shared = min(before[1], last) - first
-        if found and 2.0 * shared >= min(before[1] - before[0], last - first):
-            found[-1] = (before[0], max(before[1], last))
-        else:
-            found.append((first, last))
-    return found
-
-
 def busy_ns(profile: Profile) -> float:
-    """Median over ranks and runs of the time during which any event runs [ns]; NaN without events."""
+    """Return the median over ranks and runs of the time during which any event runs [ns]; NaN without
+    events.
+    """
     times: list[float] = []
-    for _, start, end in _by_run(profile):
+    for _, start, end in _runs_of(profile):
         order = np.argsort(start, kind="stable")
         times.append(covered_ns(start[order], end[order]))
     return float(np.median(times)) if times else float("nan")
 
 
-def _by_run(profile: Profile) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-    """Starts and ends of each run on each rank; events outside of any run count only where there is none."""
+def _runs_of(profile: Profile) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+    """Yield starts and ends of each run on each rank.
+
+    Events outside of runs count only in profiles without runs.
+    """
     inside = profile.run >= 0
     chosen = np.flatnonzero(inside) if bool(inside.any()) else np.arange(len(profile))
     rank, run = profile.rank[chosen].astype(np.int64), profile.run[chosen].astype(np.int64)
-    keys, place = np.unique(rank << 32 | run & 0xFFFFFFFF, return_inverse=True)
-    order = np.argsort(place, kind="stable")
-    bounds = np.searchsorted(place[order], np.arange(len(keys) + 1))
+    keys, index = np.unique(rank << 32 | run & 0xFFFFFFFF, return_inverse=True)
+    order = np.argsort(index, kind="stable")
+    bounds = np.searchsorted(index[order], np.arange(len(keys) + 1))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = chosen[order[first:last]]
         ends = profile.start_ns[rows] + np.maximum(profile.duration_ns[rows], 0.0)
@@ -237,20 +230,25 @@ def _by_run(profile: Profile) -> Iterator[tuple[int, FloatArray, FloatArray]]:
 
 
 def end_to_end(
-    source: Source, device: Device, models: Sequence[Estimator], diagnostics: Diagnostics
+    source: CaseSource, device: Device, models: Sequence[Estimator], diagnostics: Diagnostics
 ) -> Iterator[EndToEnd]:
-    """Rows of one source. A program is simulated and set against the span and the busy time of its profile;
-    so is a recorded graph, against those of its recorded steps. In any case the sum of what is predicted is
-    set against the time measured for the same cases.
+    """Yield the end-to-end rows of one source.
+
+    A program is simulated and compared with the span and the busy time of its profile, or of the recorded
+    steps of a recorded graph. In any case the sum of the predictions is compared with the sum of the measured
+    times.
     """
     cases = source.cases
     shares = {prediction.estimator: _covered_share(cases, prediction) for prediction in cases.predictions}
-    step = _step_of(source)
+    step = _measured_step(source)
     if source.program is not None and step.is_simulated:
+        # A recording may contain several steps, and work outside of them.
+        recorded = source.recorded
+        step_share = 1.0 if recorded is None else recorded.inside / recorded.count
         for model in models:
-            asked = for_job(model, source.num_ranks)
-            estimates = [estimate_with(asked, graph, device) for graph in source.program.classes]
-            done = simulate(source.program, estimates, device=device, diagnostics=diagnostics)
+            job_model = for_job(model, source.num_ranks)
+            estimates = [estimate_with(job_model, graph, device) for graph in source.program.classes]
+            simulated = simulate(source.program, estimates, device=device, diagnostics=diagnostics)
             for basis, measured in (("span", step.span_ns), ("busy", step.busy_ns)):
                 yield EndToEnd(
                     workload=cases.workload,
@@ -258,32 +256,32 @@ def end_to_end(
                     hardware=cases.hardware,
                     estimator=model.name,
                     basis=basis,
-                    predicted_ns=done.step_ns * _one_step(source),
+                    predicted_ns=simulated.step_ns * step_share,
                     measured_ns=measured,
-                    is_lower_bound=done.is_lower_bound,
+                    is_lower_bound=simulated.is_lower_bound,
                     coverage=shares.get(model.name, nan),
                     steps=1.0,
                 )
     mean_ns = cases.measured_ns if cases.mean_ns is None else cases.mean_ns
     for prediction in cases.predictions:
-        known = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
-        if known.any():
+        is_covered = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
+        if is_covered.any():
             yield EndToEnd(
                 workload=cases.workload,
                 source=cases.source,
                 hardware=cases.hardware,
                 estimator=prediction.estimator,
                 basis="sum of operations",
-                predicted_ns=float(prediction.duration_ns[known].sum()),
-                measured_ns=float(mean_ns[known].sum()),
-                is_lower_bound=not bool(known.all()),
+                predicted_ns=float(prediction.duration_ns[is_covered].sum()),
+                measured_ns=float(mean_ns[is_covered].sum()),
+                is_lower_bound=not bool(is_covered.all()),
                 coverage=shares[prediction.estimator],
                 steps=cases.steps,
             )
 
 
-def _step_of(source: Source) -> Step:
-    """How long a step took; unknown for graphs that carry times and not when those were."""
+def _measured_step(source: CaseSource) -> MeasuredStep:
+    """Return the time of a step; unknown for graphs that carry times but no recorded steps."""
     span, busy = nan, nan
     if source.profile is not None:
         span, busy = span_ns(source.profile), busy_ns(source.profile)
@@ -291,16 +289,11 @@ def _step_of(source: Source) -> Step:
         span = float(np.median(source.recorded.span_ns))
         busy = float(np.median(source.recorded.busy_ns))
     is_timed = source.profile is not None or source.recorded is not None
-    return Step(span_ns=span, busy_ns=busy, is_simulated=is_timed and source.program is not None)
+    return MeasuredStep(span_ns=span, busy_ns=busy, is_simulated=is_timed and source.program is not None)
 
 
-def _one_step(source: Source) -> float:
-    """What one step is of all that is simulated: a recording may be of several, and of work beside them."""
-    return 1.0 if source.recorded is None else source.recorded.inside / source.recorded.count
-
-
-def _covered_share(cases: Cases, prediction: Prediction) -> float:
-    """The share of the device time that a prediction covers; NaN where no time was measured."""
-    known = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
+def _covered_share(cases: Cases, prediction: CasePrediction) -> float:
+    """Return the share of the device time that a prediction covers; NaN if no time was measured."""
+    is_covered = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
     total = float(cases.weights_ns.sum()) + cases.outside_ns
-    return float(cases.weights_ns[known].sum()) / total if total else nan
+    return float(cases.weights_ns[is_covered].sum()) / total if total else nan

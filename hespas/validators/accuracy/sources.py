@@ -1,95 +1,58 @@
-"""What of a recording is compared, with which device, and the cases that gives."""
+"""Case sources of a recording, and the device that each part of a recording belongs to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import nan
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from hespas.converters.measured_ops import RecordedSteps, costed_ops, recorded_steps_of
-from hespas.graph import Diagnostics, EventColumns, HostOps, OpClass, OpGraph, Profile, Workload
-from hespas.graph.columns import (
-    FloatArray,
-    IntArray,
-    SmallIntArray,
-    StringTable,
-    StringTableBuilder,
-)
+from hespas.converters.measured_ops import costed_ops, recorded_steps_of
+from hespas.graph import Diagnostics, HostOps, OpClass, Profile, Workload
+from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UsageError, clipped
 from hespas.graph.passes import with_durations, without_waits
 from hespas.hardware import Device, canonical
-from hespas.validators.accuracy.cases import (
-    LEAST_NS,
-    Cases,
-    case_dtypes,
-    case_labels,
-)
+from hespas.validators.accuracy.cases import LEAST_NS, CaseSource, cases_of, events_of
+from hespas.validators.accuracy.programs import sources_of_attached, sources_of_program
 
-if TYPE_CHECKING:
-    from hespas.validators.accuracy.coverage import Coverage, Join
-
-__all__ = ["HOLDS_NO_PROGRAM", "Source", "by_device", "cases_of", "events_of", "sources_of"]
+__all__ = ["HOLDS_NO_PROGRAM", "by_device", "sources_of"]
 
 _ATTACHED = "hlo/"
 
 HOLDS_NO_PROGRAM = (
-    "this file holds no compiled program: give the .xplane.pb recorded beside it, or the optimised HLO that "
-    "ran as `workload`"
+    "this file contains no compiled program: give the .xplane.pb of the same recording, or the optimised HLO "
+    "that ran as `workload`"
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Source:
-    """One program in one profile. ``graph`` has one node per group; ``node`` is the node of each case and
-    ``times`` how often a step runs it. ``program`` is what runs end to end (None: a trace of operations, or a
-    further class of ranks of a program already given); ``profile`` what was recorded of it, on all ranks
-    (None: a graph that carries measured times itself, and ``recorded`` what its steps took, where that is
-    known). ``joins`` say what each instruction carries out; ``num_ranks`` is the size of the job (-1:
-    unknown).
-    """
-
-    profile: Profile | None
-    graph: OpGraph
-    node: IntArray
-    times: FloatArray
-    cases: Cases
-    coverage: Coverage | None
-    program: Workload | None
-    joins: tuple[Join, ...] = ()
-    num_ranks: int = -1
-    recorded: RecordedSteps | None = None
+_ANY_CPU = "CPU"
+"""Device name in recordings of a host; a CPU that a user describes has its own name."""
 
 
 def sources_of(
     profile: Profile | Workload, workload: Workload | None, hardware: str, diagnostics: Diagnostics
-) -> Iterator[Source]:
-    """The cases of a profile: against the work of ``workload``, else against the compiled programs it brings
-    along, else operation by operation with the costs its recorded shapes give. Of a workload with times: its
-    nodes.
+) -> Iterator[CaseSource]:
+    """Yield the cases of a profile against ``workload``, or against the compiled programs in the profile.
 
-    Events that belong to none of the programs are a source without cases: nobody matches them. Raises
-    ``UsageError`` for a profile without anything of these.
+    Without either, the operations of the profile are compared one by one, with costs from their recorded
+    shapes. The cases of a workload with times are its nodes.
+
+    Events that belong to none of the programs become a source without cases. Raises ``UsageError`` for a
+    profile without any of these.
     """
     if isinstance(profile, Workload):
         if workload is not None:
             raise UsageError(
                 "a graph with times is its own program", path=profile.name, hint="leave `workload` out"
             )
-        yield from _timed(profile, hardware, diagnostics)
+        yield from _sources_of_timed(profile, hardware, diagnostics)
         return
     if workload is not None:
-        from hespas.validators.accuracy.programs import sources_of_program
-
         program = replace(workload, classes=tuple(map(without_waits, workload.classes)))
         yield from sources_of_program(profile, program, hardware, diagnostics)
         return
     if any(name.startswith(_ATTACHED) for name in profile.attachments):
-        from hespas.validators.accuracy.programs import sources_of_attached
-
         sources = sources_of_attached(profile, hardware, diagnostics)
         yield from sources
         if sources:
@@ -98,28 +61,37 @@ def sources_of(
         profile = _with_own_shapes(profile)
     if not len(profile.host):
         raise UsageError(
-            "the profile names no operations with shapes, and there is no program to match it with",
+            "the profile has no operations with shapes, and no program to match it with",
             path=profile.name,
             hint=HOLDS_NO_PROGRAM
             if bool((profile.module_row > 0).any())
             else "give the program with `workload`, or record shapes: profile(record_shapes=True)",
         )
-    yield _operations(profile, hardware, diagnostics)
+    # One case per operation of the trace; equal shapes are repeats and are not averaged here.
+    costed = costed_ops(profile, diagnostics)
+    node = np.flatnonzero(costed.busy_ns >= LEAST_NS)
+    times = np.ones(len(node))
+    runs = len(np.unique(profile.run[profile.run >= 0]))
+    yield CaseSource(
+        profile=profile,
+        graph=costed.graph,
+        node=node,
+        times=times,
+        cases=replace(
+            cases_of(costed.graph, node, times, (profile.name, profile.name, hardware)),
+            steps=float(runs) if runs else nan,
+        ),
+        coverage=None,
+        program=None,
+    )
 
 
-_COLUMNS = tuple(EventColumns.__annotations__)
+def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Iterator[CaseSource]:
+    """Yield the nodes of a graph that carry a time, once per rank class.
 
-
-def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
-    """A profile of some events only; what they communicate is left behind."""
-    columns = {column: getattr(profile, column)[rows] for column in (*_COLUMNS, "start_ns", "duration_ns")}
-    return replace(profile, name=name, comms=type(profile.comms).empty(), **columns)
-
-
-def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Iterator[Source]:
-    """The nodes of a graph that carry a time, once per rank class. What does no work (calls around others,
-    bookkeeping) is no case; its time is nobody's. Where it is known how long its steps took, the graph
-    without its times and its waits is the program that ran.
+    Nodes without work (calls around others, bookkeeping) are not cases; their time is outside of all cases.
+    If the times of the recorded steps are known, the graph without its times and waits is the program that
+    ran.
     """
     for measured in workload.classes:
         graph = without_waits(measured)
@@ -134,12 +106,12 @@ def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Itera
             diagnostics.warning(
                 "accuracy.times-changed",
                 graph.name,
-                "its times are not those that were recorded: what is compared here may be one estimate with "
-                "another; the steps of the recording are left out",
+                "its times differ from the recorded ones: this may compare one estimate with another; the "
+                "steps of the recording are ignored",
             )
             recorded = None
         untimed = with_durations(graph, np.full(len(graph), np.nan))
-        yield Source(
+        yield CaseSource(
             profile=None,
             graph=graph,
             node=node,
@@ -156,79 +128,13 @@ def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Itera
         )
 
 
-def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> Source:
-    """Each operation of a trace as one case; equal shapes are repeats of one another, never averaged here."""
-    found = costed_ops(profile, diagnostics)
-    graph = found.graph
-    node = np.flatnonzero(found.busy_ns >= LEAST_NS)
-    times = np.ones(len(node))
-    runs = len(np.unique(profile.run[profile.run >= 0]))
-    cases = replace(
-        cases_of(graph, node, times, (profile.name, profile.name, hardware)),
-        steps=float(runs) if runs else nan,
-    )
-    return Source(
-        profile=profile,
-        graph=graph,
-        node=node,
-        times=times,
-        cases=cases,
-        coverage=None,
-        program=None,
-    )
-
-
-def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
-    """Nodes, which carry measured times, as one case each for all their ``times`` in a step; ``names`` are
-    source, workload and hardware.
-    """
-    labels, shapes, shape = case_labels(graph, node, times)
-    return Cases(
-        source=names[0],
-        workload=names[1],
-        hardware=names[2],
-        labels=labels,
-        shapes=shapes,
-        shape=shape,
-        op_class=graph.op_class[node].astype(np.int8),
-        measured_ns=graph.duration_ns[node] * times,
-        spread_ns=np.full(len(node), np.nan),
-        repeats=np.ones(len(node), np.int64),
-        flops=graph.flops[node] * times,
-        bytes_moved=graph.bytes_moved[node] * times,
-        useful_flops=graph.useful_flops[node] * times,
-        dtypes=case_dtypes(graph, node),
-    )
-
-
-# Tables of operations, which state the shapes of each: as traces of a host have them.
-
-
 def _with_own_shapes(profile: Profile) -> Profile:
-    """A table of operations, which states name and shapes of each: as many host operations, one for each."""
-    nothing = np.zeros(len(profile), np.int32)
-    strings, dtype_row = _listed_dtypes(profile)
-    host = HostOps(
-        name_row=profile.op_row,
-        thread_row=nothing,
-        parent=nothing - 1,
-        start_ns=profile.start_ns,
-        duration_ns=profile.duration_ns,
-        sequence=np.full(len(profile), -1, np.int64),
-        shapes_row=profile.shapes_row,
-        dtype_row=dtype_row,
-        strides_row=nothing,
-        values_row=nothing,
-    )
-    events = np.arange(len(profile), dtype=np.int32)
-    return replace(profile, strings=strings, host=host, host_event=events)
-
-
-def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
-    """One element type per operand, as traces list them: tables state one for all."""
+    """Return a table of operations with names and shapes as a profile with one host operation per event."""
+    zeros = np.zeros(len(profile), np.int32)
+    # A table has one element type for all operands, but host operations have one per operand.
     strings = StringTableBuilder(profile.strings)
     pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
-    distinct, place = np.unique(pairs, return_inverse=True)
+    distinct, index = np.unique(pairs, return_inverse=True)
     rows: list[int] = []
     for pair in distinct.tolist():
         row, shapes = pair >> 32, profile.strings[pair & 0xFFFFFFFF]
@@ -237,66 +143,69 @@ def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
             try:
                 operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
             except (msgspec.DecodeError, RecursionError):
-                operands = []  # no list of shapes: no cost either
+                operands = []  # without a list of shapes, the cost is unknown anyway
             row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
         rows.append(row)
-    return strings.build(), np.array(rows, np.int32)[place]
-
-
-# Which of the devices a user names a recording was made on: each event is compared with its own device.
-
-_ANY_CPU = "CPU"
-"""What recordings of a host call their device; a CPU that a user describes has a name of its own."""
+    host = HostOps(
+        name_row=profile.op_row,
+        thread_row=zeros,
+        parent=zeros - 1,
+        start_ns=profile.start_ns,
+        duration_ns=profile.duration_ns,
+        sequence=np.full(len(profile), -1, np.int64),
+        shapes_row=profile.shapes_row,
+        dtype_row=np.array(rows, np.int32)[index],
+        strides_row=zeros,
+        values_row=zeros,
+    )
+    events = np.arange(len(profile), dtype=np.int32)
+    return replace(profile, strings=strings.build(), host=host, host_event=events)
 
 
 def by_device(
     profile: Profile | Workload, named: Mapping[str, Device], diagnostics: Diagnostics
 ) -> list[tuple[Profile | Workload, str]]:
-    """The parts of a profile, each with the spelling of its device; ``named`` is by the user's spellings.
+    """Split a profile by device; each part comes with the user's spelling, the key in ``named``.
 
-    A profile of a single device is taken for the only one named, with a warning where it states a name that
-    this one does not have; of several devices, events of those that are not named are left out with a
-    warning. Raises ``UsageError`` where none fits and there is a choice.
+    A profile of a single device is compared with the only device in ``named``, with a warning if the profile
+    has a different device name. Of several devices, events of devices that are not in ``named`` are skipped
+    with a warning. Raises ``UsageError`` if no device fits and there is a choice.
     """
     if isinstance(profile, Workload):
-        stated = profile.metadata.get("device", "")
-        fitting = _fitting(stated, named)
-        return [(profile, fitting)] if fitting else [_taken_for(profile, [stated], named, diagnostics)]
+        recorded = profile.metadata.get("device", "")
+        spelling = _spelling_of(recorded, named)
+        return [(profile, spelling)] if spelling else [_with_only(profile, [recorded], named, diagnostics)]
+    count = len(profile.devices)
     texts = (*profile.devices, "")
-    place = _places(profile)
-    used: list[int] = np.unique(place).tolist() if len(place) else list(range(len(profile.devices)))
-    fits = {each: spelling for each in used if (spelling := _fitting(texts[each], named))}
+    device_of_event = profile.device_index.astype(np.int64)
+    device_of_event[(device_of_event < 0) | (device_of_event >= count)] = count
+    used: list[int] = np.unique(device_of_event).tolist() if len(profile) else list(range(count))
+    fits = {index: spelling for index in used if (spelling := _spelling_of(texts[index], named))}
     if not fits:
-        return [_taken_for(profile, [texts[each] for each in used], named, diagnostics)]
+        return [_with_only(profile, [texts[index] for index in used], named, diagnostics)]
     chosen = list(dict.fromkeys(fits.values()))
     if len(chosen) == 1:
-        fits |= {each: chosen[0] for each in used if not texts[each]}
-    missing = [each for each in used if each not in fits]
+        fits |= {index: chosen[0] for index in used if not texts[index]}
+    missing = [index for index in used if index not in fits]
     diagnostics.warning(
         "accuracy.other-device",
         profile.name,
-        f"events are of {', '.join(texts[each] or 'an unnamed device' for each in missing)}, which no "
-        "`hardware` names: they are left out",
-        count=int(np.isin(place, missing).sum()),
+        f"events are of {', '.join(texts[index] or 'an unnamed device' for index in missing)}, which is not "
+        "in `hardware`: they are skipped",
+        count=int(np.isin(device_of_event, missing).sum()),
     )
     if len(chosen) == 1 and not missing:
         return [(profile, chosen[0])]
     parts: list[tuple[Profile | Workload, str]] = []
     for spelling in chosen:
-        rows = np.flatnonzero(np.isin(place, [each for each in used if fits.get(each) == spelling]))
+        devices = [index for index in used if fits.get(index) == spelling]
+        rows = np.flatnonzero(np.isin(device_of_event, devices))
         parts.append((events_of(profile, rows, f"{profile.name} on {named[spelling].name}"), spelling))
     return parts
 
 
-def _places(profile: Profile) -> IntArray:
-    """The device of each event; the number of devices for those without."""
-    count = len(profile.devices)
-    stated = profile.device_index.astype(np.int64)
-    return np.where((stated >= 0) & (stated < count), stated, count)
-
-
-def _fitting(text: str, named: Mapping[str, Device]) -> str:
-    """The spelling of the device that a profile calls ``text``; empty where it is none of them."""
+def _spelling_of(text: str, named: Mapping[str, Device]) -> str:
+    """Return the user's spelling of the device that a profile calls ``text``; empty without one."""
     shipped = canonical(text)
     for spelling, device in named.items():
         own = {name.casefold() for name in (device.name, *device.aliases)}
@@ -305,18 +214,19 @@ def _fitting(text: str, named: Mapping[str, Device]) -> str:
     return ""
 
 
-def _taken_for(
+def _with_only(
     profile: Profile | Workload,
     texts: Sequence[str],
     named: Mapping[str, Device],
     diagnostics: Diagnostics,
 ) -> tuple[Profile | Workload, str]:
-    """A profile whose own names fit none, with the device it is compared with. Where it states another one,
-    its name says so in all tables and documents.
+    """Return a profile without a fitting device name, with the only device in ``named``.
+
+    If the profile has another device name, it is added to the name of the profile in tables and documents.
     """
     name = profile.name
-    known = {shipped for text in texts if (shipped := canonical(text))}
-    if len(known) > 1 or len(named) > 1:
+    shipped = {device for text in texts if (device := canonical(text))}
+    if len(shipped) > 1 or len(named) > 1:
         listed = ", ".join(text for text in texts if text)
         raise UsageError(
             f"measured on {listed or 'an unnamed device'}: which `hardware` is that?",
@@ -325,20 +235,17 @@ def _taken_for(
         )
     spelling = next(iter(named))
     device = named[spelling].name
-    stated = next((text for text in texts if text), "")
-    told = ""
-    if known:
-        told = f"recorded on {known.pop()}, and compared with estimates for {device}"
-    elif stated and (stated != _ANY_CPU or canonical(device)):
-        told = f"recorded on {stated}, and compared with estimates for {device}, which has no such name"
-    diagnostics.warning("accuracy.other-device", name, told, count=int(bool(told)))
-    return (_recorded_on(profile, stated) if told else profile), spelling
-
-
-def _recorded_on(profile: Profile | Workload, device: str) -> Profile | Workload:
-    """The same under a name that says where it was recorded."""
-    told = f" (recorded on {clipped(device)})"
+    recorded = next((text for text in texts if text), "")
+    message = ""
+    if shipped:
+        message = f"recorded on {shipped.pop()}, but compared with estimates for {device}"
+    elif recorded and (recorded != _ANY_CPU or canonical(device)):
+        message = f"recorded on {recorded}, but compared with estimates for {device}, which has no such alias"
+    diagnostics.warning("accuracy.other-device", name, message, count=int(bool(message)))
+    if not message:
+        return profile, spelling
+    suffix = f" (recorded on {clipped(recorded)})"
     if isinstance(profile, Profile):
-        return replace(profile, name=profile.name + told)
-    graphs = tuple(replace(graph, name=graph.name + told) for graph in profile.classes)
-    return replace(profile, name=profile.name + told, classes=graphs)
+        return replace(profile, name=profile.name + suffix), spelling
+    graphs = tuple(replace(graph, name=graph.name + suffix) for graph in profile.classes)
+    return replace(profile, name=profile.name + suffix, classes=graphs), spelling

@@ -1,11 +1,11 @@
-"""Joins a compiled module to its program by what both are made of, where no names tell.
+"""Join of a compiled module to its program by structure, where operations have no matching names.
 
-Leaves of the module (operations that the compiler kept, fusions opened) and nodes of the program are put into
-groups of equal kind and result type. Groups are split by what their members take and by what takes them, as
-long as both sides have the same parts (colour refinement that asks both sides); what one side alone has stays
-together. Compilers change programs, so the evidence of one leaf also counts for all others that bear the same
-framework name and stand at the same place of the source: they come from the same operation. Nothing is split
-by guess: a group may have many leaves and many nodes.
+Leaves of the module (operations that the compiler left, fusions opened) and nodes of the program are put into
+groups of equal kind and result type. Groups are split by the groups of the operands and of the users of their
+members, if both sides have the same parts (partition refinement on both sides); members without a counterpart
+stay together. Compilers change programs, so the evidence for one leaf also counts for all other leaves with
+the same framework name and source position: they come from the same operation. Groups are never split by
+chance: a group may have many leaves and many nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hespas.validators.accuracy.coverage import RULES, EventKey
 __all__ = [
     "BY_STRUCTURE",
     "OTHER_PROGRAM",
-    "Stated",
+    "ProgramSizes",
     "Structure",
     "by_structure",
     "join_by_structure",
@@ -37,17 +37,21 @@ _STRUCTURE = RULES.index("structure")
 
 _LEAST_SHARE = 0.65
 _LEAST_SHARE_OF_SIZE = 0.5
-"""A module is another program's where less of the operations of either is in the other. Where arguments and
-results on one device have the same bytes, compilers may have changed more."""
+"""Least share of operations with a counterpart; below it, a module belongs to another program. The second
+value applies if arguments and results on one device have the same bytes: compilers may have changed more."""
 
 _MOST_ROUNDS = 64
 _ENTERS = frozenset({"while", "case", "call", "conditional"})
-_FREE = PASSES_ON | SHAPELESS | _ENTERS
+_ZERO_COST = PASSES_ON | SHAPELESS | _ENTERS
+_TRIVIAL = frozenset({"iota", "slice", "pad", "partition_id", "replica_id"})
+_Array = tuple[str, tuple[int, ...]]
+_Types = tuple[_Array, ...]
 
 
-class Stated(NamedTuple):
-    """What a program says of itself: bytes of its arguments and of its results, those of all devices where
-    nobody partitioned it, and for how many devices it is.
+class ProgramSizes(NamedTuple):
+    """Argument bytes, result bytes and device count that a program declares.
+
+    The bytes of a program that is not partitioned are the bytes on all devices.
     """
 
     argument_bytes: float
@@ -57,10 +61,11 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """``nodes`` of each instruction; ``inferred`` are the instructions whose nodes are those they serve.
-    ``share`` is how much of what tells programs apart is in both, 0..1; ``is_other`` says that this is too
-    little, or that arguments, results or devices are not as many: it is another program. ``fits``: whether
-    they are (None: unknown).
+    """Program nodes of each instruction of a module, found by structure.
+
+    The instructions in ``inferred`` have the ``nodes`` of the instructions that they serve. ``share`` is the
+    share of distinctive operations with a counterpart, 0..1. ``fits``: arguments, results and devices agree
+    (None: unknown). ``is_other``: they do not, or ``share`` is too small: the module is another program.
     """
 
     nodes: Mapping[str, tuple[int, ...]]
@@ -74,17 +79,18 @@ def join_by_structure(
     graph: OpGraph,
     profile: Profile,
     keys: Sequence[EventKey],
-    known: tuple[Stated | None, set[str]],
+    known: tuple[ProgramSizes | None, set[str]],
     diagnostics: Diagnostics,
 ) -> tuple[list[EventKey], set[str]]:
-    """``keys`` with the nodes of those that names leave without any, where the profile brings the module
-    along and it is made of what ``graph`` is made of; and the modules that are another program. A diagnostic
-    tells both. ``known`` are what the program says of itself, and modules known to be other ones. Raises
-    nothing: a module that cannot be read counts as absent.
+    """Match the unmatched ``keys`` by structure, for modules that the profile contains.
+
+    ``known`` holds the sizes that the program declares, and modules known to be other programs. Returns all
+    keys, and the modules that are found to be other programs; diagnostics report both. Raises nothing: a
+    module that cannot be read counts as absent.
     """
-    stated, others = known
-    done = list(keys)
-    strange: dict[str, Structure] = {}
+    sizes, others = known
+    joined_keys = list(keys)
+    different: dict[str, Structure] = {}
     by_module: dict[str, list[int]] = {}
     for number, key in enumerate(keys):
         by_module.setdefault(key.module, []).append(number)
@@ -94,55 +100,45 @@ def join_by_structure(
         if not unmatched or data is None or module in others or not len(graph):
             continue
         try:
-            found = by_structure(graph, module_leaves(data, module), stated)
+            structure = by_structure(graph, module_leaves(data, module), sizes)
         except HespasError:
-            continue  # whoever matches by names reports it
-        if not found.is_other:
-            joined = _filled(done, unmatched, found)
-            diagnostics.info(BY_STRUCTURE, profile.name, f"module {module}: {_JOINED}", count=joined)
-        elif len(unmatched) == len(numbers):
-            strange[module] = found
-    _tell_other(strange, profile, diagnostics, is_beside=any(key.nodes for key in done))
-    return done, set(strange)
-
-
-_JOINED = (
-    "instructions find their operations by structure (kind, type, and what they take and give): no name tells"
-)
-
-
-def _filled(keys: list[EventKey], unmatched: Sequence[int], found: Structure) -> int:
-    """Give keys the nodes of their instructions, and say to how many."""
-    joined = 0
-    for number in unmatched:
-        op = keys[number].op
-        nodes = found.nodes.get(op, ())
-        if nodes:
-            joined += 1
-            inferred = op in found.inferred
-            keys[number] = replace(keys[number], nodes=nodes, rule=_STRUCTURE, inferred=inferred)
-    return joined
-
-
-def _tell_other(
-    strange: Mapping[str, Structure], profile: Profile, diagnostics: Diagnostics, *, is_beside: bool
-) -> None:
-    """Modules that are another program are no wonder beside the one that is it."""
-    for module, found in strange.items():
-        why = f"only {found.share:.0%} of what tells programs apart is in both"
-        if found.fits is False:
-            why = "it has other arguments, results or devices than the program"
-        text = f"module {module or '(unnamed)'}: {why}; nothing of it is matched"
-        if is_beside:
+            continue  # matching by name reports it
+        if structure.is_other:
+            if len(unmatched) == len(numbers):
+                different[module] = structure
+            continue
+        joined = {
+            number: replace(key, nodes=nodes, rule=_STRUCTURE, inferred=key.op in structure.inferred)
+            for number, key in ((number, keys[number]) for number in unmatched)
+            if (nodes := structure.nodes.get(key.op))
+        }
+        joined_keys = [joined.get(number, key) for number, key in enumerate(joined_keys)]
+        diagnostics.info(
+            BY_STRUCTURE,
+            profile.name,
+            f"module {module}: instructions matched by structure (kind, type, operands and users), because "
+            "no names match",
+            count=len(joined),
+        )
+    has_match = any(key.nodes for key in joined_keys)
+    for module, structure in different.items():
+        why = f"only {structure.share:.0%} of the distinctive operations are in both"
+        if structure.fits is False:
+            why = "its arguments, results or devices differ from the program"
+        text = f"module {module or '(unnamed)'}: {why}; it is not matched"
+        if has_match:  # further modules beside the one that is the program are normal
             diagnostics.info(OTHER_PROGRAM, profile.name, text)
         else:
             diagnostics.warning(OTHER_PROGRAM, profile.name, f"{text}: is it the program that ran?")
+    return joined_keys, set(different)
 
 
 @dataclass(slots=True, eq=False)
-class _Side:
-    """One of the two programs: what its members are, and what they take and give past what passes on.
-    ``color`` is the group of each member (0: of none).
+class _StructureSide:
+    """Members of one of the two programs: kinds, result types, operands and users.
+
+    Operands and users are found through operations that only pass values on. ``group`` is the group of each
+    member (0: none).
     """
 
     kinds: list[str]
@@ -150,170 +146,155 @@ class _Side:
     operands: Sequence[tuple[int, ...]]
     depth: Sequence[int]
     users: list[list[int]] = field(init=False)
-    color: list[int] = field(init=False)
+    group: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Turn the operands round."""
+        """Find the users of each member from the operands."""
         self.users = [[] for _ in self.kinds]
-        self.color = [0] * len(self.kinds)
-        for member, taken in enumerate(self.operands):
-            for each in taken:
-                self.users[each].append(member)
+        self.group = [0] * len(self.kinds)
+        for member, operands in enumerate(self.operands):
+            for operand in operands:
+                self.users[operand].append(member)
 
     def __len__(self) -> int:
         return len(self.kinds)
 
     def loops(self, member: int) -> tuple[int, ...]:
-        """The loops around a member."""
+        """Return the loop depth of a member."""
         return (self.depth[member],)
 
-    def taken(self, member: int) -> tuple[int, ...]:
-        """The groups of what a member takes."""
-        return tuple(sorted({self.color[each] for each in self.operands[member]} - {0}))
+    def operand_groups(self, member: int) -> tuple[int, ...]:
+        """Return the groups of the operands of a member."""
+        return tuple(sorted({self.group[operand] for operand in self.operands[member]} - {0}))
 
-    def given(self, member: int) -> tuple[int, ...]:
-        """The groups of what takes a member."""
-        return tuple(sorted({self.color[each] for each in self.users[member]} - {0}))
+    def user_groups(self, member: int) -> tuple[int, ...]:
+        """Return the groups of the users of a member."""
+        return tuple(sorted({self.group[user] for user in self.users[member]} - {0}))
+
+    def put_into(self, group: int, members: Sequence[int]) -> None:
+        """Set the group of some members."""
+        for member in members:
+            self.group[member] = group
+
+    def matched_share(self) -> float:
+        """Return the share of distinctive members that are in a group; 1 without such members."""
+        in_group = [
+            self.group[member] > 0
+            for member, kind in enumerate(self.kinds)
+            if kind not in _ZERO_COST and kind not in _TRIVIAL
+        ]
+        return sum(in_group) / len(in_group) if in_group else 1.0
 
 
-def by_structure(graph: OpGraph, leaves: Leaves, stated: Stated | None = None) -> Structure:
-    """The nodes of ``graph`` that each instruction of a module carries out. ``stated`` is what
-    the program says of itself.
+def by_structure(graph: OpGraph, leaves: Leaves, sizes: ProgramSizes | None = None) -> Structure:
+    """Return the nodes of ``graph`` that each instruction of a module carries out.
 
-    O((nodes + leaves) x rounds), rounds at most as many as the program is deep, and bounded.
+    ``sizes`` are the bytes and devices that the program declares.
+
+    O((nodes + leaves) x rounds); rounds are at most the depth of the program, and bounded.
     """
-    program, module = _nodes_side(graph), _leaves_side(leaves)
-    whole = stated is not None and leaves.devices > 1 and leaves.argument_bytes < stated.argument_bytes
-    _group(program, module, leaves.devices, is_global=whole and not _by_hand(graph))
+    program, module = _program_side(graph), _module_side(leaves)
+    is_whole = sizes is not None and leaves.devices > 1 and leaves.argument_bytes < sizes.argument_bytes
+    is_partitioned_by_hand = bool((graph.regions.kind == RegionKind.MANUAL).any())
+    _group_both(program, module, leaves.devices, is_global=is_whole and not is_partitioned_by_hand)
     members: dict[int, list[int]] = {}
-    for node, color in enumerate(program.color):
-        if color:
-            members.setdefault(color, []).append(node)
-    found: list[tuple[int, ...]] = [tuple(members.get(color, ())) for color in module.color]
-    share = min(_share_found(program), _share_found(module))
-    _same_origin(leaves, program, found)
-    _named(leaves, program, found)
+    for node, group in enumerate(program.group):
+        if group:
+            members.setdefault(group, []).append(node)
+    leaf_nodes: list[tuple[int, ...]] = [tuple(members.get(group, ())) for group in module.group]
+    share = min(program.matched_share(), module.matched_share())
+    _join_same_origin(leaves, program, leaf_nodes)
+    _join_by_primitive(leaves, program, leaf_nodes)
     nodes = {
-        name: tuple(dict.fromkeys(node for leaf in carried for node in found[leaf]))
+        name: tuple(dict.fromkeys(node for leaf in carried for node in leaf_nodes[leaf]))
         for name, carried in leaves.carried.items()
     }
-    inferred = _served(leaves, nodes)
-    fits = None if stated is None else _fits(stated, leaves)
+    inferred = _join_helpers(leaves, nodes)
+    fits: bool | None = None
+    if sizes is not None and not isnan(leaves.argument_bytes) and not isnan(leaves.result_bytes):
+        # On each of several devices, a module has all of the bytes or a share of them.
+        fits = (
+            sizes.argument_bytes / leaves.devices <= leaves.argument_bytes <= sizes.argument_bytes
+            and sizes.result_bytes / leaves.devices <= leaves.result_bytes <= sizes.result_bytes
+            and sizes.devices == leaves.devices
+        )
     least = _LEAST_SHARE_OF_SIZE if fits and leaves.devices == 1 else _LEAST_SHARE
     return Structure(nodes, inferred, share, is_other=fits is False or share < least, fits=fits)
 
 
-def _fits(stated: Stated, leaves: Leaves) -> bool | None:
-    """Whether a module has arguments and results of these bytes: on each of several devices, all of them or a
-    share. None where its own are unknown.
+def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *, is_global: bool) -> None:
+    """Put members of both sides into common groups, by less and less similar result types.
+
+    The levels are: equal types; equal numbers of elements (another type or order); and, in a module for
+    several devices, a share of the elements. After each level, groups are split while both sides have the
+    same parts. ``is_global``: the program is the one of all devices. Then equal types are chance, and
+    partitioning changes operands and users too much for a comparison.
     """
-    known = leaves.argument_bytes, leaves.result_bytes
-    if any(isnan(each) for each in known):
-        return None
-    count = leaves.devices
-    wholes = stated.argument_bytes, stated.result_bytes
-    fit = all(whole / count <= part <= whole for whole, part in zip(wholes, known, strict=True))
-    return fit and stated.devices == count
 
-
-_Array = tuple[str, tuple[int, ...]]
-_Types = tuple[_Array, ...]
-_TRIVIAL = frozenset({"iota", "slice", "pad", "partition_id", "replica_id"})
-
-
-def _by_hand(graph: OpGraph) -> bool:
-    """Whether a program has regions that are written as one device sees them."""
-    return bool((graph.regions.kind == RegionKind.MANUAL).any())
-
-
-def _group(program: _Side, module: _Side, devices: int, *, is_global: bool) -> None:
-    """Colour both sides: equal kinds and types first, then, of what is left, equal kinds that make as many
-    elements or, in a module for several devices, a share of them; each time, parts of those that both sides
-    have. ``is_global`` says that the program is as all devices together see it: equal types are chance, and
-    partitioning changes too much of what is taken and given for that to tell anything.
-    """
     last = 0
-    for level in (_shares,) if is_global else (_exact, _elements_of, _shares):
-        last = level(program, module, devices, last)
+    for level in ("shares",) if is_global else ("types", "elements", "shares"):
+        if level == "shares":
+            last = _group_shares(program, module, devices, last)
+        else:
+            last = _group_equal(program, module, last, by_elements=level == "elements")
+        criteria = (
+            (_StructureSide.loops,)
+            if is_global
+            else (_StructureSide.loops, _StructureSide.operand_groups, _StructureSide.user_groups)
+        )
         for _ in range(_MOST_ROUNDS):
             before = last
-            for way in (_Side.loops,) if is_global else (_Side.loops, _Side.taken, _Side.given):
-                last = _split(program, module, way, last)
+            for criterion in criteria:
+                last = _split(program, module, criterion, last)
             if last == before:
                 break
 
 
-def _share_found(side: _Side) -> float:
-    """The share of the telling members of a side that found some of the other; 1 where nothing tells."""
-    found = [
-        side.color[member] > 0
-        for member, kind in enumerate(side.kinds)
-        if kind not in _FREE and kind not in _TRIVIAL
-    ]
-    return sum(found) / len(found) if found else 1.0
+def _group_equal(program: _StructureSide, module: _StructureSide, last: int, *, by_elements: bool) -> int:
+    """Group members without a group that have equal kinds and equal types (or numbers of elements).
 
-
-def _exact(program: _Side, module: _Side, devices: int, last: int) -> int:
-    """Colour equal kinds and types."""
-    del devices
-    return _equal(program, module, lambda side, member: (side.kinds[member], side.types[member]), last)
-
-
-def _elements_of(program: _Side, module: _Side, devices: int, last: int) -> int:
-    """Colour equal kinds that make as many elements: of another type, or in another order."""
-    del devices
-    return _equal(
-        program, module, lambda side, member: (side.kinds[member], _elements(side.types[member])), last
-    )
-
-
-def _equal(program: _Side, module: _Side, key: Callable[[_Side, int], Hashable], last: int) -> int:
-    """Colour what has no colour yet and an equal key on both sides."""
-    found: list[dict[Hashable, list[int]]] = [{}, {}]
-    for side, members in zip((program, module), found, strict=True):
-        for member, name in enumerate(side.kinds):
-            if not side.color[member] and name not in SHAPELESS:
-                members.setdefault(key(side, member), []).append(member)
-    for each, ours in found[0].items():
-        theirs = found[1].get(each)
-        if theirs:
-            last += 1
-            _color(program, ours, last)
-            _color(module, theirs, last)
+    Returns the highest group number.
+    """
+    by_key: list[dict[Hashable, list[int]]] = [{}, {}]
+    for side, of_side in zip((program, module), by_key, strict=True):
+        for member, (kind, types) in enumerate(zip(side.kinds, side.types, strict=True)):
+            if not side.group[member] and kind not in SHAPELESS:
+                key = (kind, sum(prod(dims) for _, dims in types) if by_elements else types)
+                of_side.setdefault(key, []).append(member)
+    for shared in (key for key in by_key[0] if key in by_key[1]):
+        last += 1
+        program.put_into(last, by_key[0][shared])
+        module.put_into(last, by_key[1][shared])
     return last
 
 
-def _color(side: _Side, members: Sequence[int], color: int) -> None:
-    for member in members:
-        side.color[member] = color
+def _group_shares(program: _StructureSide, module: _StructureSide, devices: int, last: int) -> int:
+    """Group members of a module for several devices with program members whose results they have a share of.
 
-
-def _shares(program: _Side, module: _Side, devices: int, last: int) -> int:
-    """Colour what makes, on one of several devices, a share of what the program makes: types that divide each
-    other are of one group.
+    Types that divide each other are in one group. Returns the highest group number.
     """
     if devices < 2:
         return last
-    found: list[dict[str, dict[_Types, list[int]]]] = [{}, {}]
-    for side, by_kind in zip((program, module), found, strict=True):
-        for member, (name, made) in enumerate(zip(side.kinds, side.types, strict=True)):
-            if not side.color[member] and name not in _FREE:
-                by_kind.setdefault(name, {}).setdefault(made, []).append(member)
-    for kind, by_share in found[1].items():
-        by_whole = found[0].get(kind, {})
-        for wholes, shares in _components(list(by_whole), list(by_share), devices):
+    by_kind: list[dict[str, dict[_Types, list[int]]]] = [{}, {}]
+    for side, members in zip((program, module), by_kind, strict=True):
+        for member, (kind, types) in enumerate(zip(side.kinds, side.types, strict=True)):
+            if not side.group[member] and kind not in _ZERO_COST:
+                members.setdefault(kind, {}).setdefault(types, []).append(member)
+    for kind, by_share in by_kind[1].items():
+        by_whole = by_kind[0].get(kind, {})
+        for wholes, shares in _share_components(list(by_whole), list(by_share), devices):
             last += 1
-            _color(program, [member for whole in wholes for member in by_whole[whole]], last)
-            _color(module, [member for share in shares for member in by_share[share]], last)
+            program.put_into(last, [member for whole in wholes for member in by_whole[whole]])
+            module.put_into(last, [member for share in shares for member in by_share[share]])
     return last
 
 
-def _components(
+def _share_components(
     wholes: Sequence[_Types], shares: Sequence[_Types], devices: int
 ) -> Iterator[tuple[list[_Types], list[_Types]]]:
-    """Types that hang together because one can be a share of the other. O(wholes x shares)."""
-    beside = {share: [whole for whole in wholes if _is_share(whole, share, devices)] for share in shares}
-    left = {share: None for share in shares if beside[share]}
+    """Yield connected components of types, where one can be a share of the other. O(wholes x shares)."""
+    wholes_of = {share: [whole for whole in wholes if _is_share(whole, share, devices)] for share in shares}
+    left = {share: None for share in shares if wholes_of[share]}
     while left:
         pending, ours, theirs = [next(iter(left))], dict[_Types, None](), dict[_Types, None]()
         while pending:
@@ -322,14 +303,15 @@ def _components(
                 continue
             del left[share]
             theirs[share] = None
-            for whole in beside[share]:
+            for whole in wholes_of[share]:
                 if whole not in ours:
                     ours[whole] = None
-                    pending += [each for each in left if whole in beside[each]]
+                    pending += [other for other in left if whole in wholes_of[other]]
         yield list(ours), list(theirs)
 
 
 def _is_share(whole: _Types, share: _Types, devices: int) -> bool:
+    """Return True if ``share`` can be the part of ``whole`` that one of several devices has."""
     if len(whole) != len(share):
         return False
     for (dtype, dims), (element, part) in zip(whole, share, strict=True):
@@ -341,51 +323,54 @@ def _is_share(whole: _Types, share: _Types, devices: int) -> bool:
     return True
 
 
-def _split(program: _Side, module: _Side, way: Callable[[_Side, int], tuple[int, ...]], last: int) -> int:
-    """Split the groups whose members see different groups that way, where both sides have each of the parts;
-    what is in none of them stays. Gives the highest colour.
+def _split(
+    program: _StructureSide,
+    module: _StructureSide,
+    criterion: Callable[[_StructureSide, int], tuple[int, ...]],
+    last: int,
+) -> int:
+    """Split groups by a criterion where both sides have members in each of the parts.
+
+    Members without such a part stay in their group. Returns the highest group number.
     """
     parts: list[dict[int, dict[tuple[int, ...], list[int]]]] = []
     for side in (program, module):
-        found: dict[int, dict[tuple[int, ...], list[int]]] = {}
-        for member, color in enumerate(side.color):
-            if color:
-                found.setdefault(color, {}).setdefault(way(side, member), []).append(member)
-        parts.append(found)
-    for color, ours in parts[0].items():
-        theirs = parts[1].get(color, {})
+        by_group: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for member, group in enumerate(side.group):
+            if group:
+                by_group.setdefault(group, {}).setdefault(criterion(side, member), []).append(member)
+        parts.append(by_group)
+    for group, ours in parts[0].items():
+        theirs = parts[1].get(group, {})
         shared = ours.keys() & theirs.keys()
         rest = ours.keys() - shared, theirs.keys() - shared
         if not shared or len(shared) + bool(rest[0] or rest[1]) < 2 or bool(rest[0]) != bool(rest[1]):
             continue
-        for seen in list(ours):
-            if seen not in shared:
+        for value in list(ours):
+            if value not in shared:
                 continue
             last += 1
-            _color(program, ours[seen], last)
-            _color(module, theirs[seen], last)
+            program.put_into(last, ours[value])
+            module.put_into(last, theirs[value])
     return last
 
 
-def _same_origin(leaves: Leaves, program: _Side, found: list[tuple[int, ...]]) -> None:
-    """Leaves without nodes have those of the leaves that the same operation of the source became: of the same
-    name and place, else of the same name.
+def _join_same_origin(leaves: Leaves, program: _StructureSide, leaf_nodes: list[tuple[int, ...]]) -> None:
+    """Give leaves without nodes the nodes of leaves from the same source operation.
+
+    These have the same name and source position, or else the same name.
     """
-    for with_place in (True, False):
-        known: dict[tuple[str, str], dict[int, None]] = {}
-        keys = [(leaf.name, leaf.frame if with_place else "") for leaf in leaves.leaves]
-        for key, nodes in zip(keys, found, strict=True):
+    for with_frame in (True, False):
+        by_origin: dict[tuple[str, str], dict[int, None]] = {}
+        keys = [(leaf.name, leaf.frame if with_frame else "") for leaf in leaves.leaves]
+        for key, nodes in zip(keys, leaf_nodes, strict=True):
             if nodes and key[0]:
-                known.setdefault(key, {}).update(dict.fromkeys(nodes))
+                by_origin.setdefault(key, {}).update(dict.fromkeys(nodes))
         for number, leaf in enumerate(leaves.leaves):
-            if not found[number] and leaf.name:
-                of_origin = tuple(known.get(keys[number], ()))
+            if not leaf_nodes[number] and leaf.name:
+                of_origin = tuple(by_origin.get(keys[number], ()))
                 same = tuple(node for node in of_origin if program.kinds[node] == leaf.kind)
-                found[number] = same or of_origin
-
-
-def _elements(made: _Types) -> int:
-    return sum(prod(dims) for _, dims in made)
+                leaf_nodes[number] = same or of_origin
 
 
 _PRIMITIVES = {
@@ -409,86 +394,93 @@ _PRIMITIVES = {
 }
 
 
-def _primitive(name: str) -> str:
-    """The kind that the framework's name of an operation ends in."""
-    last = name.rpartition("/")[2].replace("-", "_")
-    if last.startswith(("reduce_", "scatter_")):
-        return last.partition("_")[0]
-    return _PRIMITIVES.get(last, last)
+def _join_by_primitive(leaves: Leaves, program: _StructureSide, leaf_nodes: list[tuple[int, ...]]) -> None:
+    """Give leaves without nodes the unmatched nodes of the kind that the leaf's framework name ends in.
 
-
-def _named(leaves: Leaves, program: _Side, found: list[tuple[int, ...]]) -> None:
-    """Leaves without nodes that bear the name of an operation whose kind alone is left: XLA wrote it out."""
-    used = {node for nodes in found for node in nodes}
-    free: dict[str, list[int]] = {}
+    XLA expanded such an operation into others.
+    """
+    used = {node for nodes in leaf_nodes for node in nodes}
+    unused: dict[str, list[int]] = {}
     for node, kind in enumerate(program.kinds):
         if node not in used and kind not in SHAPELESS:
-            free.setdefault(kind, []).append(node)
+            unused.setdefault(kind, []).append(node)
     for number, leaf in enumerate(leaves.leaves):
-        if not found[number] and leaf.name:
-            found[number] = tuple(free.get(_primitive(leaf.name), ()))
+        if not leaf_nodes[number] and leaf.name:
+            primitive = leaf.name.rpartition("/")[2].replace("-", "_")
+            if primitive.startswith(("reduce_", "scatter_")):
+                kind = primitive.partition("_")[0]
+            else:
+                kind = _PRIMITIVES.get(primitive, primitive)
+            leaf_nodes[number] = tuple(unused.get(kind, ()))
 
 
-def _served(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]:
-    """Give instructions without nodes those of the instructions that use them, else of those they use."""
+def _join_helpers(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]:
+    """Give instructions without nodes the nodes of their users, or else of their operands.
+
+    Returns the names of these instructions.
+    """
     users: dict[str, list[str]] = {}
-    for name, taken in leaves.uses.items():
-        for each in taken:
-            users.setdefault(each, []).append(name)
+    for name, operands in leaves.uses.items():
+        for operand in operands:
+            users.setdefault(operand, []).append(name)
     inferred: set[str] = set()
     order = list(leaves.uses)
-    for names, beside in ((reversed(order), users), (iter(order), leaves.uses)):
+    for names, neighbours in ((reversed(order), users), (iter(order), leaves.uses)):
         for name in names:
             if not nodes.get(name):
-                near = next((nodes[each] for each in beside.get(name, ()) if nodes.get(each)), ())
+                near = next((nodes[other] for other in neighbours.get(name, ()) if nodes.get(other)), ())
                 if near:
                     nodes[name] = near
                     inferred.add(name)
     return frozenset(inferred)
 
 
-def _telling(dims: Sequence[int]) -> tuple[int, ...]:
-    """Extents in ascending order, without those of one: compilers add and drop these, and fold transposes
-    into what makes or takes a value.
+def _sorted_extents(dims: Sequence[int]) -> tuple[int, ...]:
+    """Return extents in ascending order, without extents of 1.
+
+    Compilers add and remove extents of 1, and fold transposes into the producer or the user of a value.
     """
     return tuple(sorted(extent for extent in dims if extent != 1))
 
 
-def _nodes_side(graph: OpGraph) -> _Side:
+def _program_side(graph: OpGraph) -> _StructureSide:
     strings, types = graph.strings, graph.types
     rows: list[int] = graph.op_row.tolist()
     names = {row: kind_of(strings[row]) for row in set(rows)}
     kinds = [names[row] for row in rows]
     cache: dict[int, _Array] = {}
-    made: list[_Types] = []
-    past: list[tuple[int, ...]] = []
+    result_types: list[_Types] = []
+    sources: list[tuple[int, ...]] = []
+    """The members whose values a node passes on: itself, unless it only forwards its operands."""
     operands: list[tuple[int, ...]] = []
     for node, kind in enumerate(kinds):
         results: list[int] = graph.results.row(node).tolist()
-        for each in results:
-            if each not in cache:
-                dtype = types.dtype_of(each)
-                cache[each] = ("" if dtype is None else dtype.name, _telling(types.shape(each)))
-        made.append(tuple(cache[each] for each in results))
+        for row in results:
+            if row not in cache:
+                dtype = types.dtype_of(row)
+                cache[row] = ("" if dtype is None else dtype.name, _sorted_extents(types.shape(row)))
+        result_types.append(tuple(cache[row] for row in results))
         deps: list[int] = graph.data_deps.row(node).tolist()
-        taken = tuple(dict.fromkeys(each for dep in deps if dep < node for each in past[dep]))
+        taken = tuple(dict.fromkeys(source for dep in deps if dep < node for source in sources[dep]))
         operands.append(taken)
-        passes = kind in PASSES_ON or kind in _ENTERS
-        past.append(taken if passes else () if kind in SHAPELESS else (node,))
-    return _Side(kinds, made, operands, regions_around(graph, RegionKind.LOOP_BODY))
+        forwards = kind in PASSES_ON or kind in _ENTERS
+        sources.append(taken if forwards else () if kind in SHAPELESS else (node,))
+    return _StructureSide(kinds, result_types, operands, regions_around(graph, RegionKind.LOOP_BODY))
+
+
+def _module_side(leaves: Leaves) -> _StructureSide:
+    types: list[_Types] = [
+        tuple((name, _sorted_extents(dims)) for name, dims in leaf.made) for leaf in leaves.leaves
+    ]
+    return _StructureSide([leaf.kind for leaf in leaves.leaves], types, leaves.operands, leaves.depth)
 
 
 def regions_around(graph: OpGraph, kind: RegionKind) -> list[int]:
-    """The number of regions of one kind around each node."""
+    """Return the number of regions of one kind around each node."""
     parents: list[int] = graph.regions.parent.tolist()
     kinds: list[int] = graph.regions.kind.tolist()
     inside: list[int] = []
-    for parent, own in zip(parents, kinds, strict=True):  # a region stands behind its parent
+    for parent, own in zip(parents, kinds, strict=True):  # a region follows its parent
         inside.append((inside[parent] if parent >= 0 else 0) + (own == kind))
     regions: list[int] = graph.region.tolist()
     return [inside[region] if region >= 0 else 0 for region in regions]
-
-
-def _leaves_side(leaves: Leaves) -> _Side:
-    made: list[_Types] = [tuple((name, _telling(dims)) for name, dims in leaf.made) for leaf in leaves.leaves]
-    return _Side([leaf.kind for leaf in leaves.leaves], made, leaves.operands, leaves.depth)

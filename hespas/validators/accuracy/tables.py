@@ -1,4 +1,4 @@
-"""Rows of measured tables as cases: their classes, what names a shape, and what a model says of each."""
+"""Accuracy on tables of measured operations: rows as cases, predictions and baselines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import isnan
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,15 +16,13 @@ from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
+from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels, Operations, numbered
 from hespas.validators.accuracy.baselines import MOST_FITTED, FittingRows, baselines_of_rows
-from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.cases import CasePrediction, Cases
 from hespas.validators.accuracy.lint import LintFinding, lint_cases
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.summaries import accuracy_of_cases
-
-if TYPE_CHECKING:
-    from hespas.measurements import Measurements
 
 __all__ = [
     "ShapeTexts",
@@ -39,18 +36,21 @@ __all__ = [
     "rows_on",
 ]
 
-_AT_ONCE = 1 << 16
-_ASKED_AT_ONCE = 1 << 20
+_TEXTS_PER_BLOCK = 1 << 16
+_OPERATIONS_PER_BLOCK = 1 << 20
 _Distinct = tuple[IntArray, IntArray]
-"""The first rows of equal operations, and the place of each row among these."""
+"""First rows of equal operations, and the index of each row among them."""
 _EXACT = 1e15
-"""Whole numbers below have no more digits than a text tells."""
+"""Limit of whole numbers that a text of 15 digits represents exactly."""
+_FITTED_SPLIT = "calib"
+"""Split that shipped models are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableClasses:
-    """Classes of several tables: ``names`` say kind, operation, scheme and variant, ``families`` kind and
-    scheme alone.
+    """Classes of several tables.
+
+    ``names`` consist of kind, operation, scheme and variant; ``families`` of kind and scheme alone.
     """
 
     names: tuple[str, ...]
@@ -58,30 +58,30 @@ class TableClasses:
 
     @classmethod
     def of(cls, tables: Sequence[Measurements]) -> TableClasses:
-        """The classes that some tables have, in order of appearance."""
-        found: dict[str, str] = {}
+        """Return the classes of some tables, in order of appearance."""
+        families: dict[str, str] = {}
         for table in tables:
-            for name, family in _texts(table.ops)[0]:
-                found.setdefault(name, family)
-        return cls(tuple(found), tuple(found.values()))
+            for name, family in _class_texts(table.ops)[0]:
+                families.setdefault(name, family)
+        return cls(tuple(families), tuple(families.values()))
 
     def codes(self, ops: Operations) -> SmallIntArray:
-        """The class of each operation, shape ``(ops,)``."""
-        place = {name: code for code, name in enumerate(self.names)}
-        texts, row = _texts(ops)
-        return np.array([place[name] for name, _ in texts], np.int32)[row]
+        """Return the class of each operation, shape ``(ops,)``."""
+        code = {name: number for number, name in enumerate(self.names)}
+        texts, row = _class_texts(ops)
+        return np.array([code[name] for name, _ in texts], np.int32)[row]
 
 
-def _texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]:
-    """Name and family of each distinct class, and the class of each operation."""
+def _class_texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]:
+    """Return name and family of each distinct class, and the class of each operation."""
     labels = (ops.kind, ops.op, ops.scheme, ops.variant)
     key = np.zeros(len(ops), np.int64)
-    for each in labels:
-        key = key * (len(each.names) + 1) + each.row
+    for label in labels:
+        key = key * (len(label.names) + 1) + label.row
     _, first, row = np.unique(key, return_index=True, return_inverse=True)
     texts: list[tuple[str, str]] = []
-    for at in first.tolist():
-        kind, op, scheme, variant = (each[at] for each in labels)
+    for index in first.tolist():
+        kind, op, scheme, variant = (label[index] for label in labels)
         name = " ".join(part for part in (kind, op, scheme, variant) if part)
         texts.append((name, " ".join(part for part in (kind, scheme) if part)))
     return texts, row.reshape(-1).astype(np.int32)
@@ -90,24 +90,25 @@ def _texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]:
 def cases_of_rows(
     rows: Measurements, device: Device, classes: TableClasses, distinct: _Distinct | None = None
 ) -> Cases:
-    """Each row of a table, all of one device, as a case; ``distinct`` where it is known already.
-    O(rows log rows).
+    """Return each row of a table of one device as a case. O(rows log rows).
+
+    ``distinct`` saves time if it is already known.
     """
     ops = rows.ops
-    firsts, place = distinct or ops.distinct_rows()
+    firsts, index = distinct or ops.distinct_rows()
     first, number = _shape_numbers(ops, firsts)
-    stated = np.isfinite(rows.spread_ns)
+    names = tuple(name or kind for kind in ops.kind.names for name in ops.op.names)
     return Cases(
         source=rows.name,
         workload=rows.name,
         hardware=device.name,
-        labels=_words(ops),
+        labels=Labels((ops.kind.row * len(ops.op.names) + ops.op.row).astype(np.int32, copy=False), names),
         shapes=ShapeTexts(ops, first, _shape_texts),
-        shape=place if number is None else number[place],
+        shape=index if number is None else number[index],
         op_class=classes.codes(ops),
         measured_ns=rows.duration_ns,
         spread_ns=rows.spread_ns,
-        repeats=np.where(stated, 2, 1).astype(np.int8),  # a spread is of two at least
+        repeats=np.where(np.isfinite(rows.spread_ns), 2, 1).astype(np.int8),  # a spread has two runs or more
         flops=ops.flops,
         bytes_moved=ops.bytes_moved,
         classes=classes.names,
@@ -115,15 +116,9 @@ def cases_of_rows(
     )
 
 
-def _words(ops: Operations) -> Labels:
-    """What each operation is called: its name, or its kind where that says all."""
-    words = tuple(name or kind for kind in ops.kind.names for name in ops.op.names)
-    return Labels((ops.kind.row * len(ops.op.names) + ops.op.row).astype(np.int32, copy=False), words)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTexts:
-    """What names some operations, the ``rows`` of ``ops``, as texts that are ``spelled`` when asked for."""
+    """Texts of some operations, the ``rows`` of ``ops``, that ``spelled`` makes on demand."""
 
     ops: Operations
     rows: IntArray
@@ -136,23 +131,25 @@ class ShapeTexts:
         return self.spelled(self.ops.take(self.rows[number : number + 1]))[0]
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _AT_ONCE):
-            yield from self.spelled(self.ops.take(self.rows[start : start + _AT_ONCE]))
+        for start in range(0, len(self), _TEXTS_PER_BLOCK):
+            yield from self.spelled(self.ops.take(self.rows[start : start + _TEXTS_PER_BLOCK]))
 
 
 def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Of some operations the first of each text that :func:`_shape_texts` gives, and the place of each among
-    these (None: no two have the same). What the texts do not say - FLOPs, bytes, sizes that decide no time
-    of the kind, digits past the fifteenth - tells no two apart.
+    """Return the first operation of each text of :func:`_shape_texts`, and the index of each operation's
+    text.
+
+    Without an index (None), all texts differ. Properties without a text do not distinguish operations: FLOPs,
+    bytes, sizes that do not determine the time of the kind, and digits after the fifteenth.
     """
-    heads, code = _texts(ops)
+    heads, code = _class_texts(ops)
     same = {name: number for number, (name, _) in reversed(list(enumerate(heads)))}
     head = np.array([same[name] for name, _ in heads], np.int32)[code[rows]]
-    sizes = (
-        _as_told(np.where(_has(ops.kind, name), size, np.nan)[rows])
-        for name, size in ops.dims.items()
-        if not is_one_value(size)
-    )
+    sizes: list[FloatArray] = []
+    for dim, size in ops.dims.items():
+        if not is_one_value(size):
+            has_dim = np.array([dim in KINDS[name] for name in ops.kind.names], np.bool_)[ops.kind.row]
+            sizes.append(_rounded(np.where(has_dim, size, np.nan)[rows]))
     number = numbered(chain((head,), sizes))
     count = int(number.max(initial=-1)) + 1
     if count == len(rows):
@@ -165,26 +162,21 @@ def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray 
     return rows[first[order]], rank[number]
 
 
-def _has(kind: Labels, dim: str) -> BoolArray:
-    """Which operations have a dimension by their kind."""
-    return np.array([dim in KINDS[name] for name in kind.names], np.bool_)[kind.row]
-
-
-def _as_told(sizes: FloatArray) -> FloatArray:
-    """Sizes with the fifteen digits that a text gives them."""
+def _rounded(sizes: FloatArray) -> FloatArray:
+    """Return sizes rounded to the fifteen digits of a text."""
     long = np.flatnonzero((sizes != np.floor(sizes)) | (np.abs(sizes) >= _EXACT))
     long = long[np.isfinite(sizes[long])]
     if len(long):
-        distinct, place = np.unique(sizes[long], return_inverse=True)
-        told = [float(f"{value:.15g}") for value in distinct.tolist()]
-        sizes[long] = np.array(told)[place.reshape(-1)]
+        distinct, index = np.unique(sizes[long], return_inverse=True)
+        rounded = [float(f"{value:.15g}") for value in distinct.tolist()]
+        sizes[long] = np.array(rounded)[index.reshape(-1)]
     return sizes
 
 
 def _shape_texts(ops: Operations) -> list[str]:
-    """What names each of some distinct operations: its labels and sizes."""
+    """Return the labels and sizes of each of some distinct operations as a text."""
     texts = [""] * len(ops)
-    heads, codes = _texts(ops)
+    heads, codes = _class_texts(ops)
     head: list[int] = codes.tolist()
     for number, kind in enumerate(ops.kind.names):
         rows = np.flatnonzero(ops.kind.row == number)
@@ -193,10 +185,10 @@ def _shape_texts(ops: Operations) -> list[str]:
         columns: list[list[float]] = [ops.dim(name)[rows].tolist() for name in names]
         sizes: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else [()] * len(rows)
         for row, values in zip(numbers, sizes, strict=True):
-            stated = [
+            parts = [
                 f"{name} {value:.15g}" for name, value in zip(names, values, strict=True) if not isnan(value)
             ]
-            texts[row] = ", ".join((heads[head[row]][0], *stated))
+            texts[row] = ", ".join((heads[head[row]][0], *parts))
     return texts
 
 
@@ -206,32 +198,29 @@ def prediction_of_rows(
     device: Device,
     diagnostics: Diagnostics,
     distinct: _Distinct | None = None,
-) -> Prediction:
-    """What a model says of each row; distinct operations are asked once, so many of them together that what
-    is held at once does not grow with the table. ``distinct`` where it is known already.
+) -> CasePrediction:
+    """Return the prediction of a model for each row.
+
+    Distinct operations are estimated once, in blocks, so that the memory does not grow with the table.
+    ``distinct`` saves time if it is already known.
     """
-    first, place = distinct or ops.distinct_rows()
-    parts = [
-        predict_with(model, ops.take(first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
-        for start in range(0, max(len(first), 1), _ASKED_AT_ONCE)
+    first, index = distinct or ops.distinct_rows()
+    blocks = [
+        predict_with(model, ops.take(first[start : start + _OPERATIONS_PER_BLOCK]), device, diagnostics)
+        for start in range(0, max(len(first), 1), _OPERATIONS_PER_BLOCK)
     ]
-    return Prediction(
+
+    def of_all_rows(columns: Sequence[FloatArray]) -> FloatArray:
+        if all(np.isnan(column).all() for column in columns):  # unknown values need no memory
+            return constant(np.nan, len(index))
+        return (columns[0] if len(columns) == 1 else np.concatenate(columns))[index]
+
+    return CasePrediction(
         estimator=model.name,
-        duration_ns=_spread_out([each.duration_ns for each in parts], place),
-        low_ns=_spread_out([each.low_ns for each in parts], place),
-        high_ns=_spread_out([each.high_ns for each in parts], place),
+        duration_ns=of_all_rows([block.duration_ns for block in blocks]),
+        low_ns=of_all_rows([block.low_ns for block in blocks]),
+        high_ns=of_all_rows([block.high_ns for block in blocks]),
     )
-
-
-def _spread_out(parts: Sequence[FloatArray], place: IntArray) -> FloatArray:
-    """A column of distinct operations as one of all rows; without memory where nothing is known of any."""
-    if all(np.isnan(part).all() for part in parts):
-        return constant(np.nan, len(place))
-    return (parts[0] if len(parts) == 1 else np.concatenate(parts))[place]
-
-
-_FITTED_SPLIT = "calib"
-"""The split that shipped models are fitted on."""
 
 
 def accuracy_of_tables(
@@ -243,40 +232,45 @@ def accuracy_of_tables(
     inputs: Sequence[str] = (),
     diagnostics: Diagnostics | None = None,
 ) -> Accuracy:
-    """How far each estimator is from the measured operations of some tables, on the devices ``hardware``
-    (names or files; none: all that the tables name and the library describes).
+    """Compare estimators with the measured operations of some tables.
 
-    Rows of ``split`` are compared (empty: all). The naive baselines are fitted on rows of split ``calib``
-    that are not compared; without such rows on the other four fifths of the sizes. Raises ``UsageError`` for
-    a device without rows, a split no table has, and an estimator that covers programs only.
+    ``hardware`` holds names or files of devices (empty: all devices in the tables that the library has). Rows
+    of ``split`` are compared (empty: all). The naive baselines are fitted to rows of split ``calib`` that are
+    not compared; without such rows, to the other four fifths of the sizes. Raises ``UsageError`` for a device
+    without rows, a split without rows, and an estimator that covers only programs.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     models = [model_of_operations(spelling) for spelling in estimators]
-    devices = devices_of_tables(tables, hardware, found)
+    devices = devices_of_tables(tables, hardware, diagnostics)
     classes = TableClasses.of(tables)
     cases: list[Cases] = []
     lint: list[LintFinding] = []
     for table in tables:
-        is_scored = _scored(table, split)
-        _tell(table, is_scored, found)
+        is_scored = np.ones(len(table), np.bool_)
+        if split:
+            is_scored[:] = False
+            is_scored[rows_of_split(table, split)] = True
+        _report_table(table, is_scored, diagnostics)
         for device in devices.values():
             rows = rows_on(table, device)
             if is_scored[rows].any():
-                one, findings = _compared(table.take(rows), is_scored[rows], device, (models, classes, found))
-                cases.append(one)
-                lint.extend(findings)
+                device_cases, naive_ns = _cases_with_predictions(
+                    table.take(rows), is_scored[rows], device, (models, classes, diagnostics)
+                )
+                cases.append(device_cases)
+                lint.extend(lint_cases(device_cases, naive_ns, np.ones(len(device_cases)), device))
     if not cases:
         raise UsageError(
             f"no row of split {split!r} is of {', '.join(device.name for device in devices.values())}",
             hint="name another `split` or `hardware`",
         )
     return replace(
-        accuracy_of_cases(cases, inputs, [model.name for model in models], found), lint=tuple(lint)
+        accuracy_of_cases(cases, inputs, [model.name for model in models], diagnostics), lint=tuple(lint)
     )
 
 
 def model_of_operations(spelling: str) -> OperationModel:
-    """An estimator that covers single operations. Raises ``UsageError`` for one of programs only."""
+    """Return an estimator of single operations. Raises ``UsageError`` if it only covers programs."""
     model = load_estimator(spelling)
     if not isinstance(model, OperationModel):
         raise UsageError(
@@ -289,8 +283,9 @@ def model_of_operations(spelling: str) -> OperationModel:
 def devices_of_tables(
     tables: Sequence[Measurements], hardware: Sequence[str], diagnostics: Diagnostics
 ) -> Mapping[str, Device]:
-    """The devices by the user's spelling; without any, those that the tables name and the library has: a
-    diagnostic says which it has not.
+    """Return devices by the user's spelling; without ``hardware``, the devices of the tables.
+
+    A diagnostic lists the devices of the tables that the library does not have.
     """
     listed = sorted({name for table in tables for name in table.hardware.used() if name})
     if hardware:
@@ -298,53 +293,44 @@ def devices_of_tables(
         for device in devices.values():
             if not any(len(rows_on(table, device)) for table in tables):
                 names = ", ".join(table.name for table in tables)
-                told = ", ".join(listed) or "none"
-                raise UsageError(f"no row of {names} is of {device.name}", hint=f"devices there: {told}")
+                present = ", ".join(listed) or "none"
+                raise UsageError(f"no row of {names} is of {device.name}", hint=f"devices: {present}")
         return devices
-    known: dict[str, Device] = {}
+    shipped: dict[str, Device] = {}
     missing: list[str] = []
     for name in listed:
         try:
-            known[name] = named_device(name)
+            shipped[name] = named_device(name)
         except UsageError:
             missing.append(name)
-    if not known:
+    if not shipped:
         raise UsageError(
             f"no hardware file for {', '.join(missing) or 'the table: it names no device'}",
-            hint="give `hardware=FILE.toml` whose name or aliases are those of the table",
+            hint="give `hardware=FILE.toml` with the name that the table uses among its names or aliases",
         )
     if missing:
         count = sum(len(table.hardware.where(*missing)) for table in tables)
         diagnostics.warning(
             "accuracy.no-hardware-file",
             ", ".join(missing),
-            "rows of devices without a hardware file are left out",
+            "rows of devices without a hardware file are skipped",
             count=count,
         )
-    return known
+    return shipped
 
 
 def rows_on(table: Measurements, device: Device) -> IntArray:
-    """Numbers of the rows that are of a device by its name or an alias."""
-    spellings = {_folded(name) for name in (device.name, *device.aliases)}
-    return table.hardware.where(*(name for name in table.hardware.names if _folded(name) in spellings))
+    """Return the numbers of the rows that are of a device, by its name or an alias."""
 
+    def folded(name: str) -> str:
+        return "".join(letter for letter in name.casefold() if letter.isalnum())
 
-def _folded(name: str) -> str:
-    return "".join(letter for letter in name.casefold() if letter.isalnum())
-
-
-def _scored(table: Measurements, split: str) -> BoolArray:
-    """Which rows are compared. Raises ``UsageError`` where no row is of the split."""
-    if not split:
-        return np.ones(len(table), np.bool_)
-    found = np.zeros(len(table), np.bool_)
-    found[rows_of_split(table, split)] = True
-    return found
+    spellings = {folded(name) for name in (device.name, *device.aliases)}
+    return table.hardware.where(*(name for name in table.hardware.names if folded(name) in spellings))
 
 
 def rows_of_split(table: Measurements, split: str) -> IntArray:
-    """Numbers of the rows of a split. Raises ``UsageError`` where there is none."""
+    """Return the numbers of the rows of a split. Raises ``UsageError`` if there are none."""
     rows = table.split.where(split)
     if not len(rows):
         listed = ", ".join(sorted(name for name in table.split.used() if name)) or "no splits"
@@ -352,38 +338,44 @@ def rows_of_split(table: Measurements, split: str) -> IntArray:
     return rows
 
 
-def _tell(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -> None:
-    compared = int(is_scored.sum())
+def _report_table(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -> None:
+    """Report compared and skipped rows, and compared rows that fitted estimators may have used."""
     diagnostics.info(
         "accuracy.table",
         table.name,
-        f"{compared:,} of {len(table):,} rows compared; data: {table.provenance}",
+        f"{int(is_scored.sum()):,} of {len(table):,} rows compared; data: {table.provenance}",
     )
-    lost = sum(each.count for each in table.left_out)
-    told = f"rows left out: {table.told_left_out()}"
-    diagnostics.warning("accuracy.left-out-rows", table.name, told, count=lost)
-    seen = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
-    if seen:
+    diagnostics.warning(
+        "accuracy.left-out-rows",
+        table.name,
+        f"rows skipped: {table.told_left_out()}",
+        count=sum(reason.count for reason in table.left_out),
+    )
+    fitted = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
+    if fitted:
         diagnostics.warning(
             "accuracy.fitted-rows",
             table.name,
-            f"rows of split {_FITTED_SPLIT!r} are compared: fitted estimators may have seen them",
-            count=seen,
+            f"rows of split {_FITTED_SPLIT!r} are compared: estimators may have been fitted to them",
+            count=fitted,
         )
 
 
-def _compared(
+def _cases_with_predictions(
     rows: Measurements,
     is_scored: BoolArray,
     device: Device,
-    asked: tuple[Sequence[OperationModel], TableClasses, Diagnostics],
-) -> tuple[Cases, list[LintFinding]]:
-    """The rows of one device, of which some are compared, with what the models and the baselines say."""
-    models, classes, diagnostics = asked
+    context: tuple[Sequence[OperationModel], TableClasses, Diagnostics],
+) -> tuple[Cases, FloatArray]:
+    """Return the compared rows of one device with predictions of models and baselines, and their roofline.
+
+    The roofline of the published peaks is in ns.
+    """
+    models, classes, diagnostics = context
     is_fitted = np.zeros(len(rows), np.bool_)
     is_fitted[rows.split.where(_FITTED_SPLIT)] = True
-    kept = np.flatnonzero(is_scored | is_fitted)
-    rows, is_scored = rows.take(kept), is_scored[kept]
+    used = np.flatnonzero(is_scored | is_fitted)
+    rows, is_scored = rows.take(used), is_scored[used]
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
     distinct = rows.ops.distinct_rows()
     naive = prediction_of_rows(Roofline(), rows.ops, bare, Diagnostics(), distinct).duration_ns
@@ -399,7 +391,7 @@ def _compared(
         diagnostics.warning(
             "accuracy.sampled-baselines",
             rows.name,
-            f"the fitted baselines are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
+            f"each baseline fit uses at most {MOST_FITTED:,} shapes, drawn at random",
         )
     del fitting
     scored = rows.take(np.flatnonzero(is_scored))
@@ -407,5 +399,4 @@ def _compared(
         distinct = scored.ops.distinct_rows()
     cases = cases_of_rows(scored, device, classes, distinct)
     predictions = [prediction_of_rows(model, scored.ops, device, diagnostics, distinct) for model in models]
-    cases = cases.with_predictions((*predictions, *baselines))
-    return cases, lint_cases(cases, naive[is_scored], np.ones(len(cases)), device)
+    return cases.with_predictions((*predictions, *baselines)), naive[is_scored]

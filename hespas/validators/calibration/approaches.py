@@ -35,7 +35,7 @@ from hespas.hardware import Device, Fit, device_to_toml
 from hespas.hardware.device_file import fits_to_toml, read_fits
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations
-from hespas.validators.accuracy.cases import Prediction
+from hespas.validators.accuracy.cases import CasePrediction
 from hespas.validators.accuracy.tables import prediction_of_rows
 from hespas.validators.calibration.adapted import MOST_ROWS, Adaptable, adaptable, adapted
 from hespas.validators.calibration.collectives import fit_collectives
@@ -220,11 +220,13 @@ class Approach(Protocol):
         """What some rows of a device give; nothing where they are too few."""
         ...
 
-    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(
+        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+    ) -> CasePrediction:
         """What the fits alone say of operations; ``keeps``: with those the device had before."""
         ...
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
+    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
         """What fits of other devices say of the rows of each table, on the data sheet of this one."""
         ...
 
@@ -265,7 +267,9 @@ class CalibratedFits:
 
         return run.remembered(key, device.name, fits)
 
-    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(
+        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+    ) -> CasePrediction:
         """Of collectives a model of their own speaks."""
         fits = merged(found.fits, device.fits) if keeps else found.fits
         fitted = replace(device, own_fits=fits, fits_of="")
@@ -277,9 +281,11 @@ class CalibratedFits:
         columns = [prediction.duration_ns.copy(), prediction.low_ns.copy(), prediction.high_ns.copy()]
         for column, mine in zip(columns, (other.duration_ns, other.low_ns, other.high_ns), strict=True):
             column[rows] = mine
-        return Prediction(estimator=self.name, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2])
+        return CasePrediction(
+            estimator=self.name, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2]
+        )
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
+    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
         """The middle of what the fits of each other device say, and the widest of their intervals."""
         founds = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
         return [
@@ -323,7 +329,7 @@ def known_variants(ops: Operations, known: set[str]) -> Operations:
     return replace(ops, variant=Labels(ops.variant.row, names))
 
 
-def _middle(predictions: Sequence[Prediction]) -> Prediction:
+def _middle(predictions: Sequence[CasePrediction]) -> CasePrediction:
     if not predictions:
         raise UsageError("no other device to predict from")
     durations = np.stack([each.duration_ns for each in predictions])
@@ -333,7 +339,7 @@ def _middle(predictions: Sequence[Prediction]) -> Prediction:
         middle[known] = np.exp(np.nanmedian(np.log(durations[:, known]), axis=0))
         low[known] = np.fmin.reduce([each.low_ns[known] for each in predictions])
         high[known] = np.fmax.reduce([each.high_ns[known] for each in predictions])
-    return Prediction(estimator="calibrated", duration_ns=middle, low_ns=low, high_ns=high)
+    return CasePrediction(estimator="calibrated", duration_ns=middle, low_ns=low, high_ns=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +390,9 @@ class SystolicLines:
 
         return run.remembered(key, device.name, fits)
 
-    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(
+        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+    ) -> CasePrediction:
         """What has no line is not predicted: cycles at a clock are no fit."""
         lines = merged(found.fits, device.own_lines) if keeps else found.fits
         fitted = replace(device, own_lines=lines)
@@ -395,7 +403,7 @@ class SystolicLines:
                 duration[rows] = np.nan
         return replace(prediction, duration_ns=duration)
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
+    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
         """Refused by :meth:`fault`."""
         raise UsageError(self.fault("hardware", tables, others))
 
@@ -472,11 +480,13 @@ class LearnedTrees:
             memory.keep_model(key, model)
         return model
 
-    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(
+        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+    ) -> CasePrediction:
         """What the models say, without any others."""
         return prediction_of_rows(ModelsAtHand(found.models), ops, device, Diagnostics())
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
+    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
         """Models of all other devices together, by what their data sheets differ in."""
         rows = [each for tables_of in others.rows.values() for each in tables_of]
         found = self._fit(rows, others.devices, "on other devices")

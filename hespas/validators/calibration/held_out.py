@@ -16,7 +16,7 @@ from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels, Operations
-from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
+from hespas.validators.accuracy.cases import CasePrediction, Cases, text_numbers
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import accuracy_of_cases
@@ -63,7 +63,7 @@ class Tested:
     """Rows of one table, with what fits that have not seen them say, one of each estimator."""
 
     rows: Measurements
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[CasePrediction, ...]
 
 
 def sizes_left_out(
@@ -146,7 +146,7 @@ def _sizes_of(table: Measurements) -> tuple[ShapeTexts, IntArray]:
     whatever is computed, is left out together.
     """
     groups = ShapeGroups.of(table.shape_group())
-    return ShapeTexts(table.ops, groups.firsts(), _size_texts), groups.place
+    return ShapeTexts(table.ops, groups.firsts(), _size_texts), groups.index
 
 
 def _size_texts(ops: Operations) -> list[str]:

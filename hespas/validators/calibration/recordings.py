@@ -36,7 +36,8 @@ from hespas.hardware.library import common_fits
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.operations.model import rows_by_label
-from hespas.validators.accuracy.sources import Source, by_device, sources_of
+from hespas.validators.accuracy.cases import CaseSource
+from hespas.validators.accuracy.sources import by_device, sources_of
 from hespas.validators.accuracy.statistics import medians_of
 from hespas.validators.calibration.fit_device import Prior, Solution, bands_of, fit_of, is_possible, solve
 from hespas.validators.calibration.kernels import (
@@ -391,7 +392,7 @@ def measurements_of(
     return joined([_of_source(source, device.name) for source in sources], profile.name)
 
 
-def _of_source(source: Source, hardware: str) -> Measurements:
+def _of_source(source: CaseSource, hardware: str) -> Measurements:
     """The cases of one program as operations; equal ones once."""
     ops = operations_of(source.graph).take(source.node)
     duration = source.cases.measured_ns / source.times

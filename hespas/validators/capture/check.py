@@ -15,10 +15,10 @@ from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Wor
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_free, without_waits
+from hespas.validators.accuracy.cases import events_of
 from hespas.validators.accuracy.coverage import RULES, Matching, coverage_of
 from hespas.validators.accuracy.matching import compiled_module, match_program
-from hespas.validators.accuracy.programs import stated_of, step_rows
-from hespas.validators.accuracy.sources import events_of
+from hespas.validators.accuracy.programs import program_sizes, step_rows
 from hespas.validators.accuracy.structure import regions_around
 from hespas.validators.capture.listed import base_name, listed_profile
 from hespas.validators.capture.messages import Message, differences_of, messages_of, node_messages
@@ -107,8 +107,8 @@ def check_capture(
         profile = _one_of_each(profile)
     found = _Found()
     for graph, number, part in _parts(captured, profile):
-        stated = stated_of(captured, number)
-        matching = match_program(graph, part, diagnostics, stated=stated)
+        sizes = program_sizes(captured, number)
+        matching = match_program(graph, part, diagnostics, sizes=sizes)
         if by_instruction:
             _instructions(graph, part, matching, captured, found)
         else:

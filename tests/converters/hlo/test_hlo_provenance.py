@@ -48,14 +48,14 @@ ENTRY e {
   x = f32[8]{0} parameter(0), metadata={op_name="x"}
   made = f32[8]{0} copy(x)
   named = f32[8]{0} copy(x), metadata={op_name="x"}
-  sum = f32[] fusion(made), kind=kLoop, calls=fused, metadata={op_name="jit(f)/sum" source_file="f.py" source_line=5}
-  start = s32[] constant(0)
+  sum = f32[] fusion(made), kind=kLoop, calls=fused, metadata={op_name="jit(f)/sum" source_file="f.py"
+  source_line=5} start = s32[] constant(0)
   state = (s32[], f32[8]{0}) tuple(start, named)
   loop = (s32[], f32[8]{0}) while(state), condition=cond, body=body, metadata={op_name="jit(f)/while"}
   last = f32[8]{0} get-tuple-element(loop), index=1
   ROOT done = f32[8]{0} bitcast(last)
 }
-"""  # noqa: E501 - instructions stand on one line each
+"""
 
 
 def _names(found: Provenance) -> list[str]:

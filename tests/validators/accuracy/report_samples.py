@@ -10,8 +10,8 @@ import numpy as np
 
 from hespas.graph import Diagnostics, OpClass
 from hespas.graph.columns import FloatArray
-from hespas.validators.accuracy.cases import Cases, Prediction
-from hespas.validators.accuracy.coverage import Coverage, Unmatched
+from hespas.validators.accuracy.cases import CasePrediction, Cases
+from hespas.validators.accuracy.coverage import Coverage, UnmatchedName
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, Thresholds
 from hespas.validators.accuracy.statistics import noise_floor
@@ -83,7 +83,7 @@ def cases(
         flops=measured * np.float64(10.0),
         bytes_moved=measured * np.float64(2.0),
         predictions=tuple(
-            Prediction(estimator=name, duration_ns=factor * predicted, low_ns=unknown, high_ns=unknown)
+            CasePrediction(estimator=name, duration_ns=factor * predicted, low_ns=unknown, high_ns=unknown)
             for name, factor in (
                 (estimator, 1.0),
                 ("datasheet-roofline", 0.5),
@@ -148,7 +148,7 @@ def hostile_comparison() -> Accuracy:
         cases(40, source="other", names=HOSTILE, hardware="<u>other</u>", estimator=HOSTILE[2]),
     )
     done = comparison(*map(_of_hostile_classes, sources), estimator=HOSTILE[2])
-    missed = tuple(Unmatched(name=each, count=2, total_ns=5.0) for each in HOSTILE)
+    missed = tuple(UnmatchedName(name=each, count=2, total_ns=5.0) for each in HOSTILE)
     coverage = Coverage(
         events=100, matched_events=86, time_ns=1e6, matched_time_ns=9e5, compared_time_ns=9e5, nodes=50,
         matched_nodes=40, by_rule={"<i>rule</i>": 9e5}, inferred_time_ns=1e3, unmatched_events=missed,

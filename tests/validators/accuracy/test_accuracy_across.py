@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.graph import OpClass
-from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.cases import CasePrediction, Cases
 from hespas.validators.accuracy.result import EndToEnd
 from hespas.validators.accuracy.summaries import contributions, speed_ups, summaries, trends
 
@@ -42,7 +42,7 @@ def _cases(
         flops=unknown,
         bytes_moved=unknown,
         predictions=(
-            Prediction(estimator=estimator, duration_ns=predicted, low_ns=unknown, high_ns=unknown),
+            CasePrediction(estimator=estimator, duration_ns=predicted, low_ns=unknown, high_ns=unknown),
         ),
     )
 

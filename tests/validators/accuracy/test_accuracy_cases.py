@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
 from hespas.graph.errors import InvariantError
 from hespas.validators.accuracy.cases import (
+    CasePrediction,
     Cases,
-    Measured,
-    Prediction,
+    GroupTimes,
     case_labels,
     covered_ns,
     grouped_graph,
@@ -35,7 +35,7 @@ def _one_node() -> OpGraph:
     return program.build()
 
 
-def _measured(profile: Profile, graph: OpGraph | None = None) -> Measured:
+def _measured(profile: Profile, graph: OpGraph | None = None) -> GroupTimes:
     graph = graph or _one_node()
     return measured_groups(profile, match_program(graph, profile, Diagnostics()))
 
@@ -193,7 +193,7 @@ def test_shapes_of_several_sources_are_numbered_by_their_text() -> None:
 def test_columns_that_differ_in_length_are_a_fault() -> None:
     with pytest.raises(InvariantError):
         replace(_cases(("a",), [0]), labels=("a", "b"))
-    few = Prediction(estimator="p", duration_ns=np.zeros(2), low_ns=np.zeros(2), high_ns=np.zeros(2))
+    few = CasePrediction(estimator="p", duration_ns=np.zeros(2), low_ns=np.zeros(2), high_ns=np.zeros(2))
     with pytest.raises(InvariantError):
         _cases(("a",), [0]).with_predictions([few])
 

@@ -137,11 +137,11 @@ def test_reports_of_different_sources_do_not_compare(tmp_path: Path) -> None:
     base, new = _of(tmp_path / "a.json", 0.2, "bert", "qwen"), _of(tmp_path / "b.json", 0.9, "qwen", "llama")
     done = compare_reports(base, new)
     told = (
-        "the reports are of different sources: only the first is of bert on H100-SXM; "
-        "only the second is of llama on H100-SXM"
+        "the reports have different sources: only the first has bert on H100-SXM; "
+        "only the second has llama on H100-SXM"
     )
     assert done.unlike() == told
-    assert done.exceeded(0.1) == (f"nothing can be held against the limit: {told}",)
+    assert done.exceeded(0.1) == (f"the limit cannot be checked: {told}",)
     assert done.exceeded(nan) == ()
     assert json.loads(comparison_json(done, nan))["unlike"] == told
     same = compare_reports(base, _of(tmp_path / "c.json", 0.9, "qwen", "bert"))

@@ -154,7 +154,7 @@ def test_a_part_of_the_operations_is_no_step() -> None:
     done = accuracy([recording.build()], H100, ["roofline"])
     limits = Thresholds(max_mape=nan, max_e2e=1e9, min_coverage=nan)
     [told] = done.exceeded(limits)
-    assert "estimates cover 50.0% of the device time, which is no whole step" in told
+    assert "estimates cover only 50.0% of the device time, not a whole step" in told
     step = done.steps["recording"]
     assert (step.span_ns, step.busy_ns, step.is_simulated) == (4001.0, 4001.0, False)
 
@@ -212,7 +212,7 @@ def test_every_report_lists_what_an_instruction_carries_out() -> None:
         done, NO_LIMITS
     )
     page = accuracy_html(done, NO_LIMITS)
-    assert "What each instruction carries out: 1 instructions" in page
+    assert "Operations of each instruction: 1 instructions" in page
     assert "<code>dot_general.8</code>, <code>add.9</code>" in page
 
 

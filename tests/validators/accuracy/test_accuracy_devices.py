@@ -49,7 +49,7 @@ def test_events_of_devices_that_are_not_named_are_left_out() -> None:
     done, found = _compared(profile, "H100-SXM", "A100-SXM-80GB")
     assert _measured(done) == {"A100-SXM-80GB": [5000.0, 7000.0, 9000.0]}, "without a name: of the only one"
     assert found.counts()[OTHER] == 2
-    assert any("MI300X, abacus, which no" in each.message for each in found)
+    assert any("MI300X, abacus, which is not" in each.message for each in found)
 
 
 def test_without_a_name_an_event_may_be_of_any_device() -> None:
@@ -70,7 +70,7 @@ def test_another_device_than_the_one_named_is_told() -> None:
     done, found = _compared(profile, "A100-SXM-80GB")
     assert _measured(done) == {"A100-SXM-80GB": [5000.0]}
     [told] = [each.message for each in found if each.code == OTHER]
-    assert told == "recorded on H100-SXM, and compared with estimates for A100-SXM-80GB"
+    assert told == "recorded on H100-SXM, but compared with estimates for A100-SXM-80GB"
 
 
 @pytest.mark.parametrize("devices", [("abacus",), ("abacus", ""), (), ("",)])
@@ -80,7 +80,7 @@ def test_names_nobody_knows_are_taken_for_the_device_that_is_named_and_it_is_tol
     done, found = _compared(_recording(devices, list(range(len(devices) or 1))), "H100-SXM")
     assert list(_measured(done)) == ["H100-SXM"]
     told = [each.message for each in found if each.code == OTHER]
-    stated = "recorded on abacus, and compared with estimates for H100-SXM, which has no such name"
+    stated = "recorded on abacus, but compared with estimates for H100-SXM, which has no such alias"
     assert told == ([stated] if "abacus" in devices else [])
 
 

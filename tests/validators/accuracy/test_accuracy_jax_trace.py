@@ -22,12 +22,12 @@ ENTRY e {
 """
 STABLEHLO = """module @jit_f {
   func.func public @main(%arg0: tensor<64x64xf32>) -> tensor<64x64xf32> {
-    %0 = stablehlo.dot_general %arg0, %arg0, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
-    %1 = stablehlo.add %0, %arg0 : tensor<64x64xf32>
+    %0 = stablehlo.dot_general %arg0, %arg0, contracting_dims = [1] x [0] : (tensor<64x64xf32>,
+    tensor<64x64xf32>) -> tensor<64x64xf32> %1 = stablehlo.add %0, %arg0 : tensor<64x64xf32>
     return %1 : tensor<64x64xf32>
   }
 }
-"""  # noqa: E501
+"""
 
 
 def _trace(path: Path) -> Profile:
@@ -73,5 +73,5 @@ def test_against_stablehlo_it_is_told_what_is_missing(has_program: bool, tmp_pat
     with pytest.raises(UsageError) as told:
         accuracy([profile], ["H100-SXM"], workload=program)
     assert told.value.hint is not None
-    assert "holds no compiled program: give the .xplane.pb" in told.value.hint
+    assert "contains no compiled program: give the .xplane.pb" in told.value.hint
     assert "or the optimised HLO" in told.value.hint

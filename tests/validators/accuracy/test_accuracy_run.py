@@ -227,8 +227,8 @@ def test_nothing_to_compare_is_told() -> None:
         ([], workload, "nothing to compare"),
         ([Recording().build()], workload, "no event of the profiles"),
         ([other.build()], workload, "no event of the profiles"),
-        ([other.build()], None, "names no operations with shapes"),
-        ([Recording().build()], None, "names no operations with shapes"),
+        ([other.build()], None, "has no operations with shapes"),
+        ([Recording().build()], None, "has no operations with shapes"),
     ):
         with pytest.raises(UsageError, match=message):
             accuracy(profiles, H100, ["roofline"], workload=program)
@@ -251,7 +251,7 @@ def test_thresholds() -> None:
     assert done.exceeded(_limits(10, 10, 0.5)) == ()
     [told] = done.exceeded(_limits(max_mape=0.01))
     assert told.startswith("MAPE of roofline on H100-SXM is ")
-    assert told.endswith("the limit 1.0%")
+    assert told.endswith("the limit is 1.0%")
     assert len(done.exceeded(_limits(max_e2e=0.01))) == 3, "span, busy, sum"
     [told] = done.exceeded(_limits(min_coverage=0.9))
     assert "covers 88.9% of the time" in told, "idle is not matched"

@@ -9,7 +9,8 @@ import pytest
 
 from hespas.converters import ReadOptions, load_format
 from hespas.graph import Diagnostics, Profile, Workload
-from hespas.validators.accuracy.sources import Source, sources_of
+from hespas.validators.accuracy.cases import CaseSource
+from hespas.validators.accuracy.sources import sources_of
 from tests.validators.accuracy.small_profiles import Program, Recording
 
 COLUMNS = "op,dtype,shapes,duration_ns"
@@ -25,7 +26,7 @@ def _table(path: Path, *rows: str) -> Profile:
     return profile
 
 
-def _only(profile: Profile, workload: Workload | None = None) -> tuple[Source, Diagnostics]:
+def _only(profile: Profile, workload: Workload | None = None) -> tuple[CaseSource, Diagnostics]:
     diagnostics = Diagnostics()
     (found,) = sources_of(profile, workload, "H100-SXM", diagnostics)
     return found, diagnostics

@@ -261,8 +261,8 @@ def test_a_table_is_asked_about_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [*products("H100-SXM", simple), *vectors("H100-SXM", ["add", "exp"], simple)]
     path = write_table(tmp_path / "t.csv", [*rows, *rows[:30]])
     before = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
-    monkeypatch.setattr(table_cases, "_ASKED_AT_ONCE", 7)
-    monkeypatch.setattr(table_cases, "_AT_ONCE", 5)
+    monkeypatch.setattr(table_cases, "_OPERATIONS_PER_BLOCK", 7)
+    monkeypatch.setattr(table_cases, "_TEXTS_PER_BLOCK", 5)
     after = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
     assert repr(after.summary) == repr(before.summary)  # NaN is not equal to itself
     assert list(after.cases[0].shapes) == list(before.cases[0].shapes)

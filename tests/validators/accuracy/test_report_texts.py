@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.graph.errors import OutputError
-from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.cases import CasePrediction, Cases
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_markdown, speed_up_csv
-from hespas.validators.accuracy.report.figures import Names
+from hespas.validators.accuracy.report.figures import NameTable
 from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder, write_report
 from hespas.validators.accuracy.report.texts import (
     UNKNOWN,
     clip,
-    headlines,
     limits_of,
     percent,
     rate_text,
     shown,
+    summary_lines,
     time_text,
     verdict_of,
 )
@@ -67,7 +67,7 @@ def test_csv_has_a_row_per_case_and_estimator() -> None:
 def test_csv_says_what_rate_was_reached_and_which_share_of_the_roof() -> None:
     """By the FLOPs that are no zeros, against what the data sheet alone would take (p0)."""
     some = cases(3)
-    roof = Prediction(
+    roof = CasePrediction(
         estimator="datasheet-roofline",
         duration_ns=np.array([50.0, np.nan, 20.0]),
         low_ns=np.full(3, np.nan),
@@ -95,7 +95,7 @@ def test_csv_says_what_rate_was_reached_and_which_share_of_the_roof() -> None:
 def test_the_table_of_speed_ups_has_a_row_per_shape_that_devices_share() -> None:
     def measured(hardware: str, times_ns: list[float], predicted_ns: list[float]) -> Cases:
         unknown = np.full(3, np.nan)
-        said = Prediction(
+        said = CasePrediction(
             estimator="roofline", duration_ns=np.array(predicted_ns), low_ns=unknown, high_ns=unknown
         )
         some = replace(cases(3), hardware=hardware, measured_ns=np.array(times_ns), predictions=(said,))
@@ -144,7 +144,7 @@ def test_markdown_says_what_was_found() -> None:
     assert "**Verdict: FAIL** (40 cases of 1 source)" in text
     assert "| MAPE over shapes | at most 0.1% |" in text
     assert "no limits set" in accuracy_markdown(done, NO_LIMITS)
-    (headline,) = headlines(done)
+    (headline,) = summary_lines(done)
     assert percent(headline.shape.mape) in text
     assert headline.best_baseline == "overhead+two-efficiencies"
 
@@ -209,7 +209,7 @@ def test_names_are_cut_and_every_letter_of_them_is_visible(text: str, limit: int
 
 
 def test_names_keep_within_their_bytes_and_are_stored_once() -> None:
-    names = Names()
+    names = NameTable()
     rows = [names.row(f"{number}" + "<" * 300) for number in range(2000)]
     assert rows == list(range(2000))
     assert names.row("0" + "<" * 300) == 0
@@ -220,7 +220,7 @@ def test_names_keep_within_their_bytes_and_are_stored_once() -> None:
 
 def test_the_noise_floor_stands_beside_the_errors() -> None:
     done = comparison(cases(40, repeated=2))
-    (headline,) = headlines(done)
+    (headline,) = summary_lines(done)
     assert headline.noise.n == 40
     assert not isnan(headline.noise.mape)
     assert np.isclose(headline.shape.shapes, headline.shape.n)

@@ -9,7 +9,7 @@ import pytest
 from hespas import api
 from hespas.converters.hlo.leaves import module_leaves
 from hespas.graph import OpGraph, Workload
-from hespas.validators.accuracy.structure import Stated, Structure, by_structure
+from hespas.validators.accuracy.structure import ProgramSizes, Structure, by_structure
 
 PROGRAM = """HloModule jit_f
 
@@ -51,7 +51,7 @@ ENTRY main {
 }
 """
 _ARGUMENTS = {"a", "b", "c"}
-STATED = Stated(argument_bytes=1152.0, result_bytes=256.0, devices=1)
+SIZES = ProgramSizes(argument_bytes=1152.0, result_bytes=256.0, devices=1)
 
 
 def _graph(tmp_path: Path, text: str = PROGRAM) -> OpGraph:
@@ -62,8 +62,8 @@ def _graph(tmp_path: Path, text: str = PROGRAM) -> OpGraph:
     return program.classes[0]
 
 
-def _joined(graph: OpGraph, text: str = COMPILED, stated: Stated | None = STATED) -> Structure:
-    return by_structure(graph, module_leaves(text.encode(), "module"), stated)
+def _joined(graph: OpGraph, text: str = COMPILED, sizes: ProgramSizes | None = SIZES) -> Structure:
+    return by_structure(graph, module_leaves(text.encode(), "module"), sizes)
 
 
 def _names(graph: OpGraph, found: Structure) -> dict[str, list[str]]:
@@ -101,7 +101,7 @@ ENTRY main {
 }
 """
     graph = _graph(tmp_path, text)
-    found = _joined(graph, text, stated=None)
+    found = _joined(graph, text, sizes=None)
     names = _names(graph, found)
     assert names["one"] == names["two"] == ["one", "two"]
     assert names["both"] == ["both"]
@@ -138,22 +138,24 @@ ENTRY main {
   ROOT both = (f32[16,8]{1,0}, f32[16,8]{1,0}) tuple(dot.1, turned)
 }
 """
-    names = _names(graph, _joined(graph, compiled, stated=None))
+    names = _names(graph, _joined(graph, compiled, sizes=None))
     assert (names["dot.1"], names["dot.2"]) == (["one"], ["two"])
 
 
 @pytest.mark.parametrize(
-    ("stated", "is_other"),
+    ("sizes", "is_other"),
     [
-        (STATED, False),
+        (SIZES, False),
         (None, False),
-        (STATED._replace(argument_bytes=1156.0), True),
-        (STATED._replace(result_bytes=4.0), True),
-        (STATED._replace(devices=2), True),
+        (SIZES._replace(argument_bytes=1156.0), True),
+        (SIZES._replace(result_bytes=4.0), True),
+        (SIZES._replace(devices=2), True),
     ],
 )
-def test_other_sizes_are_another_program(tmp_path: Path, stated: Stated | None, *, is_other: bool) -> None:
-    assert _joined(_graph(tmp_path), stated=stated).is_other is is_other
+def test_other_sizes_are_another_program(
+    tmp_path: Path, sizes: ProgramSizes | None, *, is_other: bool
+) -> None:
+    assert _joined(_graph(tmp_path), sizes=sizes).is_other is is_other
 
 
 def test_other_operations_are_another_program(tmp_path: Path) -> None:
@@ -162,14 +164,14 @@ def test_other_operations_are_another_program(tmp_path: Path) -> None:
     found = _joined(graph)
     assert found.share == 0.5
     assert not found.is_other, "half is enough where sizes are equal"
-    assert _joined(graph, stated=None).is_other, "and too little where nobody knows them"
+    assert _joined(graph, sizes=None).is_other, "and too little where nobody knows them"
 
 
 def test_a_share_of_each_device_is_joined(tmp_path: Path) -> None:
     """A program as all devices see it, against the module of one of two."""
     graph = _graph(tmp_path)
     halved = COMPILED.replace("f32[4,", "f32[2,").replace("is_scheduled=true", "num_partitions=2")
-    found = _joined(graph, halved, STATED._replace(devices=2))
+    found = _joined(graph, halved, SIZES._replace(devices=2))
     names = _names(graph, found)
     assert not found.is_other
     assert set(names["dot.1"]) == {"first", "third"}, "what partitioning changes tells nothing"

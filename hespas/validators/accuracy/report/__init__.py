@@ -1,14 +1,15 @@
-"""The comparison for people and for scripts: one offline HTML page, Markdown, CSV."""
+"""Reports of a comparison: one offline HTML page, Markdown and CSV."""
 
 from __future__ import annotations
 
-from hespas.validators.accuracy.report.page import FileFact, Provenance, accuracy_html, provenance_of
-from hespas.validators.accuracy.report.rows import CSV_COLUMNS, accuracy_csv, accuracy_markdown, speed_up_csv
+from hespas.validators.accuracy.report.csv_tables import CSV_COLUMNS, accuracy_csv, speed_up_csv
+from hespas.validators.accuracy.report.markdown import accuracy_markdown
+from hespas.validators.accuracy.report.page import FileFact, ReportProvenance, accuracy_html, provenance_of
 
 __all__ = [
     "CSV_COLUMNS",
     "FileFact",
-    "Provenance",
+    "ReportProvenance",
     "accuracy_csv",
     "accuracy_html",
     "accuracy_markdown",

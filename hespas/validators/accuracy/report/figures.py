@@ -1,7 +1,11 @@
-"""Names that a page shows, each stored once, together within a bound."""
+"""Data of the figures of the HTML page: points, curves, waterfalls, lanes and rooflines.
+
+The number of points, spans and bytes of names is limited, so that the page stays small.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -9,8 +13,11 @@ from math import isfinite, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import ABSENT, Profile, Timeline, Workload
+from hespas.graph import ABSENT, DTypeKind, Profile, Timeline, Workload, find_dtype
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.errors import UnsupportedError
+from hespas.hardware import Device, peak_for
+from hespas.hardware.model import Unit
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.texts import shown
 from hespas.validators.accuracy.result import Accuracy, Contribution
@@ -18,68 +25,73 @@ from hespas.validators.accuracy.statistics import relative_error
 
 __all__ = [
     "MOST_POINTS",
+    "CasePoints",
     "Column",
-    "Curve",
-    "Lanes",
-    "Names",
-    "Part",
-    "Points",
+    "ErrorCurve",
+    "ErrorPart",
+    "ErrorWaterfall",
+    "NameTable",
     "ShapeRows",
-    "Waterfall",
+    "SpanLanes",
     "class_names",
     "curves_of",
     "figures",
     "measured_lanes",
     "points_of",
+    "roofs_of",
     "shape_rows_of",
     "simulated_lanes",
     "waterfalls_of",
 ]
 
-_LIMITS = (400, 240, 160, 100, 60, 30)
+_LENGTH_LIMITS = (400, 240, 160, 100, 60, 30)
 _MOST_BYTES = 1_600_000
+MOST_POINTS = 5_000
+"""Most cases shown as points, and rows of the table."""
+_QUANTILES = 60
+_ALWAYS_SHOWN = MOST_POINTS // 5
+_MOST_SOURCES = 40
+_MOST_PARTS = 20
+_MOST_SPANS = 1_500
+_MOST_LANES = 12
+_MOST_SHAPE_LETTERS = 500
+"""Letters of a shape that are searched for element types."""
+_UNITS: tuple[Unit, ...] = ("matrix", "vector")
+_ELEMENT_TYPE = re.compile(r"\b(?:\d+x|\?x)*([a-z][a-zA-Z0-9]{1,15})\b")
+
+Column = list[float | None]
 
 
-class Names:
-    """Hands out a row per distinct name; :meth:`texts` are the names as they are shown."""
+class NameTable:
+    """Names of a page, one row per distinct name."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
 
     def row(self, name: str) -> int:
-        """The row of a name, a new one for a new name."""
+        """Return the row of a name; a new name gets a new row."""
         return self._rows.setdefault(name, len(self._rows))
 
     def texts(self, most_bytes: int = _MOST_BYTES) -> list[str]:
-        """The names, visible and cut as little as keeps all of them within ``most_bytes`` of JSON (the last
-        limit holds whatever that makes).
+        """Return the names, shortened as little as is needed for ``most_bytes`` of JSON.
+
+        Names are never shorter than the last length limit.
         """
         texts: list[str] = []
-        for limit in _LIMITS:
+        for limit in _LENGTH_LIMITS:
             texts = [shown(name, limit) for name in self._rows]
-            if sum(map(_json_bytes, texts)) <= most_bytes:
+            size = 0
+            for text in texts:  # the JSON of a page needs six bytes for each of <, > and &
+                escaped = 5 * sum(map(text.count, "<>&")) + sum(map(text.count, '"\\'))
+                size += len(text.encode("utf-8", "replace")) + escaped + 3
+            if size <= most_bytes:
                 break
         return texts
 
 
-def _json_bytes(text: str) -> int:
-    """Bytes of a text in the JSON of a page, where ``<``, ``>`` and ``&`` take six each."""
-    escaped = 5 * sum(map(text.count, "<>&")) + sum(map(text.count, '"\\'))
-    return len(text.encode("utf-8", "replace")) + escaped + 3
-
-
-MOST_POINTS = 5_000
-"""Cases shown as points, and rows of the table."""
-
-_QUANTILES = 60
-_ALWAYS = MOST_POINTS // 5
-
-Column = list[float | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
-    """Cases, thinned to :data:`MOST_POINTS` of ``of``; ``predicted`` has one column per estimator."""
+class CasePoints:
+    """Cases, reduced to :data:`MOST_POINTS` of ``of``; ``predicted_ns`` has one column per estimator."""
 
     of: int
     source: list[int]
@@ -94,7 +106,9 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRows:
-    """Cases of one source and shape as one row, the longest of ``of``; times are means of ``count`` cases."""
+    """Cases of one source and shape as one row, the longest of ``of``; times are means over ``count``
+    cases.
+    """
 
     of: int
     source: list[int]
@@ -108,8 +122,10 @@ class ShapeRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Quantiles of the absolute relative error, evenly spaced from the least to the largest of ``n``."""
+class ErrorCurve:
+    """Quantiles of the absolute relative error, evenly spaced from the least to the largest of ``n``
+    errors.
+    """
 
     hardware: str
     estimator: int
@@ -119,7 +135,7 @@ class Curve:
 
 
 def figures(values: FloatArray) -> Column:
-    """Numbers with five digits; None where unknown or infinite."""
+    """Return numbers with five digits; None if unknown or infinite."""
     numbers: list[float] = values.tolist()
     return [float(f"{value:.5g}") if isfinite(value) else None for value in numbers]
 
@@ -129,67 +145,77 @@ def _predicted_ns(cases: Cases, estimator: str) -> FloatArray:
     return np.full(len(cases), nan) if prediction is None else prediction.duration_ns
 
 
-def points_of(done: Accuracy, estimators: Sequence[str], names: Names) -> Points:
-    """The cases as points. O(cases log cases).
+def points_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> CasePoints:
+    """Return the cases as points. O(cases log cases).
 
-    Where there are too many, those that miss most time are kept, and of the rest an even choice over source,
-    class and measured time: the same in every run.
+    If there are too many, the cases with the largest time errors are shown, and an even selection of the
+    others over source, class and measured time; the selection is the same in every run.
     """
-    source = np.repeat(np.arange(len(done.cases)), [len(each) for each in done.cases])
-    row = np.concatenate([np.arange(len(each)) for each in done.cases] or [np.empty(0, np.int64)])
-    measured = _joined([each.measured_ns for each in done.cases])
-    op_class = _joined([each.op_class for each in done.cases]).astype(np.int64)
-    predicted = [_joined([_predicted_ns(each, name) for each in done.cases]) for name in estimators]
+    source = np.repeat(np.arange(len(result.cases)), [len(cases) for cases in result.cases])
+    row = np.concatenate([np.arange(len(cases)) for cases in result.cases] or [np.empty(0, np.int64)])
+    measured = _joined_columns([cases.measured_ns for cases in result.cases])
+    op_class = _joined_columns([cases.op_class for cases in result.cases]).astype(np.int64)
+    predicted = [
+        _joined_columns([_predicted_ns(cases, name) for cases in result.cases]) for name in estimators
+    ]
     chosen = np.arange(len(row))
     if len(row) > MOST_POINTS:
-        chosen = _thinned(predicted, measured, (measured, op_class, source))
-    parts: list[int] = source[chosen].tolist()
+        error = np.nan_to_num(np.abs((predicted[0] if predicted else measured) - measured))
+        largest = np.argsort(-error, kind="stable")[:_ALWAYS_SHOWN]
+        rest = np.lexsort((measured, op_class, source))
+        rest = rest[~np.isin(rest, largest)]
+        even = rest[np.linspace(0, len(rest) - 1, MOST_POINTS - _ALWAYS_SHOWN).astype(np.int64)]
+        chosen = np.sort(np.concatenate((largest, even)))
+    sources: list[int] = source[chosen].tolist()
     rows: list[int] = row[chosen].tolist()
-    pairs = list(zip(parts, rows, strict=True))
-    return Points(
+    pairs = [(result.cases[number], case) for number, case in zip(sources, rows, strict=True)]
+    return CasePoints(
         of=len(row),
-        source=parts,
+        source=sources,
         op_class=op_class[chosen].tolist(),
-        label=[names.row(done.cases[part].labels[at]) for part, at in pairs],
-        shape=[names.row(done.cases[part].shapes[int(done.cases[part].shape[at])]) for part, at in pairs],
+        label=[names.row(cases.labels[case]) for cases, case in pairs],
+        shape=[names.row(cases.shapes[int(cases.shape[case])]) for cases, case in pairs],
         measured_ns=figures(measured[chosen]),
-        flops=figures(_joined([each.flops for each in done.cases])[chosen]),
-        bytes_moved=figures(_joined([each.bytes_moved for each in done.cases])[chosen]),
+        flops=figures(_joined_columns([cases.flops for cases in result.cases])[chosen]),
+        bytes_moved=figures(_joined_columns([cases.bytes_moved for cases in result.cases])[chosen]),
         predicted_ns=[figures(column[chosen]) for column in predicted],
     )
 
 
-def _joined(columns: Sequence[FloatArray | NDArray[np.int8] | SmallIntArray]) -> FloatArray:
+def _joined_columns(columns: Sequence[FloatArray | NDArray[np.int8] | SmallIntArray]) -> FloatArray:
     return np.concatenate([np.asarray(column, np.float64) for column in columns] or [np.empty(0)])
 
 
-def _thinned(
-    predicted: Sequence[FloatArray], measured: FloatArray, keys: tuple[FloatArray | IntArray, ...]
-) -> IntArray:
-    missed = np.nan_to_num(np.abs((predicted[0] if predicted else measured) - measured))
-    largest = np.argsort(-missed, kind="stable")[:_ALWAYS]
-    rest = np.lexsort(keys)
-    rest = rest[~np.isin(rest, largest)]
-    even = rest[np.linspace(0, len(rest) - 1, MOST_POINTS - _ALWAYS).astype(np.int64)]
-    return np.sort(np.concatenate((largest, even)))
-
-
-def shape_rows_of(done: Accuracy, estimators: Sequence[str], names: Names) -> ShapeRows:
-    """Every source's shapes, those with most measured time first. O(cases log cases)."""
-    tables = [_by_shape(each, estimators) for each in done.cases]
+def shape_rows_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> ShapeRows:
+    """Return the shapes of all sources, most measured time first. O(cases log cases)."""
+    tables: list[FloatArray] = []
+    for cases in result.cases:
+        shape, first, index, counts = np.unique(
+            cases.shape, return_index=True, return_inverse=True, return_counts=True
+        )
+        total = np.bincount(index, cases.measured_ns, len(shape))
+        sum_ns = float(total.sum())
+        share = total / sum_ns if sum_ns else total * nan
+        columns = [first, shape, counts, total, total / counts, share]
+        # The mean is unknown if one of the cases has no prediction.
+        columns += [
+            np.bincount(index, _predicted_ns(cases, name), len(shape)) / counts for name in estimators
+        ]
+        tables.append(np.stack([np.asarray(column, np.float64) for column in columns], axis=1))
     source = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    everything = np.concatenate(tables) if tables else np.empty((0, 6 + len(estimators)))
-    order = np.argsort(-everything[:, 3], kind="stable")[:MOST_POINTS]
-    rows = everything[order]
-    parts: list[int] = source[order].tolist()
-    first: list[int] = rows[:, 0].astype(np.int64).tolist()
-    shape: list[int] = rows[:, 1].astype(np.int64).tolist()
+    all_rows = np.concatenate(tables) if tables else np.empty((0, 6 + len(estimators)))
+    order = np.argsort(-all_rows[:, 3], kind="stable")[:MOST_POINTS]
+    rows = all_rows[order]
+    sources: list[int] = source[order].tolist()
+    firsts: list[int] = rows[:, 0].astype(np.int64).tolist()
+    shapes: list[int] = rows[:, 1].astype(np.int64).tolist()
+    of_source = [result.cases[number] for number in sources]
     return ShapeRows(
-        of=len(everything),
-        source=parts,
-        op_class=[int(done.cases[part].op_class[at]) for part, at in zip(parts, first, strict=True)],
-        label=[names.row(done.cases[part].labels[at]) for part, at in zip(parts, first, strict=True)],
-        shape=[names.row(done.cases[part].shapes[at]) for part, at in zip(parts, shape, strict=True)],
+        of=len(all_rows),
+        source=sources,
+        op_class=[int(cases.op_class[case]) for cases, case in zip(of_source, firsts, strict=True)],
+        label=[names.row(cases.labels[case]) for cases, case in zip(of_source, firsts, strict=True)],
+        shape=[names.row(cases.shapes[row]) for cases, row in zip(of_source, shapes, strict=True)],
         count=rows[:, 2].astype(np.int64).tolist(),
         measured_ns=figures(rows[:, 4]),
         share=figures(rows[:, 5]),
@@ -197,62 +223,40 @@ def shape_rows_of(done: Accuracy, estimators: Sequence[str], names: Names) -> Sh
     )
 
 
-def _by_shape(cases: Cases, estimators: Sequence[str]) -> FloatArray:
-    """Columns: first case, shape, count, total, mean, share of the source's time, mean of each prediction."""
-    shape, first, place, counts = np.unique(
-        cases.shape, return_index=True, return_inverse=True, return_counts=True
-    )
-    total = np.bincount(place, cases.measured_ns, len(shape))
-    whole = float(total.sum())
-    share = total / whole if whole else total * nan
-    columns = [first, shape, counts, total, total / counts, share]
-    # Where one of equal cases is not covered, their mean is not known.
-    columns += [np.bincount(place, _predicted_ns(cases, name), len(shape)) / counts for name in estimators]
-    return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
-
-
-def curves_of(done: Accuracy, estimators: Sequence[str]) -> Iterator[Curve]:
-    """Error quantiles over all cases of each device: per estimator over all (class -1), then per class."""
-    for hardware in dict.fromkeys(each.hardware for each in done.cases):
-        group = [each for each in done.cases if each.hardware == hardware]
-        measured = _joined([each.measured_ns for each in group])
-        op_class = _joined([each.op_class for each in group]).astype(np.int64)
+def curves_of(result: Accuracy, estimators: Sequence[str]) -> Iterator[ErrorCurve]:
+    """Yield error quantiles over all cases of each device, per estimator: all classes (-1), then each
+    class.
+    """
+    for hardware in dict.fromkeys(cases.hardware for cases in result.cases):
+        group = [cases for cases in result.cases if cases.hardware == hardware]
+        measured = _joined_columns([cases.measured_ns for cases in group])
+        op_class = _joined_columns([cases.op_class for cases in group]).astype(np.int64)
         for number, name in enumerate(estimators):
-            error = np.abs(relative_error(_joined([_predicted_ns(each, name) for each in group]), measured))
+            predicted = _joined_columns([_predicted_ns(cases, name) for cases in group])
+            error = np.abs(relative_error(predicted, measured))
             for code in (-1, *np.unique(op_class).tolist()):
-                known = error[~np.isnan(error) & ((op_class == code) | (code < 0))]
-                if len(known):
-                    yield Curve(
+                errors = np.sort(error[~np.isnan(error) & ((op_class == code) | (code < 0))])
+                count = len(errors)
+                if count > _QUANTILES:
+                    errors = errors[np.linspace(0, count - 1, _QUANTILES).astype(np.int64)]
+                if count:
+                    yield ErrorCurve(
                         hardware=shown(hardware),
                         estimator=number,
                         op_class=code,
-                        n=len(known),
-                        quantiles=figures(_quantiles(known)),
+                        n=count,
+                        quantiles=figures(errors),
                     )
 
 
-def _quantiles(errors: FloatArray) -> FloatArray:
-    """All errors where they are few, else evenly spaced ranks of them."""
-    ordered = np.sort(errors)
-    if len(ordered) <= _QUANTILES:
-        return ordered
-    return ordered[np.linspace(0, len(ordered) - 1, _QUANTILES).astype(np.int64)]
-
-
-def class_names(done: Accuracy) -> list[str]:
-    """Names of the classes by code."""
-    return [shown(name) for name in done.cases[0].classes] if done.cases else []
-
-
-_MOST_SOURCES = 40
-_MOST_PARTS = 20
-_MOST_SPANS = 1_500
-_MOST_LANES = 12
+def class_names(result: Accuracy) -> list[str]:
+    """Return the names of the classes by code."""
+    return [shown(name) for name in result.cases[0].classes] if result.cases else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What the cases of one shape add to the error of a source."""
+class ErrorPart:
+    """Contribution of the cases of one shape to the error of a source."""
 
     label: int
     shape: int
@@ -264,8 +268,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waterfall:
-    """Measured, less what nobody estimates, plus the parts and the ``rest_ns`` of all others: predicted."""
+class ErrorWaterfall:
+    """Steps from the measured to the predicted time: minus ``uncovered_ns``, plus parts, plus ``rest_ns``.
+
+    ``uncovered_ns`` is the measured time without an estimate; ``rest_ns`` is the sum of all other parts.
+    """
 
     source: int
     estimator: int
@@ -273,13 +280,15 @@ class Waterfall:
     uncovered_ns: float
     rest_ns: float
     predicted_ns: float
-    parts: tuple[Part, ...]
+    parts: tuple[ErrorPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """Spans of one run in lanes, times from its start: the longest of ``of``, with ``shown_share`` of the
-    time. ``tone`` is 0 for what was measured, 1 for what is simulated, 2 on the critical path of that.
+class SpanLanes:
+    """Spans of one run in lanes, with times from its start.
+
+    The longest of ``of`` spans are shown, with ``shown_share`` of the time. ``tone`` is 0 for measured spans,
+    1 for simulated ones, 2 for simulated ones on the critical path.
     """
 
     title: str
@@ -294,62 +303,65 @@ class Lanes:
     tone: list[int]
 
 
-def waterfalls_of(done: Accuracy, estimators: Sequence[str], names: Names) -> Iterator[Waterfall]:
-    """One per source (those that ran longest) and estimator."""
-    listed: dict[tuple[str, str, str], list[Contribution]] = {}
-    for row in done.contributions:
-        listed.setdefault((row.source, row.hardware, row.estimator), []).append(row)
-    order = sorted(range(len(done.cases)), key=lambda at: -float(done.cases[at].measured_ns.sum()))
-    for at in order[:_MOST_SOURCES]:
-        cases = done.cases[at]
+def waterfalls_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> Iterator[ErrorWaterfall]:
+    """Yield one waterfall per source (the longest ones) and estimator."""
+    by_estimator: dict[tuple[str, str, str], list[Contribution]] = {}
+    for row in result.contributions:
+        by_estimator.setdefault((row.source, row.hardware, row.estimator), []).append(row)
+    order = sorted(range(len(result.cases)), key=lambda index: -float(result.cases[index].measured_ns.sum()))
+    for index in order[:_MOST_SOURCES]:
+        cases = result.cases[index]
         for number, name in enumerate(estimators):
-            rows = listed.get((cases.source, cases.hardware, name), [])[:_MOST_PARTS]
             prediction = cases.prediction(name)
-            if prediction is not None and len(cases):
-                yield _waterfall(at, number, cases.measured_ns, prediction.duration_ns, _parts(rows, names))
+            if prediction is None or not len(cases):
+                continue
+            parts = tuple(
+                ErrorPart(
+                    label=names.row(row.label),
+                    shape=names.row(row.shape),
+                    op_class=row.op_class,
+                    count=row.count,
+                    predicted_ns=row.predicted_ns,
+                    measured_ns=row.measured_ns,
+                    share=row.share,
+                )
+                for row in by_estimator.get((cases.source, cases.hardware, name), [])[:_MOST_PARTS]
+            )
+            is_covered = ~np.isnan(prediction.duration_ns)
+            measured = float(cases.measured_ns.sum())
+            predicted = float(prediction.duration_ns[is_covered].sum())
+            uncovered = float(cases.measured_ns[~is_covered].sum())
+            listed = sum(part.predicted_ns - part.measured_ns for part in parts)
+            yield ErrorWaterfall(
+                source=index,
+                estimator=number,
+                measured_ns=measured,
+                uncovered_ns=uncovered,
+                rest_ns=predicted - (measured - uncovered) - listed,
+                predicted_ns=predicted,
+                parts=parts,
+            )
 
 
-def _waterfall(
-    source: int, estimator: int, measured_ns: FloatArray, predicted_ns: FloatArray, parts: tuple[Part, ...]
-) -> Waterfall:
-    known = ~np.isnan(predicted_ns)
-    measured, predicted = float(measured_ns.sum()), float(predicted_ns[known].sum())
-    uncovered = float(measured_ns[~known].sum())
-    listed = sum(part.predicted_ns - part.measured_ns for part in parts)
-    return Waterfall(
-        source=source,
-        estimator=estimator,
-        measured_ns=measured,
-        uncovered_ns=uncovered,
-        rest_ns=predicted - (measured - uncovered) - listed,
-        predicted_ns=predicted,
-        parts=parts,
-    )
+def measured_lanes(profile: Profile, names: NameTable) -> SpanLanes | None:
+    """Return the run of median length with one lane per rank and stream; None without events. O(n log n).
 
-
-def _parts(rows: Sequence[Contribution], names: Names) -> tuple[Part, ...]:
-    return tuple(
-        Part(
-            label=names.row(row.label),
-            shape=names.row(row.shape),
-            op_class=row.op_class,
-            count=row.count,
-            predicted_ns=row.predicted_ns,
-            measured_ns=row.measured_ns,
-            share=row.share,
-        )
-        for row in rows
-    )
-
-
-def measured_lanes(profile: Profile, names: Names) -> Lanes | None:
-    """The run of median length, one lane per rank and stream; None without events. O(n log n)."""
-    rows = _median_run(profile)
+    Without run numbers, all events are shown.
+    """
+    rows: IntArray = np.arange(len(profile))
+    inside = np.flatnonzero(profile.run >= 0)
+    if len(inside):
+        runs, run = np.unique(profile.run[inside], return_inverse=True)
+        first, last = np.full(len(runs), np.inf), np.full(len(runs), -np.inf)
+        np.minimum.at(first, run, profile.start_ns[inside])
+        np.maximum.at(last, run, (profile.start_ns + np.maximum(profile.duration_ns, 0.0))[inside])
+        median = np.argsort(last - first, kind="stable")[(len(runs) - 1) // 2]
+        rows = inside[run == median]
     if not len(rows):
         return None
     start, duration = profile.start_ns[rows], np.maximum(profile.duration_ns[rows], 0.0)
     keys = np.stack((profile.rank[rows].astype(np.int64), profile.stream[rows].astype(np.int64)))
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    distinct, lane = np.unique(keys, axis=1, return_inverse=True)
     ranks, streams = distinct.tolist()
     several = len(set(ranks)) > 1
     titles = [
@@ -360,28 +372,16 @@ def measured_lanes(profile: Profile, names: Names) -> Lanes | None:
     return _lanes(
         profile.name,
         titles,
-        (place.reshape(-1), start - float(start.min()), duration),
+        (lane.reshape(-1), start - float(start.min()), duration),
         lambda row: names.row(profile.strings[text[row]] or "(unnamed)"),
         np.zeros(len(rows), np.int64),
     )
 
 
-def _median_run(profile: Profile) -> IntArray:
-    """Events of the run whose span is the median one; all events where no run is told."""
-    inside = np.flatnonzero(profile.run >= 0)
-    if not len(inside):
-        return np.arange(len(profile))
-    runs, place = np.unique(profile.run[inside], return_inverse=True)
-    first, last = np.full(len(runs), np.inf), np.full(len(runs), -np.inf)
-    np.minimum.at(first, place, profile.start_ns[inside])
-    np.maximum.at(last, place, (profile.start_ns + np.maximum(profile.duration_ns, 0.0))[inside])
-    middle = np.argsort(last - first, kind="stable")[(len(runs) - 1) // 2]
-    chosen: IntArray = inside[place == middle]
-    return chosen
-
-
-def simulated_lanes(timeline: Timeline, program: Workload | None, names: Names) -> Lanes | None:
-    """The first rank that has spans, one lane per resource; ``program`` names its nodes. None without any."""
+def simulated_lanes(timeline: Timeline, program: Workload | None, names: NameTable) -> SpanLanes | None:
+    """Return the first rank with spans, one lane per resource; ``program`` has the names. None without
+    spans.
+    """
     if not len(timeline):
         return None
     rank = int(timeline.rank.min())
@@ -389,24 +389,23 @@ def simulated_lanes(timeline: Timeline, program: Workload | None, names: Names) 
     nodes: list[int] = timeline.node[rows].tolist()
     tone = np.where(timeline.critical[rows], 2, 1)
     start = timeline.start_ns[rows]
+
+    def label(row: int) -> int:
+        node = nodes[row]
+        text = "loop iterations" if node < 0 else f"node {node}"
+        if node >= 0 and program is not None and rank < program.num_ranks:
+            graph = None if program.rank_class[rank] == ABSENT else program.graph_of(rank)
+            if graph is not None and node < len(graph):
+                text = graph.node_name(node) or graph.op_name(node) or text
+        return names.row(text)
+
     return _lanes(
         f"simulated, rank {rank}",
         timeline.resources,
         (timeline.resource[rows].astype(np.int64), start, timeline.end_ns[rows] - start),
-        lambda row: names.row(_node_text(program, rank, nodes[row])),
+        label,
         tone,
     )
-
-
-def _node_text(program: Workload | None, rank: int, node: int) -> str:
-    if node < 0:
-        return "loop trips"
-    if program is None or rank >= program.num_ranks or program.rank_class[rank] == ABSENT:
-        return f"node {node}"
-    graph = program.graph_of(rank)
-    if node >= len(graph):
-        return f"node {node}"
-    return graph.node_name(node) or graph.op_name(node) or f"node {node}"
 
 
 def _lanes(
@@ -415,30 +414,95 @@ def _lanes(
     spans: tuple[IntArray, FloatArray, FloatArray],
     label: Callable[[int], int],
     tone: IntArray,
-) -> Lanes:
-    """The busiest lanes and their longest spans, in order of lane and start."""
+) -> SpanLanes:
+    """Return the busiest lanes and their longest spans, in order of lane and start."""
     lane, start, duration = spans
     busy = np.bincount(lane, duration, len(names))
-    kept = np.sort(np.argsort(-busy, kind="stable")[:_MOST_LANES])
-    kept = kept[np.bincount(lane, minlength=len(names))[kept] > 0]
-    inside = np.flatnonzero(np.isin(lane, kept))
+    used = np.sort(np.argsort(-busy, kind="stable")[:_MOST_LANES])
+    used = used[np.bincount(lane, minlength=len(names))[used] > 0]
+    inside = np.flatnonzero(np.isin(lane, used))
     longest = inside[np.argsort(-duration[inside], kind="stable")[:_MOST_SPANS]]
     rows = longest[np.lexsort((start[longest], lane[longest]))]
     total = float(duration.sum())
-    return Lanes(
+    return SpanLanes(
         title=title,
-        names=[str(names[each]) for each in kept.tolist()],
+        names=[str(names[number]) for number in used.tolist()],
         of=len(lane),
         lanes_of=int((np.bincount(lane, minlength=len(names)) > 0).sum()),
         shown_share=float(duration[rows].sum()) / total if total else 1.0,
-        lane=np.searchsorted(kept, lane[rows]).tolist(),
-        start_ns=_starts(start[rows]),
+        lane=np.searchsorted(used, lane[rows]).tolist(),
+        # Rounded to 1 ns: with five digits, spans would overlap.
+        start_ns=[float(value) for value in np.round(start[rows], 0).tolist()],
         duration_ns=figures(duration[rows]),
         label=[label(row) for row in rows.tolist()],
         tone=tone[rows].tolist(),
     )
 
 
-def _starts(start_ns: FloatArray) -> Column:
-    """Starts to the nanosecond: five digits would let spans overlap."""
-    return [float(value) for value in np.round(start_ns, 0).tolist()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RateCeiling:
+    """Peak rate of a unit for some element types."""
+
+    name: str
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceRoof:
+    """Peak rates of a device for the measured element types, and its main memory."""
+
+    hardware: str
+    memory: str
+    bandwidth_bytes_per_s: float | None
+    ceilings: tuple[_RateCeiling, ...]
+
+
+def roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[_DeviceRoof]:
+    """Yield the roofline of each device with measurements."""
+    for device in devices:
+        group = [source for source in cases if source.hardware == device.name]
+        if not group:
+            continue
+        words = {
+            word
+            for source in group
+            for text in source.shapes
+            for word in _ELEMENT_TYPE.findall(text[:_MOST_SHAPE_LETTERS])
+        }
+        # Names of operations contain words like "float"; only the spelling of shapes is a type.
+        dtypes = [
+            dtype for word in sorted(words) if (dtype := find_dtype(word)) is not None and dtype.name == word
+        ]
+        element_types = [dtype.name for dtype in dtypes if dtype.kind is DTypeKind.FLOAT] or [
+            dtype.name for dtype in dtypes
+        ]
+        memory = device.main_memory
+        bandwidth = memory.bandwidth_bytes_per_s
+        yield _DeviceRoof(
+            hardware=shown(device.name),
+            memory=memory.name,
+            bandwidth_bytes_per_s=bandwidth if isfinite(bandwidth) else None,
+            ceilings=tuple(_ceilings(device, element_types)),
+        )
+
+
+def _ceilings(device: Device, element_types: Sequence[str]) -> Iterator[_RateCeiling]:
+    """Yield the peak rates of element types, highest first; types of equal rate are one row.
+
+    Without element types, all dense rates are returned.
+    """
+    rates: dict[tuple[Unit, float], list[str]] = {}
+    for unit in _UNITS:
+        for name in element_types:
+            try:
+                rate = peak_for(device, unit, name)
+            except UnsupportedError:
+                continue
+            if rate.peak.unit == unit:
+                rates.setdefault((unit, rate.flops_per_s), []).append(name)
+    if not rates:
+        for peak in device.peaks:
+            if peak.density == "dense":
+                rates.setdefault((peak.unit, peak.flops_per_s), []).append(peak.dtype)
+    for (unit, flops_per_s), names in sorted(rates.items(), key=lambda entry: -entry[0][1]):
+        yield _RateCeiling(name=f"{unit} {', '.join(names)}", flops_per_s=flops_per_s)

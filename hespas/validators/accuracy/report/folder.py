@@ -1,4 +1,4 @@
-"""The report as a folder: HTML, JSON, CSV and Markdown of one comparison."""
+"""Folder with the HTML, JSON, CSV and Markdown report of one comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hespas.estimators import load_estimator
 from hespas.estimators.registry import estimate_with, for_job
 from hespas.files.report import check_report_files, write_report_files
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
-from hespas.hardware import Device, load_device
+from hespas.hardware import load_device
 from hespas.simulator import simulate
 from hespas.validators.accuracy.document import accuracy_json
 from hespas.validators.accuracy.report import (
@@ -25,18 +25,18 @@ from hespas.validators.accuracy.result import Accuracy, Thresholds
 __all__ = ["REPORT_FILES", "check_folder", "write_report"]
 
 REPORT_FILES = ("report.html", "report.json", "report.csv", "report.md")
-_ACROSS = "speed-ups.csv"
-"""Written where several devices measured the same shapes."""
+_SPEED_UPS = "speed-ups.csv"
+"""Name of the file of speed-ups, if several devices measured the same shapes."""
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise what :func:`write_report` would, before anything is computed."""
+    """Raise the errors of :func:`write_report` before anything is computed."""
     plotly_script()
-    check_report_files(folder, (*REPORT_FILES, _ACROSS), overwrite=overwrite)
+    check_report_files(folder, (*REPORT_FILES, _SPEED_UPS), overwrite=overwrite)
 
 
 def write_report(
-    done: Accuracy,
+    result: Accuracy,
     limits: Thresholds,
     folder: Path,
     *,
@@ -46,58 +46,47 @@ def write_report(
     profiles: Sequence[Profile | Workload] = (),
     workload: Workload | None = None,
 ) -> None:
-    """Write all files of :data:`REPORT_FILES`, and the table of speed-ups where devices share shapes, each
-    whole or not at all; other files of ``folder`` stay.
+    """Write the files of :data:`REPORT_FILES`, and the speed-ups if devices share shapes.
 
-    What was compared is given again as to :func:`~hespas.validators.accuracy.accuracy`: the page shows the
-    devices' figures, what ran when, and beside it ``workload`` simulated with the first of ``estimators`` on
-    the first device; without it, the program that took most time of those that came with their measurements,
-    on its device. Raises ``OutputError`` where a file exists and ``overwrite`` is not given,
-    ``MissingExtraError`` without plotly.
+    Each file is written completely or not at all; other files of ``folder`` stay. The other arguments are the
+    inputs of :func:`~hespas.validators.accuracy.accuracy`: the page shows the figures of the devices, the
+    measured timelines, and a simulated timeline. It simulates ``workload`` with the first of ``estimators``
+    on the first device; without ``workload``, the longest of the programs that came with their measurements,
+    on its device. Raises ``OutputError`` if a file exists and ``overwrite`` is false, ``MissingExtraError``
+    without plotly.
     """
     check_folder(folder, overwrite=overwrite)
     devices = [load_device(name) for name in hardware]
     measured = [profile for profile in profiles if isinstance(profile, Profile)]
+    simulated_on = devices
     if workload is None:
-        workload, devices_of_it = _longest(done, devices)
-    else:
-        devices_of_it = devices
+        simulated_on = []
+        with_program = [cases for cases in result.cases if cases.source in result.programs]
+        if with_program:
+            longest = max(with_program, key=lambda cases: float(cases.measured_ns.sum()))
+            workload = result.programs[longest.source]
+            simulated_on = [device for device in devices if device.name == longest.hardware]
+    timeline: Timeline | None = None
+    if workload is not None and simulated_on and estimators:
+        model = for_job(load_estimator(estimators[0]), workload.num_ranks)
+        diagnostics = Diagnostics()  # the comparison has already reported these
+        estimates = [estimate_with(model, graph, simulated_on[0], diagnostics) for graph in workload.classes]
+        timeline = simulate(workload, estimates, device=simulated_on[0], diagnostics=diagnostics).timeline
     page = accuracy_html(
-        done,
+        result,
         limits,
-        provenance_of(done.inputs, devices, {each.name: each.metadata for each in measured}),
+        provenance_of(result.inputs, devices, {profile.name: profile.metadata for profile in measured}),
         profiles=measured,
-        timeline=_simulated(workload, devices_of_it, estimators),
+        timeline=timeline,
         program=workload,
     )
     contents = {
         "report.html": page.encode("utf-8", "replace"),
-        "report.json": accuracy_json(done, limits),
-        "report.csv": accuracy_csv(done).encode("utf-8", "replace"),
-        "report.md": accuracy_markdown(done, limits).encode("utf-8", "replace"),
+        "report.json": accuracy_json(result, limits),
+        "report.csv": accuracy_csv(result).encode("utf-8", "replace"),
+        "report.md": accuracy_markdown(result, limits).encode("utf-8", "replace"),
     }
-    across = speed_up_csv(done.cases)
-    if across:
-        contents[_ACROSS] = across.encode("utf-8", "replace")
+    speed_ups = speed_up_csv(result.cases)
+    if speed_ups:
+        contents[_SPEED_UPS] = speed_ups.encode("utf-8", "replace")
     write_report_files(folder, contents, overwrite=overwrite)
-
-
-def _longest(done: Accuracy, devices: Sequence[Device]) -> tuple[Workload | None, list[Device]]:
-    """Of the programs that came with what was measured the one that took most time, and its device."""
-    found = [cases for cases in done.cases if cases.source in done.programs]
-    if not found:
-        return None, []
-    cases = max(found, key=lambda each: float(each.measured_ns.sum()))
-    return done.programs[cases.source], [each for each in devices if each.name == cases.hardware]
-
-
-def _simulated(
-    workload: Workload | None, devices: Sequence[Device], estimators: Sequence[str]
-) -> Timeline | None:
-    """One step of the program; findings about it are those of the comparison, and not told again."""
-    if workload is None or not devices or not estimators:
-        return None
-    model = for_job(load_estimator(estimators[0]), workload.num_ranks)
-    found = Diagnostics()
-    estimates = [estimate_with(model, graph, devices[0], found) for graph in workload.classes]
-    return simulate(workload, estimates, device=devices[0], diagnostics=found).timeline

@@ -1,60 +1,63 @@
-"""What a report was made from: files by their hash, versions, and the devices' figures with their source."""
+"""HTML page of a comparison, with the provenance of its inputs: file hashes, versions and device figures."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Protocol, cast
 
 from hespas._version import __version__
 from hespas.files.documents import encoded, json_for_script
 from hespas.files.streams import open_input
-from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype
-from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
-from hespas.hardware import Device, named_device, peak_for
-from hespas.hardware.model import Unit
+from hespas.graph import Profile, Timeline, Workload
+from hespas.graph.errors import MissingExtraError, UsageError
+from hespas.hardware import Device, named_device
 from hespas.validators.accuracy.baselines import BASELINES
-from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.figures import (
-    Names,
+    NameTable,
     class_names,
     curves_of,
     measured_lanes,
     points_of,
+    roofs_of,
     shape_rows_of,
     simulated_lanes,
     waterfalls_of,
 )
-from hespas.validators.accuracy.report.rows import FEW_SHAPES
+from hespas.validators.accuracy.report.markdown import FEW_SHAPES
 from hespas.validators.accuracy.report.texts import (
-    headlines,
     limits_of,
     percent,
     rate_text,
     shown,
+    summary_lines,
     time_text,
     verdict_of,
 )
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 
-__all__ = ["FileFact", "Provenance", "accuracy_html", "plotly_script", "provenance_of"]
+__all__ = ["FileFact", "ReportProvenance", "accuracy_html", "plotly_script", "provenance_of"]
 
 _CHUNK = 1 << 20
 _MOST_FILES = 1_000
 _PACKAGES = ("numpy", "scipy", "jaxlib", "plotly")
+_MOST_TIMELINES = 8
+_MOST_ROWS = 200
+"""Most rows of other tables; the page shows the number of the remaining rows."""
+_MOST_JOINS = 2000
+"""Most instructions with their operations, over all sources."""
+_TEMPLATES = "hespas.validators.accuracy.report"
 
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """One input as the user named it, with its size and SHA-256 in hexadecimal."""
+    """Input file as the user named it, with its size and SHA-256 in hexadecimal."""
 
     path: str
     size_bytes: int
@@ -62,9 +65,10 @@ class FileFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """``versions`` are of the programs, ``metadata`` what each profile says of itself (driver, framework),
-    by its name; ``omitted`` counts files beyond those listed.
+class ReportProvenance:
+    """Origin of a report: input files, devices, program versions, and metadata of each profile by name.
+
+    The metadata holds, for example, driver and framework. ``omitted`` counts the files that are not listed.
     """
 
     files: tuple[FileFact, ...] = ()
@@ -78,136 +82,46 @@ def provenance_of(
     inputs: Sequence[str] = (),
     devices: Sequence[Device] = (),
     metadata: Mapping[str, Mapping[str, str]] | None = None,
-) -> Provenance:
-    """Hash the inputs (files, or the files of folders; what is neither is left out) and ask for versions.
+) -> ReportProvenance:
+    """Return the hashes of the inputs (files, or the files of folders) and the versions of programs.
 
-    Raises ``OSError`` where a file cannot be read.
+    Inputs that are neither are skipped. Raises ``OSError`` for a file that cannot be read.
     """
-    files: list[tuple[str, Path]] = []
+    paths: list[tuple[str, Path]] = []
     for name in inputs:
         path = Path(name)
         if path.is_dir():
-            files.extend((f"{name}/{each.relative_to(path)}", each) for each in sorted(path.rglob("*")))
+            paths.extend((f"{name}/{file.relative_to(path)}", file) for file in sorted(path.rglob("*")))
         else:
-            files.append((name, path))
-    existing = [(name, path) for name, path in files if path.is_file()]
-    return Provenance(
-        files=tuple(_fact(name, path) for name, path in existing[:_MOST_FILES]),
+            paths.append((name, path))
+    existing = [(name, path) for name, path in paths if path.is_file()]
+    facts: list[FileFact] = []
+    for name, path in existing[:_MOST_FILES]:
+        digest = hashlib.sha256()
+        size = 0
+        with open_input(path) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+        facts.append(FileFact(name, size, digest.hexdigest()))
+    versions = {"hespas": __version__, "Python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return ReportProvenance(
+        files=tuple(facts),
         devices=tuple(devices),
-        versions=_versions(),
+        versions=versions,
         metadata=metadata or {},
         omitted=max(len(existing) - _MOST_FILES, 0),
     )
 
 
-def _fact(name: str, path: Path) -> FileFact:
-    digest = hashlib.sha256()
-    size = 0
-    with open_input(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileFact(name, size, digest.hexdigest())
-
-
-def _versions() -> dict[str, str]:
-    found = {"hespas": __version__, "Python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-# The lines of the roofline figure: what a device could reach at most.
-
-_LOOKED_AT = 500
-"""Letters of a shape that are searched for element types."""
-
-_UNITS: tuple[Unit, ...] = ("matrix", "vector")
-_ELEMENT_TYPE = re.compile(r"\b(?:\d+x|\?x)*([a-z][a-zA-Z0-9]{1,15})\b")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ceiling:
-    """A rate, and which unit and element types have it."""
-
-    name: str
-    flops_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Roof:
-    """The ceilings of a device for the element types that were measured, and its main memory."""
-
-    hardware: str
-    memory: str
-    bandwidth_bytes_per_s: float | None
-    ceilings: tuple[_Ceiling, ...]
-
-
-def _roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[_Roof]:
-    """One per device that something was measured on."""
-    for device in devices:
-        group = [each for each in cases if each.hardware == device.name]
-        if not group:
-            continue
-        memory = device.main_memory
-        bandwidth = memory.bandwidth_bytes_per_s
-        yield _Roof(
-            hardware=shown(device.name),
-            memory=memory.name,
-            bandwidth_bytes_per_s=bandwidth if isfinite(bandwidth) else None,
-            ceilings=tuple(_ceilings(device, _element_types(group))),
-        )
-
-
-def _element_types(cases: Sequence[Cases]) -> list[str]:
-    """Element types that the shapes name, sorted: floating-point ones only, where there are any."""
-    words = {
-        word for each in cases for text in each.shapes for word in _ELEMENT_TYPE.findall(text[:_LOOKED_AT])
-    }
-    # Names of operations hold words like "float": only what shapes spell is a type.
-    found = [
-        known for word in sorted(words) if (known := find_dtype(word)) is not None and known.name == word
-    ]
-    real = [known.name for known in found if known.kind is DTypeKind.FLOAT]
-    return real or [known.name for known in found]
-
-
-def _ceilings(device: Device, element_types: Sequence[str]) -> Iterator[_Ceiling]:
-    """The rates of those types, types of one rate together; all dense rates where no type is known."""
-    rates: dict[tuple[Unit, float], list[str]] = {}
-    for unit in _UNITS:
-        for name in element_types:
-            try:
-                found = peak_for(device, unit, name)
-            except UnsupportedError:
-                continue
-            if found.peak.unit == unit:
-                rates.setdefault((unit, found.flops_per_s), []).append(name)
-    if not rates:
-        for peak in device.peaks:
-            if peak.density == "dense":
-                rates.setdefault((peak.unit, peak.flops_per_s), []).append(peak.dtype)
-    for (unit, rate), names in sorted(rates.items(), key=lambda entry: -entry[0][1]):
-        yield _Ceiling(name=f"{unit} {', '.join(names)}", flops_per_s=rate)
-
-
-_MOST_TIMELINES = 8
-_LISTED = 200
-"""Rows of any other table; the rest is counted on the page."""
-
-_MOST_JOINS = 2000
-"""Instructions with what they carry out, over all sources."""
-
-_TEMPLATES = "hespas.validators.accuracy.report"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """Errors of one estimator on one device at one level, with the rows of the baselines beside."""
+class _ErrorTable:
+    """Errors of one estimator on one device at one level, with the rows of the baselines."""
 
     hardware: str
     estimator: str
@@ -216,19 +130,19 @@ class _Table:
 
 
 def accuracy_html(
-    done: Accuracy,
+    result: Accuracy,
     limits: Thresholds,
-    provenance: Provenance | None = None,
+    provenance: ReportProvenance | None = None,
     *,
     profiles: Sequence[Profile] = (),
     timeline: Timeline | None = None,
     program: Workload | None = None,
 ) -> str:
-    """The page; it loads nothing, and names from files are text in it, whatever they hold.
+    """Return the page. It loads nothing, and names from files are plain text in it.
 
-    ``provenance`` is :func:`provenance_of` the inputs unless given; give it where a device is described by a
-    file of the user's. ``profiles`` and ``timeline`` (of ``program``, which names its nodes) are drawn as
-    what ran when. Of very many cases some are shown as points, and the page says so: it stays below 8 MB.
+    ``provenance`` defaults to :func:`provenance_of` the inputs; give it if a user's file describes a device.
+    ``profiles`` and ``timeline`` (of ``program``, which has the names of its nodes) are drawn as timelines.
+    If there are very many cases, the page shows some of them as points and reports it; it stays below 8 MB.
     Raises ``MissingExtraError`` without plotly.
     """
     import jinja2
@@ -236,8 +150,14 @@ def accuracy_html(
 
     plotly = plotly_script()
     if provenance is None:
-        told = {each.name: each.metadata for each in profiles}
-        provenance = provenance_of(done.inputs, _known_devices(done), told)
+        devices: list[Device] = []
+        for name in dict.fromkeys(cases.hardware for cases in result.cases):
+            try:
+                devices.append(named_device(name))
+            except UsageError:
+                continue
+        metadata = {profile.name: profile.metadata for profile in profiles}
+        provenance = provenance_of(result.inputs, devices, metadata)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(_TEMPLATES, "templates"),
         autoescape=True,
@@ -246,108 +166,99 @@ def accuracy_html(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(shown=shown, percent=percent, time=time_text, rate=rate_text)
-    checked = limits_of(done, limits)
-    data = _data(done, provenance.devices, profiles, timeline, program)
+    checks = limits_of(result, limits)
+    data = _page_data(result, provenance.devices, profiles, timeline, program)
+    folder = files(_TEMPLATES) / "templates"
     return environment.get_template("report.html").render(
         version=__version__,
-        done=done,
-        limits=checked,
-        verdict=verdict_of(checked),
-        headlines=list(headlines(done)),
-        tables=_tables(done),
+        result=result,
+        limits=checks,
+        verdict=verdict_of(checks),
+        summary_lines=list(summary_lines(result)),
+        tables=_error_tables(result),
         baselines=BASELINES,
         few=FEW_SHAPES,
-        most=_LISTED,
-        most_joins=max(_MOST_JOINS // max(len(done.joins), 1), 20),
-        counts=done.diagnostics.counts(),
-        diagnostics=list(done.diagnostics),
+        most=_MOST_ROWS,
+        most_joins=max(_MOST_JOINS // max(len(result.joins), 1), 20),
+        counts=result.diagnostics.counts(),
+        diagnostics=list(result.diagnostics),
         provenance=provenance,
         data=data,
         json=Markup(json_for_script(encoded(data))),
         plotly=Markup(plotly),
-        style=Markup(_template("report.css")),
-        script=Markup(_template("report.js")),
+        style=Markup((folder / "report.css").read_text(encoding="utf-8")),
+        script=Markup((folder / "report.js").read_text(encoding="utf-8")),
     )
 
 
-def _template(name: str) -> str:
-    return (files(_TEMPLATES) / "templates" / name).read_text(encoding="utf-8")
-
-
-def _known_devices(done: Accuracy) -> list[Device]:
-    """Devices that the comparison names and this package describes."""
-    found: list[Device] = []
-    for name in dict.fromkeys(each.hardware for each in done.cases):
-        try:
-            found.append(named_device(name))
-        except UsageError:
-            continue
-    return found
-
-
-def _data(
-    done: Accuracy,
+def _page_data(
+    result: Accuracy,
     devices: Sequence[Device],
     profiles: Sequence[Profile],
     timeline: Timeline | None,
     program: Workload | None,
 ) -> dict[str, object]:
-    """What the script of the page reads; ``estimators`` are those asked for, then the baselines."""
-    names = Names()
-    estimators = list(dict.fromkeys((*done.estimators, *BASELINES)))
+    """Return the data that the script of the page reads.
+
+    ``estimators`` holds the requested estimators, then the baselines.
+    """
+    names = NameTable()
+    estimators = list(dict.fromkeys((*result.estimators, *BASELINES)))
     lanes = [measured_lanes(profile, names) for profile in profiles[:_MOST_TIMELINES]]
     return {
-        "asked": len(done.estimators),
+        "requested": len(result.estimators),
         "few": FEW_SHAPES,
         "estimators": [shown(name) for name in estimators],
-        "classes": class_names(done),
-        "sources": [{"name": shown(each.source), "hardware": shown(each.hardware)} for each in done.cases],
-        "noise": {shown(name): floor.mape for name, floor in done.noise.items()},
-        "roofs": list(_roofs_of(devices, done.cases)),
-        "points": points_of(done, estimators, names),
-        "shapes": shape_rows_of(done, estimators, names),
-        "curves": list(curves_of(done, estimators)),
-        "waterfalls": list(waterfalls_of(done, estimators, names)),
-        "timelines": [each for each in lanes if each is not None],
+        "classes": class_names(result),
+        "sources": [
+            {"name": shown(cases.source), "hardware": shown(cases.hardware)} for cases in result.cases
+        ],
+        "noise": {shown(name): floor.mape for name, floor in result.noise.items()},
+        "roofs": list(roofs_of(devices, result.cases)),
+        "points": points_of(result, estimators, names),
+        "shapes": shape_rows_of(result, estimators, names),
+        "curves": list(curves_of(result, estimators)),
+        "waterfalls": list(waterfalls_of(result, estimators, names)),
+        "timelines": [lane for lane in lanes if lane is not None],
         "simulated": None if timeline is None else simulated_lanes(timeline, program, names),
         "names": names.texts(),
     }
 
 
-def _tables(done: Accuracy) -> list[_Table]:
-    """Per device and asked estimator: shapes, then instances."""
-    rows = {(row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in done.summary}
+def _error_tables(result: Accuracy) -> list[_ErrorTable]:
+    """Return the tables per device and requested estimator: shapes, then instances."""
+    rows = {(row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary}
     return [
-        _Table(
+        _ErrorTable(
             hardware=hardware,
             estimator=estimator,
             level=level,
             rows=tuple(
                 (row, tuple(rows.get((hardware, name, level, row.op_class, row.size)) for name in BASELINES))
-                for row in done.summary
+                for row in result.summary
                 if (row.hardware, row.estimator, row.level) == (hardware, estimator, level)
             ),
         )
-        for hardware in dict.fromkeys(row.hardware for row in done.summary)
-        for estimator in done.estimators
+        for hardware in dict.fromkeys(row.hardware for row in result.summary)
+        for estimator in result.estimators
         for level in ("shape", "instance")
     ]
 
 
 class _PlotlyOffline(Protocol):
-    """What is used of ``plotly.offline``, which ships no types."""
+    """Interface of ``plotly.offline``, which has no type annotations."""
 
     def get_plotlyjs(self) -> str: ...
 
 
 def plotly_script() -> str:
-    """The text of plotly.js as the installed plotly package brings it along.
+    """Return the text of plotly.js in the installed plotly package.
 
-    Raises ``MissingExtraError`` where that is not installed.
+    Raises ``MissingExtraError`` without plotly.
     """
     try:
         offline = cast("_PlotlyOffline", import_module("plotly.offline"))
     except ImportError as error:
         raise MissingExtraError("the HTML report", "report") from error
-    # Inside a string or a pattern of the script, "<\/" means "</".
+    # Inside a string or a pattern of the script, "<\/" is the same as "</".
     return offline.get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -1,9 +1,12 @@
-"""Names and figures as people read them. Names come from measured files: they may hold anything."""
+"""Texts of a report: names, figures, threshold checks and summary lines.
+
+Names come from measured files and may contain any characters.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isnan, nan
 
@@ -13,22 +16,22 @@ from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
 
 __all__ = [
     "UNKNOWN",
-    "Headline",
-    "Limit",
+    "SummaryLine",
+    "ThresholdCheck",
     "clip",
     "count_text",
-    "headlines",
     "limits_of",
     "percent",
     "rate_text",
     "shown",
+    "summary_lines",
     "time_text",
     "verdict_of",
     "whole_rows",
 ]
 
 UNKNOWN = "\N{EN DASH}"
-"""Stands where nothing is known."""
+"""Text of unknown figures."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
 _RATES = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
@@ -36,7 +39,7 @@ _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
 def clip(text: str, limit: int) -> str:
-    """A text of at most ``limit`` characters: its start and its end, ``…`` for what is left out between."""
+    """Shorten a text to ``limit`` characters: its start, ``…`` and its end."""
     if len(text) <= limit:
         return text
     tail = max((limit - 1) // 3, 1)
@@ -44,24 +47,25 @@ def clip(text: str, limit: int) -> str:
 
 
 def shown(text: str, limit: int = 160) -> str:
-    r"""A name cut to ``limit`` characters, whose control, bidirectional and unpaired ones are written as
-    ``\u202e``: what would reorder, hide or break the text around it becomes visible.
+    r"""Return a name of at most ``limit`` characters, with invisible characters written as ``\u202e``.
+
+    These are control, bidirectional and unpaired characters, which reorder, hide or break the text around.
     """
     cut = clip(text, limit)
     if cut.isprintable():
         return cut
+
+    def escaped(letter: str) -> str:
+        code = ord(letter)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
     return "".join(
-        _escaped(letter) if unicodedata.category(letter) in _INVISIBLE else letter for letter in cut
+        escaped(letter) if unicodedata.category(letter) in _INVISIBLE else letter for letter in cut
     )
 
 
-def _escaped(letter: str) -> str:
-    code = ord(letter)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
 def percent(value: float, *, signed: bool = False) -> str:
-    """``12.3%`` of 0.123; without decimals from 1000 % on."""
+    """Return ``12.3%`` for 0.123; without decimals from 1000 % on."""
     if isnan(value):
         return UNKNOWN
     places = 0 if abs(value) >= 10 else 1
@@ -69,23 +73,20 @@ def percent(value: float, *, signed: bool = False) -> str:
 
 
 def time_text(time_ns: float, *, signed: bool = False) -> str:
-    """Nanoseconds in the unit that leaves three or four digits."""
+    """Return nanoseconds in the unit with three or four digits."""
     if isnan(time_ns):
         return UNKNOWN
     sign = "+" if signed else ""
     for size, unit in _TIMES:
         if abs(time_ns) >= size:
-            return f"{_digits(time_ns / size, sign)} {unit}"
+            value = time_ns / size
+            places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
+            return f"{value:{sign},.{places}f} {unit}"
     return f"{time_ns:{sign}.3g} ns"
 
 
-def _digits(value: float, sign: str) -> str:
-    places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
-    return f"{value:{sign},.{places}f}"
-
-
 def rate_text(flops_per_s: float) -> str:
-    """FLOP/s in the unit that leaves three or four digits."""
+    """Return FLOP/s in the unit with three or four digits."""
     if isnan(flops_per_s):
         return UNKNOWN
     size, unit = next((row for row in _RATES if flops_per_s >= row[0]), _RATES[-1])
@@ -93,27 +94,30 @@ def rate_text(flops_per_s: float) -> str:
 
 
 def count_text(value: float) -> str:
-    """A count with separators; a dash for one nobody knows."""
+    """Return a count with separators; a dash if it is unknown."""
     return UNKNOWN if isnan(value) else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """One threshold: what was asked, the worst that was found, and ``status``: ``pass``, ``fail``, or
-    ``unknown`` where nothing can be held against it.
+class ThresholdCheck:
+    """Result of one threshold: the required value, the worst value, and ``status``.
+
+    The status is ``pass``, ``fail``, or ``unknown`` without a value to check.
     """
 
     name: str
-    asked: str
+    required: str
     worst: str
     status: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """One asked estimator on one device. ``run`` is the source whose time it misses most, of ``runs``;
-    ``best_baseline`` the naive model with the least MAPE. ``matched`` is the share of the device time that
-    belongs to the program (NaN without a program).
+class SummaryLine:
+    """Summary of one estimator on one device.
+
+    ``run`` is the source with the largest end-to-end error, of ``runs``. ``best_baseline`` is the naive model
+    with the least MAPE. ``matched`` is the share of the device time that belongs to the program (NaN without
+    a program).
     """
 
     estimator: str
@@ -128,107 +132,102 @@ class Headline:
     matched: float
 
 
-def verdict_of(limits: tuple[Limit, ...]) -> str:
-    """``pass``, ``fail``, ``unknown`` (a limit could not be checked) or ``none`` (no limit was set)."""
-    found = {limit.status for limit in limits}
-    return next((status for status in ("fail", "unknown", "pass") if status in found), "none")
+def verdict_of(limits: tuple[ThresholdCheck, ...]) -> str:
+    """Return ``pass``, ``fail``, ``unknown`` (a limit could not be checked) or ``none`` (no limit was
+    set).
+    """
+    statuses = {limit.status for limit in limits}
+    return next((status for status in ("fail", "unknown", "pass") if status in statuses), "none")
 
 
-def limits_of(done: Accuracy, limits: Thresholds) -> tuple[Limit, ...]:
-    """The thresholds that were set, each held against the comparison on its own."""
-    rows = [row for row in done.summary if _is_whole(row) and row.estimator in done.estimators]
+def limits_of(result: Accuracy, limits: Thresholds) -> tuple[ThresholdCheck, ...]:
+    """Check each threshold that was set on its own."""
+
+    def worst_of(values: list[float], worse: Callable[[list[float]], float]) -> float:
+        return nan if not values or any(map(isnan, values)) else worse(values)
+
+    def largest(values: list[float]) -> float:
+        return max(values, key=abs)
+
+    rows = [row for row in result.summary if _is_whole(row) and row.estimator in result.estimators]
     mapes = [row.errors.mape for row in rows if row.level == "shape"]
     shares = [row.errors.coverage for row in rows if row.level == "instance"]
-    errors = [run.relative_error for run in done.end_to_end if run.estimator in done.estimators]
+    errors = [run.relative_error for run in result.end_to_end if run.estimator in result.estimators]
     checks = (
-        ("MAPE over shapes", "max_mape", "at most", percent(_farthest(mapes)), mapes),
-        ("End-to-end error", "max_e2e", "at most", percent(_farthest(errors), signed=True), errors),
-        ("Coverage of time", "min_coverage", "at least", percent(_least(shares)), shares),
+        ("MAPE over shapes", "max_mape", "at most", percent(worst_of(mapes, largest)), mapes),
+        ("End-to-end error", "max_e2e", "at most", percent(worst_of(errors, largest), signed=True), errors),
+        ("Coverage of time", "min_coverage", "at least", percent(worst_of(shares, min)), shares),
     )
     none = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
-    found: list[Limit] = []
+    results: list[ThresholdCheck] = []
     for name, field, word, worst, values in checks:
-        asked: float = getattr(limits, field)
-        if not isnan(asked):
-            fails = done.exceeded(replace(none, **{field: asked}))
+        limit: float = getattr(limits, field)
+        if not isnan(limit):
+            fails = result.exceeded(replace(none, **{field: limit}))
             status = "fail" if fails else "pass" if values else "unknown"
-            found.append(Limit(name=name, asked=f"{word} {percent(asked)}", worst=worst, status=status))
-    return tuple(found)
-
-
-def _farthest(values: list[float]) -> float:
-    """The value farthest from 0; NaN where any is unknown."""
-    return nan if not values or any(map(isnan, values)) else max(values, key=abs)
-
-
-def _least(values: list[float]) -> float:
-    return nan if not values or any(map(isnan, values)) else min(values)
+            required = f"{word} {percent(limit)}"
+            results.append(ThresholdCheck(name=name, required=required, worst=worst, status=status))
+    return tuple(results)
 
 
 def _is_whole(row: SummaryRow) -> bool:
     return row.op_class == "all" and row.size == "all"
 
 
-def whole_rows(done: Accuracy, estimator: str, hardware: str) -> dict[str, SummaryRow]:
-    """The row over everything of one estimator on one device, by level."""
+def whole_rows(result: Accuracy, estimator: str, hardware: str) -> dict[str, SummaryRow]:
+    """Return the rows over all cases of one estimator on one device, by level."""
     return {
         row.level: row
-        for row in done.summary
+        for row in result.summary
         if _is_whole(row) and row.estimator == estimator and row.hardware == hardware
     }
 
 
-def headlines(done: Accuracy) -> Iterator[Headline]:
-    """One per device and asked estimator."""
-    for hardware in dict.fromkeys(row.hardware for row in done.summary):
+def summary_lines(result: Accuracy) -> Iterator[SummaryLine]:
+    """Yield one line per device and requested estimator."""
+
+    def distance(run: EndToEnd) -> float:
+        error = abs(run.relative_error)
+        return float("inf") if isnan(error) else error
+
+    for hardware in dict.fromkeys(row.hardware for row in result.summary):
         naive = {
             name: rows["shape"].errors.mape
             for name in BASELINES
-            if "shape" in (rows := whole_rows(done, name, hardware))
+            if "shape" in (rows := whole_rows(result, name, hardware))
         }
-        known = {name: mape for name, mape in naive.items() if not isnan(mape)}
-        best = min(known, key=known.__getitem__, default="")
-        matched = _matched(done, hardware)
-        for estimator in done.estimators:
-            rows = whole_rows(done, estimator, hardware)
+        with_mape = {name: mape for name, mape in naive.items() if not isnan(mape)}
+        best = min(with_mape, key=with_mape.__getitem__, default="")
+        for estimator in result.estimators:
+            rows = whole_rows(result, estimator, hardware)
             if not {"shape", "instance"} <= rows.keys():
                 continue
-            runs = _chief_runs(done, estimator, hardware)
-            yield Headline(
+            # One run per source: the simulated one with a measured span, otherwise the sum of its operations.
+            runs: dict[str, EndToEnd] = {}
+            for run in result.end_to_end:
+                is_own = run.estimator == estimator and run.hardware == hardware
+                if is_own and (run.basis == "span" or run.source not in runs):
+                    runs[run.source] = run
+            yield SummaryLine(
                 estimator=estimator,
                 hardware=hardware,
                 shape=rows["shape"].errors,
                 instance=rows["instance"].errors,
-                noise=done.noise.get(hardware, NoiseFloor(0, nan, nan, nan)),
-                run=max(runs, key=_distance, default=None),
+                noise=result.noise.get(hardware, NoiseFloor(0, nan, nan, nan)),
+                run=max(runs.values(), key=distance, default=None),
                 runs=len(runs),
                 best_baseline=best,
-                baseline_mape=known.get(best, nan),
-                matched=matched,
+                baseline_mape=with_mape.get(best, nan),
+                matched=_matched_share(result, hardware),
             )
 
 
-def _distance(run: EndToEnd) -> float:
-    error = abs(run.relative_error)
-    return float("inf") if isnan(error) else error
-
-
-def _chief_runs(done: Accuracy, estimator: str, hardware: str) -> list[EndToEnd]:
-    """One run per source: against the span where it was simulated, else the sum of its operations."""
-    chosen: dict[str, EndToEnd] = {}
-    for run in done.end_to_end:
-        if run.estimator != estimator or run.hardware != hardware:
-            continue
-        if run.basis == "span" or run.source not in chosen:
-            chosen[run.source] = run
-    return list(chosen.values())
-
-
-def _matched(done: Accuracy, hardware: str) -> float:
-    found = [
-        done.coverage[each.source]
-        for each in done.cases
-        if each.hardware == hardware and each.source in done.coverage
+def _matched_share(result: Accuracy, hardware: str) -> float:
+    """Return the share of the device time that belongs to a program; NaN without programs."""
+    coverages = [
+        result.coverage[cases.source]
+        for cases in result.cases
+        if cases.hardware == hardware and cases.source in result.coverage
     ]
-    total = sum(each.time_ns for each in found)
-    return sum(each.matched_time_ns for each in found) / total if total else nan
+    total = sum(coverage.time_ns for coverage in coverages)
+    return sum(coverage.matched_time_ns for coverage in coverages) / total if total else nan

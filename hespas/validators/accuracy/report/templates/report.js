@@ -64,7 +64,7 @@
     select.append(option);
   });
   const devices = [...new Set(data.sources.map((source) => source.hardware))];
-  const estimatorTexts = data.estimators.map((text, row) => row < data.asked ? text : `${text} (naive)`);
+  const estimatorTexts = data.estimators.map((text, row) => row < data.requested ? text : `${text} (naive)`);
   options(at("pick-estimator"), estimatorTexts);
   options(at("pick-row-estimator"), estimatorTexts);
   options(at("pick-device"), devices);
@@ -157,11 +157,11 @@
   const drawCurves = () => {
     const chosen = estimator();
     const mine = data.curves.filter((curve) => curve.hardware === device());
-    const wanted = (curve) => curve.op_class === -1 ? curve.estimator === chosen || curve.estimator >= data.asked : curve.estimator === chosen && curve.n >= data.few;
+    const wanted = (curve) => curve.op_class === -1 ? curve.estimator === chosen || curve.estimator >= data.requested : curve.estimator === chosen && curve.n >= data.few;
     const rank = (curve) => curve.op_class === -1 ? (curve.estimator === chosen ? -2 : -1) : classes.indexOf(curve.op_class);
     const traces = mine.filter(wanted).sort((one, two) => rank(one) - rank(two)).map((curve) => {
       const own = curve.estimator === chosen, whole = curve.op_class === -1;
-      const place = curve.estimator - data.asked;
+      const place = curve.estimator - data.requested;
       const color = whole ? (own ? colours().ink : colours().faint) : styleOf(curve.op_class).color;
       const last = curve.quantiles.length - 1;
       const x = curve.quantiles.map((error) => Math.max(error === null ? leastError : error, leastError));
@@ -316,7 +316,7 @@
   const sourceText = (row) => devices.length > 1 ? `${data.sources[row].name} (${data.sources[row].hardware})` : data.sources[row].name;
   const rowEstimator = () => Number(at("pick-row-estimator").value) || 0;
   const said = (row, which = rowEstimator()) => shapes.predicted_ns[which][row];
-  const naive = data.estimators.map((text, row) => [text, row]).slice(data.asked);
+  const naive = data.estimators.map((text, row) => [text, row]).slice(data.requested);
   const columns = [
     { title: "operation", value: (row) => named(shapes.label[row]), more: (row) => workOf(named(shapes.label[row]), named(shapes.shape[row])), code: true },
     { title: "n", value: (row) => shapes.count[row], text: countText },
