@@ -7,9 +7,9 @@ inside one. The interval widens with the distance that an answer was carried.
 
 Two rules limit what a measured table may say:
 
-    links     lines across nodes were measured on the network of one cluster. They answer where their largest
-              message agrees with the links that the device states, within the interval of the links' own
-              model, or where the request names them
+    links     lines across nodes and through a host were measured on one cluster or server. They answer where
+              their largest message agrees with the links that the device states, within the interval of the
+              links' own model, or where the request names them
     parts     an all-reduce takes at most 1.1 x its reduce-scatter and its all-gather, and one of these at
               most twice the other. Tables that disagree meet half way, on a logarithmic scale
 """
@@ -381,19 +381,20 @@ def _alike(asked: _Question, device: Device) -> list[Fit]:
 def _speaking(asked: _Question, fit: Fit, device: Device) -> Lines:
     """Return the lines of a fit that apply to the links of its device: all of them where it is named."""
     lines = asked.shelf.lines(fit, device)
-    if (asked.variant or asked.library) or all(layout.nodes == 1 for layout in lines.by_layout):
+    if asked.variant or asked.library:
         return lines
     held = {
         layout: line
         for layout, line in lines.by_layout.items()
-        if layout.nodes == 1 or (asked.clusters and _is_on_stated_links(lines, layout, device))
+        if (layout.nodes == 1 or asked.clusters) and _is_on_stated_links(lines, layout, device)
     }
     return lines if len(held) == len(lines.by_layout) else replace(lines, by_layout=held)
 
 
 def _is_on_stated_links(lines: Lines, layout: Layout, device: Device) -> bool:
     """Return True if the largest message agrees with the links within the interval of their model."""
-    if lines.most == inf:
+    wiring = wiring_of(device, layout)
+    if lines.most == inf or wiring in ("switch", "mesh"):
         return True
     size = np.array([lines.most])
     ranks, nodes = np.array([float(layout.ranks)]), np.array([float(layout.nodes)])
@@ -403,10 +404,11 @@ def _is_on_stated_links(lines: Lines, layout: Layout, device: Device) -> bool:
         model = np.nan_to_num(out.latency_ns) + size / out.bandwidth_bytes_per_s * 1e9
     elif np.isnan(model).any():
         kind = _KINDS.get(lines.op, CollectiveKind.UNKNOWN)
-        beyond = np.array([True])
+        beyond = np.array([layout.nodes > 1])
         model = collective_time_ns(np.array([int(kind)]), ranks, size, device, beyond_node=beyond)
     measured = float(lines.by_layout[layout].time_ns(size)[0])
-    return bool(np.isnan(model).any()) or measured <= float(model[0]) * exp(OF_MODEL.above)
+    spread = OF_MODEL if layout.nodes > 1 else OF_MODEL.beside(OF_HOST[wiring])
+    return bool(np.isnan(model).any()) or measured <= float(model[0]) * exp(spread.above)
 
 
 def _by_fit(asked: _Question) -> _Answer | None:

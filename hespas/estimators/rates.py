@@ -407,9 +407,14 @@ def _choose_link(device: Device, fits: bool) -> Link | None:
 
 
 def _domain(device: Device) -> int:
-    """Devices that scale-up links reach, -1 for no bound; 1 where there is no such link."""
+    """Return the number of devices that scale-up links reach: 1 without such a link, -1 for no bound.
+
+    A device whose only links are those of its host reaches all others through it.
+    """
     link = device.link("scale_up")
-    return 1 if link is None else link.devices_per_domain
+    if link is None:
+        return 1 if device.link("scale_out") is not None else -1
+    return link.devices_per_domain
 
 
 def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:

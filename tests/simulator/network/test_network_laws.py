@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.graph import CollectiveKind
+from hespas.estimators.collectives import Collectives
+from hespas.graph import CollectiveKind, GraphBuilder, NodeKind, OpClass, StridedGroups
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import System, load_device, load_system, system_names
@@ -101,6 +102,28 @@ def test_an_all_reduce_over_two_a100_nodes_takes_what_the_links_allow() -> None:
     ).tolist()
     links = 2 * 15 / 16 * 2.0**30 / (8 * 25)
     assert links <= found <= 1.25 * links
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("kind", KINDS[:3], ids=[kind.name.lower() for kind in KINDS[:3]])
+def test_cards_without_a_network_reach_each_other_through_their_host(
+    kind: CollectiveKind, ranks: int
+) -> None:
+    """The device alone and the system of such cards agree; a slow recorded host gives way."""
+    message = 2.0**30 / (ranks if kind is CollectiveKind.ALL_GATHER else 1)
+    builder = GraphBuilder("one")
+    op = builder.strings.add(kind.name.lower())
+    node = builder.add_node(name_row=0, op_row=op, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+    groups = builder.group_set(StridedGroups.all_ranks(ranks))
+    builder.add_collective(node, kind, group_set=groups, comm_bytes=message)
+    graph = builder.build()
+    alone = Collectives(num_ranks=ranks).estimate(graph, load_device("L40S")).duration_ns
+    system = load_system("pcie-l40s").sized(ranks)
+    (together,) = collective_ns(system, kind, np.array([message]), np.arange(ranks, dtype=np.int64)).tolist()
+    assert float(alone[0]) == pytest.approx(together, rel=1e-3)
+    share = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
+    links = share * (ranks - 1) / ranks * 2.0**30 / 32
+    assert links <= together <= 13.5 * links
 
 
 def test_a_slower_network_takes_another_algorithm() -> None:
