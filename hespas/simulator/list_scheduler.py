@@ -26,6 +26,7 @@ from hespas.simulator.schedule import (
     Program,
     Simulation,
     busy_ns,
+    communication_order,
     critical_ns,
     exposed_ns,
     interference_ns,
@@ -308,7 +309,7 @@ class _Trips:
         counts[self.region] = trips
         looped = with_trips(self.loop, counts)
         program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips, pressure=self.pressure)
-        schedule = list_schedule(program.tasks, self.priority)
+        schedule = list_schedule(program.tasks, self.priority, communication_order(program.tasks))
         return TripsRun(
             time_ns=schedule.finish_ns,
             exposed_ns=exposed_ns(program, schedule),
@@ -465,4 +466,5 @@ class ListScheduler:
             pressure=pressure,
         )
         rank = int(np.argmax(workload.rank_class == index))
-        return alone(graph, program, self.priority, ClassOf(index, rank, ranks))
+        order = communication_order(program.tasks)
+        return alone(graph, program, self.priority, ClassOf(index, rank, ranks), order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf, nan
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -52,10 +52,13 @@ __all__ = [
     "Tasks",
     "busy_ns",
     "causes_of",
+    "communication_order",
+    "communication_pairs",
     "covered",
     "critical_ns",
     "exposed_ns",
     "interference_ns",
+    "issue_order",
     "list_schedule",
     "node_label",
     "ranks_of",
@@ -146,6 +149,55 @@ def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None =
         )
     cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
     return Schedule(start_ns, end_ns, cause, by_resource, added_ns)
+
+
+def communication_order(tasks: Tasks) -> RaggedArray:
+    """Return the dependencies of the tasks of one rank with those of its communication on streams.
+
+    See :func:`communication_pairs`. O(tasks) where program order respects the dependencies.
+    """
+    after, before = communication_pairs(tasks.stream, issue_order(tasks.deps))
+    if not len(after):
+        return tasks.deps
+    consumers = np.concatenate([tasks.deps.row_ids, after])
+    return RaggedArray.from_pairs(consumers, np.concatenate([tasks.deps.values, before]), len(tasks))
+
+
+def communication_pairs(stream: SmallIntArray, issued: IntArray) -> tuple[IntArray, IntArray]:
+    """Return each communication task of one rank with the one that its stream runs before it.
+
+    ``issued`` lists the tasks in order of issue. A communication stream is a queue of a device: it runs in
+    that order, also where a later task is ready first. Ranks then cannot wait for each other crosswise.
+    """
+    queue = issued[(stream[issued] >= 0) & (kinds_of(stream[issued]) == COMMUNICATION)]
+    queue = queue[np.argsort(stream[queue], kind="stable")]
+    same = stream[queue[1:]] == stream[queue[:-1]]
+    return queue[1:][same], queue[:-1][same]
+
+
+def issue_order(deps: RaggedArray) -> IntArray:
+    """Tasks so that each follows what it depends on, the smallest number first; tasks on a cycle come last.
+
+    O(tasks) where program order is one, else O((tasks + dependencies) log tasks).
+    """
+    count = len(deps)
+    if (deps.values < deps.row_ids).all():
+        return np.arange(count, dtype=np.int64)
+    waiting: list[int] = deps.lengths.tolist()
+    consumers = deps.transpose(count)
+    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
+    ready = [task for task, left in enumerate(waiting) if not left]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        task = heappop(ready)
+        order.append(task)
+        for consumer in targets[bounds[task] : bounds[task + 1]]:
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                heappush(ready, consumer)
+    order += [task for task, left in enumerate(waiting) if left > 0]
+    return np.array(order, np.int64)
 
 
 def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:

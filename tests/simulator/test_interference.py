@@ -109,6 +109,16 @@ def test_ranks_alike_are_still_simulated_once_with_the_same_result(workload: Wor
 
 @EXAMPLES
 @given(jobs())
+def test_equal_ranks_take_the_same_as_one_class_or_as_two(workload: Workload) -> None:
+    single = Workload.spmd(workload.classes[0], workload.num_ranks)
+    halves = (np.arange(workload.num_ranks) % 2).astype(np.int32)
+    split = stages([workload.classes[0]] * int(halves.max() + 1), halves.tolist())
+    one, two = (run(job, JobScheduler()).timeline for job in (single, split))
+    assert one.finish_ns.tolist() == pytest.approx(two.finish_ns.tolist())
+
+
+@EXAMPLES
+@given(jobs())
 def test_ranks_in_step_do_what_all_of_them_do_together(workload: Workload) -> None:
     single = Workload.spmd(workload.classes[0], workload.num_ranks)
     if len(single.classes[0].p2p.node):

@@ -46,7 +46,7 @@ def joint_schedule(
     cast: Cast,
     meetings: Meetings,
     rank: IntArray | None,
-    queued: RaggedArray | None = None,
+    queued: RaggedArray,
     begin_ns: FloatArray | None = None,
 ) -> JointSchedule:
     """The schedule; ``rank`` is the place of each task among ready ones of its actor (None: program order),
@@ -56,7 +56,6 @@ def joint_schedule(
     O((tasks + dependencies + arrivals) log tasks).
     """
     stream = _apart(cast)
-    queued = cast.deps if queued is None else queued
     begin_ns = np.zeros(len(cast.deps)) if begin_ns is None else begin_ns[cast.owner]
     order = None if rank is None else np.argsort(rank)
     progress = _progress(cast, meetings, order)

@@ -19,6 +19,8 @@ from hespas.simulator.job.relations import NOBODY, Relations, group_rows, permut
 
 __all__ = ["IdleParts", "has_idle_parts", "idle_parts"]
 
+_SIDES = (NodeKind.SEND, NodeKind.RECV)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleParts:
@@ -59,11 +61,15 @@ def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
     calls = np.zeros((len(workload.classes), len(relations.group)), np.bool_)
     for index, graph in enumerate(workload.classes):
         calls[index, group_rows(graph, relations.sets)] = True
-    local = relations.permutes[rank_class].T & (relations.target == np.arange(relations.num_ranks))
+    only_sends, only_receives = (_one_sided(workload, relations, kind)[rank_class].T for kind in _SIDES)
+    permutes = relations.permutes[rank_class].T
+    no_target, no_source = relations.target == NOBODY, relations.source == NOBODY
+    # A permute takes time where a rank has either peer; one with itself has none.
+    skipped = permutes & ((no_target & no_source) | (relations.target == np.arange(relations.num_ranks)))
     slots = (
         (relations.group == NOBODY) & calls[rank_class].T,
-        (local | (relations.target == NOBODY)) & relations.sends[rank_class].T,
-        (local | (relations.source == NOBODY)) & relations.receives[rank_class].T,
+        skipped | (no_target & only_sends),
+        skipped | (no_source & only_receives),
     )
     idle = np.concatenate(slots).T & present[:, None]
     busy = np.zeros((1, idle.shape[1]), np.bool_)
@@ -75,6 +81,15 @@ def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
     pattern = np.zeros(len(idle), np.int64)
     pattern[some] = which.reshape(-1) + 1
     return IdleParts(pattern, np.concatenate([busy, idle[some[first]]]))
+
+
+def _one_sided(workload: Workload, relations: Relations, kind: NodeKind) -> BoolArray:
+    """Return which class has messages of one kind along a permutation, shape ``(classes, permutations)``."""
+    table = np.zeros((len(workload.classes), len(relations.target)), np.bool_)
+    for index, graph in enumerate(workload.classes):
+        rows = permutation_rows(graph, relations.permutations)
+        table[index, rows[(rows != NOBODY) & (graph.kind[graph.p2p.node] == kind)]] = True
+    return table
 
 
 def has_idle_parts(workload: Workload, index: int) -> bool:

@@ -124,7 +124,7 @@ class _Draft:
             )
             actors.append(replace(actor, program=single))
         try:
-            cast, _, meetings = self.together.matched(actors, Diagnostics())
+            cast, meetings = self.together.matched(actors, Diagnostics())
         except CheckFailedError:
             return None  # other trips make it up, or the whole schedule says what is wrong
         chains = [_chains(actor.graph) for actor in actors]

@@ -4,10 +4,8 @@ What a rank does is scheduled as :mod:`hespas.simulator.list_scheduler` does. A 
 stream when it is issued there and ends for all members at once: when the last one has come, plus the time it
 takes. A message that is received ends when it has been sent; a receive that names no stream holds none.
 
-Where ranks differ, what waits for others runs in one order on each stream, as on a queue of a device: ranks
-that run the same program at different speed then cannot wait for each other crosswise. It is that of the
-program, or, where all run the same one, that in which it runs where they do not differ, so that a rank that
-is hardly slower than others hardly changes the step.
+Communication runs in program order on each stream, as on a queue of a device, for one rank and for many:
+ranks that run the same program at different speed then cannot wait for each other crosswise.
 
 Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symmetry`).
 """
@@ -32,12 +30,11 @@ from hespas.simulator.job.loops import with_loops
 from hespas.simulator.job.options import Differing, Protocol, Starts
 from hespas.simulator.job.relations import NOBODY, Relations, relations_of
 from hespas.simulator.job.symmetry import Colours, every_rank, refined
-from hespas.simulator.job.talk import talk_of
-from hespas.simulator.job.together import Together, queued
+from hespas.simulator.job.together import Together
 from hespas.simulator.list_scheduler import ListScheduler, expanded
 from hespas.simulator.progress import Pressure
 from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
-from hespas.simulator.schedule import Priority, Program, Simulation, Tasks
+from hespas.simulator.schedule import Priority, Program, Simulation, Tasks, communication_order
 from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
 
 __all__ = ["JobScheduler"]
@@ -179,20 +176,6 @@ class _Whole:
         return simulation_of(name, self.workload, [*parts, *ran], part_of[colours.colour], joined)
 
     @property
-    def _differ(self) -> bool:
-        """Whether ranks do different things, or the same at different speed."""
-        several = sum(count > 0 for count in self.workload.class_sizes) > 1 or self.idle.any
-        return several or bool(self.options.jitter) or bool(self.options.stragglers)
-
-    @property
-    def _alike_ns(self) -> FloatArray | None:
-        """The times of the one graph that all ranks run, all of them sending and receiving at once."""
-        [first, *others] = [index for index, count in enumerate(self.workload.class_sizes) if count]
-        if others or self.idle.any or _has_sides(self.workload, first):
-            return None
-        return self.workload.classes[first].duration_ns
-
-    @property
     def _together(self) -> Together:
         options = self.options
         return Together(
@@ -201,8 +184,6 @@ class _Whole:
             options.priority,
             options.protocol,
             options.differing or "longest",
-            self._differ,
-            self._alike_ns,
         )
 
     def _alike(self, chosen: IntArray) -> list[list[int]]:
@@ -239,11 +220,7 @@ class _Whole:
         )
         program = self._jittered(program, rank)
         whose = ClassOf(self._kind(rank)[0], rank, int(self.colours.count[alike].sum()))
-        order = None
-        if self._differ and self._alike_ns is None:
-            tasks, talk = program.tasks, talk_of(graph, program, self.relations)
-            order = queued(tasks.deps, tasks.stream, np.zeros(1, np.int64), [talk], options.protocol)
-        return alone(graph, program, options.priority, whose, order)
+        return alone(graph, program, options.priority, whose, communication_order(program.tasks))
 
     def _actors(self, together: IntArray) -> list[Actor]:
         """The actors of some colours with their programs; none where these cannot be run together."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from hespas.graph import OpGraph, RaggedArray
+from hespas.graph import OpGraph
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.simulator.job.relations import RECEIVES, SENDS, Relations, group_rows, permutation_rows
-from hespas.simulator.schedule import Program
+from hespas.simulator.schedule import Program, issue_order
 
-__all__ = ["Talk", "issue_order", "occurrences", "talk_of"]
+__all__ = ["Talk", "occurrences", "talk_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,31 +69,6 @@ def _rows(nodes: IntArray | np.ndarray[tuple[int], np.dtype[np.int32]], count: i
     rows = np.full(count + 1, -1, np.int64)
     rows[nodes] = np.arange(len(nodes))
     return rows
-
-
-def issue_order(deps: RaggedArray) -> IntArray:
-    """Tasks so that each follows what it depends on, the smallest number first; tasks on a cycle come last.
-
-    O(tasks) where program order is one, else O((tasks + dependencies) log tasks).
-    """
-    count = len(deps)
-    if (deps.values < deps.row_ids).all():
-        return np.arange(count, dtype=np.int64)
-    waiting: list[int] = deps.lengths.tolist()
-    consumers = deps.transpose(count)
-    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
-    ready = [task for task, left in enumerate(waiting) if not left]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        task = heappop(ready)
-        order.append(task)
-        for consumer in targets[bounds[task] : bounds[task + 1]]:
-            waiting[consumer] -= 1
-            if not waiting[consumer]:
-                heappush(ready, consumer)
-    order += [task for task, left in enumerate(waiting) if left > 0]
-    return np.array(order, np.int64)
 
 
 def occurrences(column: IntArray) -> IntArray:
