@@ -28,8 +28,7 @@ from hespas.captures.partition import (
 from hespas.captures.target import load_function, user_code
 from hespas.converters import WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.program import Form
-from hespas.converters.stablehlo.write import form_of_name, in_form
+from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_form
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import open_output
@@ -107,7 +106,7 @@ class CaptureResult(Result):
         if not self.program:
             raise UsageError(f"{self.framework} has no program of the whole mesh", hint="write the workload")
         form = form_of_name(Path(path).name, "")
-        data = in_form(self.program, Form.BYTECODE, form, "", load_bindings())
+        data = in_form(self.program, ProgramForm.BYTECODE, form, "", load_bindings())
         _put(Path(path), data, overwrite=overwrite)
 
     def write_partitioned(self, path: str | Path, *, overwrite: bool = False) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
-from hespas.converters.stablehlo.mlir import Bindings, Module, Operation, load_bindings
+from hespas.converters.stablehlo.mlir import Bindings, MlirModule, MlirOperation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.children import error_as_text
 from hespas.files.sandbox import bounded_memory
@@ -100,11 +100,11 @@ def main() -> int:
 class _AnnotatedProgram:
     """StableHLO module with sharding annotations of Shardy or GSPMD."""
 
-    def __init__(self, module: Module, bindings: Bindings) -> None:
+    def __init__(self, module: MlirModule, bindings: Bindings) -> None:
         self.module, self._bindings = module, bindings
-        self._operations: list[Operation] = []
+        self._operations: list[MlirOperation] = []
 
-        def visit(op: Operation) -> object:
+        def visit(op: MlirOperation) -> object:
             self._operations.append(op)
             return bindings.ir.WalkResult.ADVANCE
 
@@ -171,7 +171,7 @@ class _AnnotatedProgram:
             )
         return partitions
 
-    def _resize(self, op: Operation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+    def _resize(self, op: MlirOperation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
         """Set the sizes of one mesh. Raises ``UsageError`` if the mesh lists its devices, or if its number of
         devices would differ from that of the ``wanted`` mesh.
         """
@@ -264,7 +264,7 @@ def _tiled_devices(axes: Mapping[str, int], partitions: int) -> int:
     return _checked_devices(partitions)
 
 
-def _check_shardings(operations: Sequence[Operation]) -> None:
+def _check_shardings(operations: Sequence[MlirOperation]) -> None:
     """Raise ``FormatError`` for a GSPMD sharding that XLA cannot read; XLA would drop it silently."""
     checked: set[bytes] = set()
     hlo: Any = import_module("jaxlib._hlo")
@@ -290,7 +290,7 @@ def _check_shardings(operations: Sequence[Operation]) -> None:
             checked.add(data)
 
 
-def _check_inlined_size(operations: Sequence[Operation]) -> None:
+def _check_inlined_size(operations: Sequence[MlirOperation]) -> None:
     """Raise ``FormatError`` for recursive functions, and ``UnsupportedError`` if inlining all calls makes the
     program too large. ``operations`` are in post-order, as MLIR walks.
     """
@@ -350,11 +350,11 @@ def _compile(program: _AnnotatedProgram, devices: int, settings: PartitionSettin
     raise InvariantError("XLA has compiled a program that should have been stopped before")
 
 
-def _custom_call_target(op: Operation) -> str:
+def _custom_call_target(op: MlirOperation) -> str:
     return str(op.attributes["call_target_name"]) if op.name == "stablehlo.custom_call" else ""
 
 
-def _is_in_shard_map(op: Operation) -> bool:
+def _is_in_shard_map(op: MlirOperation) -> bool:
     """Return True if an operation is inside a ``shard_map``, or in a function that one may call."""
     parent: Any = op
     while parent is not None and parent.name != "func.func":
@@ -364,7 +364,7 @@ def _is_in_shard_map(op: Operation) -> bool:
     return parent is None or _symbol_name(parent) != "main"
 
 
-def _is_local(op: Operation) -> bool:
+def _is_local(op: MlirOperation) -> bool:
     """Return True if every device communicates only with itself.
 
     JAX leaves such operations of a ``shard_map`` over an axis of one device.
@@ -383,7 +383,7 @@ def _checked_devices(devices: int) -> int:
     return Mesh(("devices",), (devices,)).num_devices
 
 
-def _symbol_name(op: Operation) -> str:
+def _symbol_name(op: MlirOperation) -> str:
     return str(op.attributes["sym_name"]).strip('"')
 
 

@@ -1,8 +1,7 @@
-"""StableHLO programs: https://openxla.org/stablehlo/spec. jaxlib's bindings are loaded on the first read or
-write.
+"""StableHLO programs: https://openxla.org/stablehlo/spec. jaxlib's bindings load on the first read or write.
 
-A graph that was read from a program is written as that program; any other as a replay, which does the same
-work in the same order (:mod:`.replay`). Several rank classes are a folder of replays (:mod:`.reader`).
+A graph that was read from a program is written as that program, any other graph as a replay, which does the
+same work in the same order (:mod:`.replay`). Several rank classes are a folder of replays (:mod:`.reader`).
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ __all__ = [
 
 
 def chosen_classes(workload: Workload, options: WriteOptions) -> list[int]:
-    """The classes of the chosen ranks, ascending."""
+    """Return the classes of the chosen ranks, ascending."""
     ranks = options.ranks if options.ranks is not None else range(workload.num_ranks)
     return [row for row, size in enumerate(workload.sizes_within(ranks)) if size]
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
-    """Several rank classes are several programs."""
+    """Return True for several rank classes, which are separate programs."""
     if not isinstance(value, Workload) or len(value.classes) == 1:
         return False
     return len(chosen_classes(value, options)) > 1
 
 
 _VERSIONS = ("0.9.0", *map("1.{}.0".format, range(18)))
-"""Versions of the portable artifact: the oldest that is read, and all since it is stable."""
+"""Versions of the portable artifact: the oldest that can be read, and all stable ones."""
 
 _LOSSES = {
     "": ("attachments", "source_row"),
@@ -63,17 +62,14 @@ _LOSSES = {
     "stablehlo.communicators": ("collectives",),
     "stablehlo.attachments": ("attachments",),
 }
-"""What a program does not keep, by what its writer reports."""
-
-
-# --- inputs recognised by content, without jaxlib; a folder is one that our writer made of rank classes
+"""Columns that a program does not keep, by the code of the writer's report."""
 
 
 CLASS_MARK = "// Rank class"
-"""Starts the line that says which of several programs this is."""
+"""Start of the line that identifies the rank class of a program."""
 
 UNKNOWN_WORK = "hespas.unknown_work"
-"""Attribute of an operation of a replay whose FLOPs are unknown; its value is the name in the graph."""
+"""Attribute of a replayed operation with unknown FLOPs; its value is the name in the graph."""
 
 BYTECODE_MAGIC = b"ML\xefR"
 
@@ -87,14 +83,15 @@ _TEXT_START = re.compile(
 
 
 def looks_like_text(data: bytes) -> bool:
-    """Whether the bytes start, after comments, like an MLIR program."""
+    """Return True if the bytes start, after comments, like an MLIR program."""
     start = _COMMENTS.match(data)
     return _TEXT_START.match(data, start.end() if start else 0) is not None
 
 
 def sniff(head: Head) -> int:
-    """100 for bytecode, 95 for text with operations, 90 for an export file, less for what only looks like
-    MLIR.
+    """Return 100 for bytecode, 95 for text with operations, 90 for an export file, less for other MLIR text.
+
+    Inputs are recognised by content, without jaxlib.
     """
     data = head.data
     if head.is_directory:
@@ -112,16 +109,16 @@ def sniff(head: Head) -> int:
 
 
 def class_files(names: Iterable[str]) -> dict[int, str]:
-    """File names by class where all are ``NAME.{class}.mlir`` of one name, ascending; else nothing."""
-    found = [_CLASS_FILE.fullmatch(name) for name in names if not name.startswith(".")]
-    matches = [match for match in found if match is not None]
-    if len(matches) < len(found) or len({match[1] for match in matches}) != 1:
+    """Return file names by class if all are ``NAME.{class}.mlir`` of one name, ascending; else nothing."""
+    parsed_names = [_CLASS_FILE.fullmatch(name) for name in names if not name.startswith(".")]
+    matches = [match for match in parsed_names if match is not None]
+    if len(matches) < len(parsed_names) or len({match[1] for match in matches}) != 1:
         return {}
     return dict(sorted((int(match[2]), match[0]) for match in matches))
 
 
 def _sniff_folder(head: Head) -> int:
-    """A name alone could be that of any program: the first file says whether it is of a rank class."""
+    """Return 100 if the first file of a folder is marked as the program of a rank class."""
     files = class_files(head.names)
     if not files:
         return 0

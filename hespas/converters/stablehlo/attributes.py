@@ -1,22 +1,27 @@
-"""The attributes and bodies of an operation as its cost rule needs them."""
+"""Attributes and bodies of an operation, as inputs of its cost rule.
+
+Attributes of multiply-accumulate units (:mod:`hespas.costs.contraction`) belong to the operation, with or
+without the prefix ``hespas.``, or are texts in its ``mhlo.frontend_attributes``, which compilers preserve.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isnan, nan, prod
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from hespas.converters.stablehlo.communication import COMMUNICATION
-from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
 from hespas.converters.stablehlo.mlir import (
-    Attribute,
     Bindings,
-    Block,
-    Operation,
-    Region,
-    Type,
-    Value,
+    MlirAttribute,
+    MlirBlock,
+    MlirOperation,
+    MlirRegion,
+    MlirType,
+    MlirValue,
+    argument_block,
+    defining_op,
     enum_name,
     int_of,
     int_tuple,
@@ -25,7 +30,9 @@ from hespas.converters.stablehlo.mlir import (
     string_in,
     text_of,
 )
-from hespas.converters.stablehlo.types import Memo, TypeTable, price, table_name
+from hespas.converters.stablehlo.node_rows import price, table_name
+from hespas.converters.stablehlo.trips import TripCounter
+from hespas.converters.stablehlo.types import Memo, TypeTable
 from hespas.costs.contraction import config_precision, with_macs
 from hespas.costs.operation import (
     Attributes,
@@ -57,7 +64,7 @@ if TYPE_CHECKING:
     from jaxlib.mlir._mlir_libs._mlir import ir
     from jaxlib.mlir._mlir_libs._stablehlo import ConvDimensionNumbers, DotAlgorithm, DotDimensionNumbers
 
-__all__ = ["CALLEES", "AttributeReader"]
+__all__ = ["CALLEES", "CONSTANTS", "BufferLifetimes", "CostAttributeReader"]
 
 _SINGLE_OP = 2
 _MAX_DEPTH = 100
@@ -68,7 +75,7 @@ CALLEES: dict[str, str] = {
     **{f"{dialect}.composite": "decomposition" for dialect in _DIALECTS},
     **{f"{dialect}.async_start": "called_computation" for dialect in _DIALECTS},
 }
-"""Operations that run a function, and the attribute that names it."""
+"""Operations that run a function, and the attribute with its name."""
 
 _STRUCTURE = frozenset(
     {
@@ -79,20 +86,20 @@ _STRUCTURE = frozenset(
         "mhlo.fusion",
     }
 )
-"""Operations that cost what they run."""
+"""Operations whose cost is the cost of the operations they run."""
 
 _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
 
-class AttributeReader:
-    """Decodes them; what depends on attributes alone is decoded once for equal attributes."""
+class CostAttributeReader:
+    """Reader of attributes; equal attributes are decoded once if nothing else determines the result."""
 
     def __init__(
         self,
         bindings: Bindings,
         types: TypeTable,
-        lifetimes: Lifetimes,
-        function_body: Callable[[str], Block | None],
+        lifetimes: BufferLifetimes,
+        function_body: Callable[[str], MlirBlock | None],
         trips: TripCounter,
     ) -> None:
         self._bindings = bindings
@@ -101,11 +108,11 @@ class AttributeReader:
         self._functions: dict[str, Cost] = {}
         self._types = types
         self._lifetimes = lifetimes
-        self._dots: dict[tuple[Attribute | None, ...], DotAttributes] = {}
-        self._bodies: dict[tuple[str, tuple[Type, ...]], Body] = {}
+        self._dots: dict[tuple[MlirAttribute | None, ...], DotAttributes] = {}
+        self._bodies: dict[tuple[str, tuple[MlirType, ...]], Body] = {}
         self._convolutions: dict[tuple[object, ...], ConvAttributes] = {}
         self.plans = Memo(self._plan)
-        self._readers: dict[str, Callable[[Operation], Attributes]] = {
+        self._readers: dict[str, Callable[[MlirOperation], Attributes]] = {
             "dot_general": self._dot,
             "dot": self._legacy_dot,
             "ragged_dot": self._ragged_dot,
@@ -113,9 +120,11 @@ class AttributeReader:
             "unary_einsum": self._einsum,
             "convolution": self.convolution,
             "dynamic_conv": self.convolution,
-            "reduce": self._reduce,
+            "reduce": lambda op: BodyAttributes(self.body(op.regions[0])),
             "reduce_window": self._reduce_window,
-            "select_and_scatter": self._select_and_scatter,
+            "select_and_scatter": lambda op: SelectScatterAttributes(
+                self.body(op.regions[0]), self.body(op.regions[1]), prod(int_tuple(op, "window_dimensions"))
+            ),
             "map": lambda op: BodyAttributes(self.body(op.regions[0])),
             "scan": self._scan,
             "sort": self._sort,
@@ -129,33 +138,44 @@ class AttributeReader:
         }
 
     def _plan(self, name: str) -> tuple[str, bool, bool]:
-        """How to read an operation, by its full name: the table's name, whether its cost needs attributes,
-        whether it talks to other devices.
+        """Return for a full operation name: the table's name, if its cost needs attributes, if it
+        communicates.
         """
         canonical = table_name(name)
         return canonical, canonical in self._readers, canonical in COMMUNICATION
 
     @property
     def advance(self) -> object:
-        """What a visitor of :meth:`Operation.walk` returns to go on."""
+        """Value that a visitor of :meth:`MlirOperation.walk` returns to continue."""
         return cast("object", self._bindings.ir.WalkResult.ADVANCE)
 
-    def read(self, canonical: str, op: Operation) -> Attributes:
-        """The attributes of one operation, None where types say it all."""
+    def read(self, canonical: str, op: MlirOperation) -> Attributes:
+        """Return the attributes of one operation, None if its types determine the cost."""
         reader = self._readers.get(canonical)
         return None if reader is None else reader(op)
 
-    def body(self, region: Region) -> Body:
-        """What one application of a scalar computation costs, with what it calls."""
+    def body(self, region: MlirRegion) -> Body:
+        """Return the cost of one application of a scalar computation, including its calls."""
         return self._block(region.blocks[0], 0) if len(region.blocks) else Body(nan, nan)
 
-    def _block(self, block: Block, depth: int) -> Body:
+    def _block(self, block: MlirBlock, depth: int) -> Body:
         operations = [view.operation for view in block.operations]
         if len(operations) == _SINGLE_OP and operations[0].name not in _STRUCTURE:
-            return self._single(operations[0])
+            operation = operations[0]
+            operand_types = tuple([value.type for value in operation.operands])
+            key = (operation.name, operand_types)
+            single = self._bodies.get(key)
+            if single is None:
+                single_cost = self.cost(operation)
+                makes_nothing = single_cost.op_class is OpClass.GENERATE
+                single_name = "" if makes_nothing else table_name(operation.name) or "custom"
+                single = self._bodies[key] = Body(
+                    single_cost.flops, single_cost.transcendentals, single_name, len(operand_types) > 1
+                )
+            return single
         names: list[str] = []
         flops, transcendentals = 0.0, 0.0
-        used: set[Value] = set()
+        used: set[MlirValue] = set()
         for op in operations:
             used.update(op.operands)
             if op.name in _RETURNS:
@@ -164,7 +184,8 @@ class AttributeReader:
             flops += cost.flops
             transcendentals += cost.transcendentals
             if op.name == "func.call":
-                names.append(self._called_name(op, depth))
+                callee_body = self._function_body(text_of(op, "callee"))
+                names.append("custom" if callee_body is None else self._block(callee_body, depth + 1).name)
             elif cost.op_class is not OpClass.GENERATE:
                 names.append(table_name(op.name) or "custom")
         name = names[0] if len(names) == 1 else "custom" if names else ""
@@ -172,21 +193,18 @@ class AttributeReader:
         reads_first = not arguments or any(value in used for value in arguments[: len(arguments) // 2])
         return Body(flops, transcendentals, name, reads_first)
 
-    def _called_name(self, call: Operation, depth: int) -> str:
-        block = self._function_body(text_of(call, "callee"))
-        return "custom" if block is None else self._block(block, depth + 1).name
+    def executed(self, op: MlirOperation, depth: int = 0) -> Cost:
+        """Return the cost of one operation with everything it runs: called functions, loops, its most
+        expensive branch.
 
-    def executed(self, op: Operation, depth: int = 0) -> Cost:
-        """The cost of one operation with all that it runs: functions it calls, loops, its costliest branch.
-
-        Raises ``FormatError`` where that goes on without end.
+        Raises ``FormatError`` for endless recursion.
         """
         if op.name not in _STRUCTURE:
             return self.cost(op)
         if depth > _MAX_DEPTH:
             raise FormatError(
                 f"calls and regions within a computation go more than {_MAX_DEPTH} deep",
-                hint="do functions call one another in a cycle?",
+                hint="check that functions do not call one another in a cycle",
             )
         callee = text_of(op, CALLEES[op.name]) if op.name in CALLEES else ""
         if callee:
@@ -198,30 +216,33 @@ class AttributeReader:
         if not parts:
             return _UNKNOWN
         if op.name.endswith((".case", ".if")):
-            return max(parts, key=_weight)
+            # Unknown branches are the most expensive ones.
+            return max(
+                parts,
+                key=lambda cost: inf if isnan(cost.flops) else branch_ns(cost, is_kernel=False),
+            )
         total = _summed(parts)
-        return _repeated(total, self._trips.trips(op)) if op.name.endswith(".while") else total
+        if not op.name.endswith(".while"):
+            return total
+        trips = self._trips.trips(op)  # the matmuls of one iteration are not kept
+        return Cost(
+            total.op_class,
+            total.flops * trips,
+            total.useful_flops * trips,
+            total.transcendentals * trips,
+            total.bytes_read * trips,
+            total.bytes_written * trips,
+            total.rate_dtype,
+        )
 
-    def _all_of(self, block: Block, depth: int) -> Cost:
+    def _all_of(self, block: MlirBlock, depth: int) -> Cost:
         operations = [view.operation for view in block.operations]
         return _summed([self.executed(op, depth) for op in operations if op.name not in _RETURNS])
 
-    def _single(self, op: Operation) -> Body:
-        """The body that is one operation and its return; equal ones are computed once."""
-        types = tuple([value.type for value in op.operands])
-        key = (op.name, types)
-        body = self._bodies.get(key)
-        if body is None:
-            cost = self.cost(op)
-            makes_nothing = cost.op_class is OpClass.GENERATE
-            name = "" if makes_nothing else table_name(op.name) or "custom"
-            body = self._bodies[key] = Body(cost.flops, cost.transcendentals, name, len(types) > 1)
-        return body
-
-    def cost(self, op: Operation) -> Cost:
-        """The cost of one operation by itself."""
+    def cost(self, op: MlirOperation) -> Cost:
+        """Return the cost of one operation by itself."""
         operands = list(op.operands)
-        repeated = tuple(place for place, value in enumerate(operands) if value in operands[:place])
+        repeated = tuple(position for position, value in enumerate(operands) if value in operands[:position])
         described = CostInput(
             tuple(tensor for value in operands for tensor in self._types.get(value.type).tensors),
             tuple(tensor for value in op.results for tensor in self._types.get(value.type).tensors),
@@ -230,29 +251,40 @@ class AttributeReader:
         )
         return price(op.name, described)
 
-    def _dialect(self, op: Operation) -> ModuleType:
+    def _dialect(self, op: MlirOperation) -> ModuleType:
         return self._bindings.dialect_of(op.name)
 
-    def _precision(self, op: Operation) -> Precision:
-        """How exactly an operation multiplies, and what it states beside the specification."""
-        return with_macs(self._multiplying(op), _mac_attributes(op))
+    def _precision(self, op: MlirOperation) -> Precision:
+        """Return the precision of an operation's products, and its attributes beyond the specification."""
+        own = op.attributes
+        frontend = own.get(_FRONTEND)
+        entries = None if frontend is None else cast("ir.DictAttr", frontend)
+        statements: dict[str, str] = {}
+        for name, spellings in _SPELLINGS.items():
+            if entries is not None and name in entries:
+                statements[name] = _text(entries[name])
+            for spelling in spellings:
+                attribute = own.get(spelling)
+                if attribute is not None:
+                    statements[name] = _text(attribute)
+        return with_macs(self._multiplying(op), statements)
 
-    def _multiplying(self, op: Operation) -> Precision:
+    def _multiplying(self, op: MlirOperation) -> Precision:
         algorithm = op.attributes.get("algorithm")
         if algorithm is not None:
-            found = cast("DotAlgorithm", self._bindings.stablehlo.DotAlgorithm(algorithm))
+            decoded = cast("DotAlgorithm", self._bindings.stablehlo.DotAlgorithm(algorithm))
             return Precision(
-                find_dtype(str(found.lhs_precision_type)),
-                find_dtype(str(found.rhs_precision_type)),
-                find_dtype(str(found.accumulation_type)),
-                found.num_primitive_operations,
+                find_dtype(str(decoded.lhs_precision_type)),
+                find_dtype(str(decoded.rhs_precision_type)),
+                find_dtype(str(decoded.accumulation_type)),
+                decoded.num_primitive_operations,
                 "ALGORITHM",
             )
         levels = members_of(op, "precision_config")
         dialects = (self._bindings.stablehlo, self._bindings.mhlo)
         return config_precision(tuple(enum_name(level, "PrecisionAttr", *dialects) for level in levels))
 
-    def _dot(self, op: Operation) -> Attributes:
+    def _dot(self, op: MlirOperation) -> Attributes:
         names = ("dot_dimension_numbers", "precision_config", "algorithm", *_MAC_ATTRIBUTES)
         key = tuple(op.attributes.get(name) for name in names)
         attributes = self._dots.get(key)
@@ -261,11 +293,11 @@ class AttributeReader:
             attributes = self._dots[key] = _dot_attributes(dims, self._precision(op))
         return attributes
 
-    def _legacy_dot(self, op: Operation) -> Attributes:
+    def _legacy_dot(self, op: MlirOperation) -> Attributes:
         rank = len(self._types.get(op.operands[0].type).tensors[0].shape)
         return DotAttributes((), (), (rank - 1,), (0,), self._precision(op))
 
-    def _ragged_dot(self, op: Operation) -> Attributes:
+    def _ragged_dot(self, op: MlirOperation) -> Attributes:
         attribute = op.attributes.get("ragged_dot_dimension_numbers")
         decoder = self._bindings.chlo if op.name.startswith("chlo.") else self._bindings.mhlo
         if not hasattr(decoder, "RaggedDotDimensionNumbers"):
@@ -274,11 +306,11 @@ class AttributeReader:
         ragged = dims.lhs_ragged_dimensions
         return RaggedDotAttributes(_dot_attributes(dims, self._precision(op)), ragged[0] if ragged else -1)
 
-    def _einsum(self, op: Operation) -> Attributes:
+    def _einsum(self, op: MlirOperation) -> Attributes:
         return EinsumAttributes(text_of(op, "einsum_config"))
 
-    def convolution(self, op: Operation) -> ConvAttributes:
-        """Dimension numbers and window of a convolution."""
+    def convolution(self, op: MlirOperation) -> ConvAttributes:
+        """Return dimension numbers and window of a convolution."""
         names = (
             "dimension_numbers window_strides padding lhs_dilation rhs_dilation feature_group_count "
             "batch_group_count precision_config"
@@ -289,69 +321,60 @@ class AttributeReader:
         if attributes is None:
             dims = cast("ConvDimensionNumbers", self._dialect(op).ConvDimensionNumbers(key[0]))
             sizes = [kernel[dim] for dim in dims.kernel_spatial_dimensions]
-            attributes = self._conv_attributes(op, dims, sizes)
+            attributes = ConvAttributes(
+                dims.input_batch_dimension,
+                dims.input_feature_dimension,
+                tuple(dims.input_spatial_dimensions),
+                dims.kernel_input_feature_dimension,
+                dims.kernel_output_feature_dimension,
+                tuple(dims.kernel_spatial_dimensions),
+                dims.output_batch_dimension,
+                dims.output_feature_dimension,
+                tuple(dims.output_spatial_dimensions),
+                _window(op, sizes, "window_strides", "lhs_dilation", "rhs_dilation"),
+                int_of(op, "feature_group_count", 1),
+                int_of(op, "batch_group_count", 1),
+                self._precision(op),
+            )
             self._convolutions[(*key, op.operands[1].type)] = attributes
         return attributes
 
-    def _conv_attributes(
-        self, op: Operation, dims: ConvDimensionNumbers, sizes: Sequence[int]
-    ) -> ConvAttributes:
-        return ConvAttributes(
-            dims.input_batch_dimension,
-            dims.input_feature_dimension,
-            tuple(dims.input_spatial_dimensions),
-            dims.kernel_input_feature_dimension,
-            dims.kernel_output_feature_dimension,
-            tuple(dims.kernel_spatial_dimensions),
-            dims.output_batch_dimension,
-            dims.output_feature_dimension,
-            tuple(dims.output_spatial_dimensions),
-            _window(op, sizes, "window_strides", "lhs_dilation", "rhs_dilation"),
-            int_of(op, "feature_group_count", 1),
-            int_of(op, "batch_group_count", 1),
-            self._precision(op),
-        )
-
-    def _reduce(self, op: Operation) -> Attributes:
-        return BodyAttributes(self.body(op.regions[0]))
-
-    def _reduce_window(self, op: Operation) -> Attributes:
+    def _reduce_window(self, op: MlirOperation) -> Attributes:
         sizes = int_tuple(op, "window_dimensions")
         window = _window(op, sizes, "window_strides", "base_dilations", "window_dilations")
         return WindowAttributes(self.body(op.regions[0]), window)
 
-    def _select_and_scatter(self, op: Operation) -> Attributes:
-        window = prod(int_tuple(op, "window_dimensions"))
-        return SelectScatterAttributes(self.body(op.regions[0]), self.body(op.regions[1]), window)
-
-    def _sort(self, op: Operation) -> Attributes:
+    def _sort(self, op: MlirOperation) -> Attributes:
         shape = self._types.get(op.operands[0].type).tensors[0].shape
         dimension = int_of(op, "dimension", -1)
         return BodyAttributes(self.body(op.regions[0]), shape[dimension] if shape else 1)
 
-    def _scan(self, op: Operation) -> Attributes:
+    def _scan(self, op: MlirOperation) -> Attributes:
         shape = self._types.get(op.operands[0].type).tensors[0].shape if len(op.operands) else ()
         dimension = int_of(op, "dimension", -1)
         trips = shape[dimension] if 0 <= dimension < len(shape) else int_of(op, "scan_dim_size", -1)
         return BodyAttributes(self.body(op.regions[0]), trips)
 
-    def _scatter(self, op: Operation) -> Attributes:
+    def _scatter(self, op: MlirOperation) -> Attributes:
         inputs = max((len(op.operands) - 1) // 2, 1)
         in_place = self._lifetimes.dies_here(op, tuple(range(inputs)))
         return ScatterAttributes(self.body(op.regions[0]), inputs, in_place)
 
-    def _fft(self, op: Operation) -> Attributes:
+    def _fft(self, op: MlirOperation) -> Attributes:
         dialects = (self._bindings.stablehlo, self._bindings.mhlo)
         kind = enum_name(op.attributes.get("fft_type"), "FftTypeAttr", *dialects)
         return FftAttributes(kind, int_tuple(op, "fft_length"))
 
-    def _custom_call(self, op: Operation) -> Attributes:
+    def _custom_call(self, op: MlirOperation) -> Attributes:
         name = "backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"
         return CustomAttributes(text_of(op, "call_target_name"), text_of(op, name))
 
 
 def _summed(costs: Sequence[Cost]) -> Cost:
-    """Costs together, as of one operation; bytes too, which a fusion replaces by those of its operands."""
+    """Return the sum of costs as the cost of one fusion.
+
+    A caller replaces its bytes by the bytes of the fusion's operands.
+    """
     total = Cost(OpClass.FUSION)
     for cost in costs:
         keeps_rate = bool(total.contractions) or cost.rate_dtype < 0
@@ -368,18 +391,6 @@ def _summed(costs: Sequence[Cost]) -> Cost:
     return total
 
 
-def _repeated(cost: Cost, times: float) -> Cost:
-    """A cost several times; what a product is per trip is no single product of all of them."""
-    figures = (cost.flops, cost.useful_flops, cost.transcendentals, cost.bytes_read, cost.bytes_written)
-    flops, useful, transcendentals, read, written = (figure * times for figure in figures)
-    return Cost(cost.op_class, flops, useful, transcendentals, read, written, cost.rate_dtype)
-
-
-def _weight(cost: Cost) -> float:
-    """What a branch counts as where the costliest is chosen; what is unknown counts most."""
-    return inf if isnan(cost.flops) else branch_ns(cost, is_kernel=False)
-
-
 def _dot_attributes(
     dims: DotDimensionNumbers | RaggedDotDimensionNumbers, precision: Precision
 ) -> DotAttributes:
@@ -392,11 +403,13 @@ def _dot_attributes(
     )
 
 
-def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: str) -> tuple[WindowDim, ...]:
-    """The window of a convolution or windowed reduction; absent attributes mean 1, padding 0.
+def _window(
+    op: MlirOperation, sizes: Sequence[int], strides: str, lhs: str, rhs: str
+) -> tuple[WindowDim, ...]:
+    """Return the window of a convolution or windowed reduction; absent attributes mean 1, padding 0.
 
-    MLIR holds ``dynamic_conv`` to one value per dimension only where it knows the padding: what is beyond
-    belongs to no dimension.
+    MLIR checks that ``dynamic_conv`` has one value per dimension only if it knows the padding. Further values
+    are ignored.
     """
     pads = int_tuple(op, "padding")
     columns = (
@@ -410,35 +423,83 @@ def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: st
     return tuple(WindowDim(*row) for row in rows)
 
 
-# Attributes of multiply-accumulate units: see :mod:`hespas.costs.contraction`.
-#
-# They stand at the operation, with or without the prefix ``hespas.``, or as texts among its
-# ``mhlo.frontend_attributes``, which compilers keep.
-
 _FRONTEND = "mhlo.frontend_attributes"
 _SPELLINGS = {name: (name, f"hespas.{name}") for name in (ACCUMULATOR_BITS, MAC_NOISE_SIGMA)}
 
 _MAC_ATTRIBUTES: tuple[str, ...] = (*(each for names in _SPELLINGS.values() for each in names), _FRONTEND)
-"""Attributes that may say so."""
+"""Attributes that may describe multiply-accumulate units."""
 
 
-def _mac_attributes(op: Operation) -> dict[str, str]:
-    """What an operation states, as texts; the operation's own attributes come first."""
-    attributes = op.attributes
-    frontend = attributes.get(_FRONTEND)
-    entries = None if frontend is None else cast("ir.DictAttr", frontend)
-    found: dict[str, str] = {}
-    for name, spellings in _SPELLINGS.items():
-        if entries is not None and name in entries:
-            found[name] = _text(entries[name])
-        for spelling in spellings:
-            attribute = attributes.get(spelling)
-            if attribute is not None:
-                found[name] = _text(attribute)
-    return found
-
-
-def _text(attribute: Attribute) -> str:
-    """A number without its type (``12``, not ``12 : i64``), or a text."""
+def _text(attribute: MlirAttribute) -> str:
+    """Return a number without its type (``12``, not ``12 : i64``), or a text."""
     value = getattr(attribute, "value", None)
     return str(value) if isinstance(value, int | float) else string_in(attribute)
+
+
+_MAX_CALL_DEPTH = 32
+
+
+CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant", "stablehlo.iota", "mhlo.iota"})
+"""Operations whose results are part of the program text."""
+
+
+_FUNCTION = "func.func"
+
+
+class BufferLifetimes:
+    """Lifetimes of the buffers of one module, to decide if an update can happen in position.
+
+    An operand's buffer dies at an operation if the program produces the value (or a loop carries it, or it is
+    a donated argument) and nothing reads it later. An argument of a private function dies if it dies at every
+    call of the function. ``call_sites`` lists the call operations of each function.
+    """
+
+    def __init__(
+        self,
+        donated: frozenset[int],
+        call_sites: Callable[[], Mapping[str, Sequence[MlirOperation]]],
+        entry: str,
+    ) -> None:
+        self._donated = donated
+        self._call_sites = call_sites
+        self._entry = entry
+        self._arguments: dict[tuple[str, int], bool] = {}
+
+    def dies_here(self, op: MlirOperation, positions: Sequence[int]) -> bool:
+        """Return True if the buffers of the operands at ``positions`` die at ``op``."""
+        return all(self._dies(op, op.operands[position], 0) for position in positions)
+
+    def _dies(self, op: MlirOperation, value: MlirValue, depth: int) -> bool:
+        if _is_read_later(op, value):
+            return False
+        maker = defining_op(value)
+        if maker is not None:
+            return maker.name not in CONSTANTS
+        parent = argument_block(value).owner.operation
+        if parent.name != _FUNCTION:
+            return True
+        number = cast("ir.BlockArgument[ir.Type]", value).arg_number
+        name = text_of(parent, "sym_name")
+        if name == self._entry:
+            return number in self._donated
+        key = (name, number)
+        if key not in self._arguments:
+            self._arguments[key] = False
+            self._arguments[key] = depth < _MAX_CALL_DEPTH and all(
+                self._dies(call, call.operands[number], depth + 1)
+                for call in self._call_sites().get(name, ())
+            )
+        return self._arguments[key]
+
+
+def _is_read_later(op: MlirOperation, value: MlirValue) -> bool:
+    """Return True if another operation may read a value after ``op``; uses in other blocks count as later."""
+    uses_here = 0
+    for use in value.uses:
+        user = use.owner.operation
+        if user == op:
+            uses_here += 1
+            continue
+        if user.block != op.block or not user.is_before_in_block(op):
+            return True
+    return uses_here > 1

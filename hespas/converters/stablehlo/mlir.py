@@ -1,6 +1,9 @@
-"""MLIR as this format uses it: protocols over untyped objects of jaxlib's bindings, and those bindings.
+"""MLIR for this format: protocols over the untyped objects of jaxlib's bindings, and the bindings.
 
-The members are MLIR's own (https://mlir.llvm.org/docs/Bindings/Python/), so they bear no docstrings here.
+No other module of the format imports jaxlib. jaxlib ships MLIR's Python bindings as private API, so the minor
+version is pinned and every name is probed on first use. Errors of the parser become :class:`ParseFailure`;
+nothing is printed. The members of the protocols are MLIR's own (https://mlir.llvm.org/docs/Bindings/Python/)
+and have no docstrings here.
 """
 # ruff: noqa: D102
 
@@ -26,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_QUOTE",
     "PINNED",
-    "Attribute",
     "Bindings",
-    "Block",
-    "Location",
-    "Module",
-    "Operation",
-    "Operations",
+    "MlirAttribute",
+    "MlirBlock",
+    "MlirLocation",
+    "MlirModule",
+    "MlirOperation",
+    "MlirOperations",
+    "MlirRegion",
+    "MlirType",
+    "MlirUse",
+    "MlirValue",
+    "MlirView",
     "ParseFailure",
-    "Region",
-    "Type",
-    "Use",
-    "Value",
-    "View",
     "argument_block",
     "defining_op",
     "enum_name",
@@ -59,174 +62,171 @@ __all__ = [
 ]
 
 
-Attribute: TypeAlias = "ir.Attribute"
-Location: TypeAlias = "ir.Location"
-Type: TypeAlias = "ir.Type"
+MlirAttribute: TypeAlias = "ir.Attribute"
+MlirLocation: TypeAlias = "ir.Location"
+MlirType: TypeAlias = "ir.Type"
 
 
-class Use(Protocol):
-    """One use of a value."""
-
-    @property
-    def owner(self) -> View: ...
-
-
-class Value(Protocol):
-    """An SSA value; ``hash`` is stable while the module lives."""
+class MlirUse(Protocol):
+    """Use of a value."""
 
     @property
-    def type(self) -> Type: ...
+    def owner(self) -> MlirView: ...
+
+
+class MlirValue(Protocol):
+    """SSA value; ``hash`` is stable while the module lives."""
 
     @property
-    def owner(self) -> View | Block: ...
+    def type(self) -> MlirType: ...
 
     @property
-    def uses(self) -> Iterator[Use]: ...
+    def owner(self) -> MlirView | MlirBlock: ...
+
+    @property
+    def uses(self) -> Iterator[MlirUse]: ...
 
     def __hash__(self) -> int: ...
 
 
-class Region(Protocol):
-    """A region of an operation."""
+class MlirRegion(Protocol):
+    """Region of an operation."""
 
     @property
-    def blocks(self) -> Sequence[Block]: ...
+    def blocks(self) -> Sequence[MlirBlock]: ...
 
 
-class Operations(Protocol):
-    """The operations of a block in order."""
+class MlirOperations(Protocol):
+    """Operations of a block in order."""
 
-    def __iter__(self) -> Iterator[View]: ...
+    def __iter__(self) -> Iterator[MlirView]: ...
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> View: ...
+    def __getitem__(self, index: int, /) -> MlirView: ...
 
 
-class Block(Protocol):
-    """A block of a region. Iterating ``operations`` yields views."""
-
-    @property
-    def owner(self) -> View: ...
+class MlirBlock(Protocol):
+    """Block of a region. Iterating ``operations`` yields views."""
 
     @property
-    def arguments(self) -> Sequence[Value]: ...
+    def owner(self) -> MlirView: ...
 
     @property
-    def operations(self) -> Operations: ...
+    def arguments(self) -> Sequence[MlirValue]: ...
+
+    @property
+    def operations(self) -> MlirOperations: ...
 
     def __hash__(self) -> int: ...
 
 
-class View(Protocol):
-    """An operation as its dialect sees it, around the operation itself."""
+class MlirView(Protocol):
+    """Operation as seen by its dialect, around the operation itself."""
 
     @property
-    def operation(self) -> Operation: ...
+    def operation(self) -> MlirOperation: ...
 
 
-class Operation(View, Protocol):
-    """An operation."""
+class MlirOperation(MlirView, Protocol):
+    """Operation of a block."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def operands(self) -> Sequence[Value]: ...
+    def operands(self) -> Sequence[MlirValue]: ...
 
     @property
-    def results(self) -> Sequence[Value]: ...
+    def results(self) -> Sequence[MlirValue]: ...
 
     @property
     def attributes(self) -> ir.OpAttributeMap: ...
 
     @property
-    def regions(self) -> Sequence[Region]: ...
+    def regions(self) -> Sequence[MlirRegion]: ...
 
     @property
-    def location(self) -> Location: ...
+    def location(self) -> MlirLocation: ...
 
     @property
-    def block(self) -> Block: ...
+    def block(self) -> MlirBlock: ...
 
     @property
-    def parent(self) -> View | None: ...
+    def parent(self) -> MlirView | None: ...
 
-    def is_before_in_block(self, other: Operation, /) -> bool: ...
+    def is_before_in_block(self, other: MlirOperation, /) -> bool: ...
 
-    def walk(self, callback: Callable[[Operation], object], /) -> None: ...
+    def walk(self, callback: Callable[[MlirOperation], object], /) -> None: ...
 
     def write_bytecode(self, sink: io.BytesIO, /) -> None: ...
 
     def get_asm(self, *, enable_debug_info: bool, print_generic_op_form: bool) -> str: ...
 
 
-class Module(Protocol):
-    """A parsed program; it must outlive everything taken from it."""
+class MlirModule(Protocol):
+    """Parsed program; it must outlive everything taken from it."""
 
     @property
-    def operation(self) -> Operation: ...
+    def operation(self) -> MlirOperation: ...
 
     @property
-    def body(self) -> Block: ...
+    def body(self) -> MlirBlock: ...
 
 
-def defining_op(value: Value) -> Operation | None:
-    """The operation that makes a value, None for a block argument."""
+def defining_op(value: MlirValue) -> MlirOperation | None:
+    """Return the operation that produces a value, None for a block argument."""
     owner = value.owner
-    return cast("View", owner).operation if hasattr(owner, "operation") else None
+    return cast("MlirView", owner).operation if hasattr(owner, "operation") else None
 
 
-def argument_block(value: Value) -> Block:
-    """The block that a block argument belongs to."""
-    return cast("Block", value.owner)
+def argument_block(value: MlirValue) -> MlirBlock:
+    """Return the block of a block argument."""
+    return cast("MlirBlock", value.owner)
 
 
-def terminator(block: Block) -> Operation | None:
-    """The last operation of a block."""
+def terminator(block: MlirBlock) -> MlirOperation | None:
+    """Return the last operation of a block."""
     count = len(block.operations)
     return block.operations[count - 1].operation if count else None
 
 
-# Text of the input as messages may show it: cut, and without characters that steer a terminal.
-
 MAX_QUOTE = 120
 _IN_INPUT = re.compile(r'loc\("-":(\d+):(\d+)\)')
-"""A place in a text that was parsed from memory."""
+"""Location in a text that was parsed from memory."""
 
 
 def quoted(text: str, limit: int = MAX_QUOTE) -> str:
-    """At most ``limit`` characters, control and other unprintable ones escaped."""
+    """Return at most ``limit`` characters of an input text, unprintable ones escaped."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in cut)
 
 
 def place_of(location: str) -> str:
-    """A printed MLIR location as a position: line and column of the input, or what it says, cut."""
-    found = _IN_INPUT.fullmatch(location)
-    return f"line {found[1]}:{found[2]}" if found else quoted(location)
+    """Return a printed MLIR location as a position: line and column of the input, or the shortened text."""
+    match = _IN_INPUT.fullmatch(location)
+    return f"line {match[1]}:{match[2]}" if match else quoted(location)
 
-
-# Typed values of MLIR attributes: what the bindings leave untyped gets its type here.
 
 _MAX_ELEMENTS = 1 << 24
 
 
-def int_of(operation: Operation, name: str, default: int = 0) -> int:
-    """An integer attribute."""
+def int_of(operation: MlirOperation, name: str, default: int = 0) -> int:
+    """Return an integer attribute."""
     attribute = operation.attributes.get(name)
     return default if attribute is None else int(cast("ir.IntegerAttr", attribute).value)
 
 
-def text_of(operation: Operation, name: str) -> str:
-    """A string attribute, or a symbol reference without its ``@``; ``""`` where absent."""
+def text_of(operation: MlirOperation, name: str) -> str:
+    """Return a string attribute, or a symbol reference without its ``@``; ``""`` if absent."""
     attribute = operation.attributes.get(name)
     return "" if attribute is None else string_in(attribute)
 
 
-def string_in(attribute: Attribute) -> str:
-    """What a string or a symbol says, anything else as MLIR prints it. Bytes that are no UTF-8, as in the
-    configurations of GPU kernels, become ``\\xff``.
+def string_in(attribute: MlirAttribute) -> str:
+    """Return the text of a string or symbol, any other attribute as MLIR prints it.
+
+    Bytes outside of UTF-8, as in the configurations of GPU kernels, become ``\\xff``.
     """
     content = getattr(attribute, "value_bytes", None)
     if isinstance(content, bytes):
@@ -234,24 +234,19 @@ def string_in(attribute: Attribute) -> str:
     try:
         value = getattr(attribute, "value", None)
     except (RuntimeError, UnicodeDecodeError):
-        return _unescaped(str(attribute))
+        printed = str(attribute).removeprefix("@").removeprefix('"').removesuffix('"').encode()
+        return unescaped(printed).decode("utf-8", "backslashreplace")
     return value if isinstance(value, str) else str(attribute)
 
 
-def _unescaped(symbol: str) -> str:
-    """The name of a symbol that MLIR prints as ``@"..."``, with bytes as hexadecimal digits."""
-    printed = symbol.removeprefix("@").removeprefix('"').removesuffix('"').encode()
-    return unescaped(printed).decode("utf-8", "backslashreplace")
-
-
-def is_true(operation: Operation, name: str, *, default: bool = False) -> bool:
-    """A boolean attribute, or the presence of a unit attribute."""
+def is_true(operation: MlirOperation, name: str, *, default: bool = False) -> bool:
+    """Return a boolean attribute, or True for a unit attribute."""
     attribute = operation.attributes.get(name)
     return default if attribute is None else bool(getattr(attribute, "value", True))
 
 
-def int_tuple(operation: Operation, name: str) -> tuple[int, ...]:
-    """A dense integer array (or elements) attribute flattened, empty where absent."""
+def int_tuple(operation: MlirOperation, name: str) -> tuple[int, ...]:
+    """Return a dense integer array (or elements) attribute, flattened; empty if absent."""
     attribute = operation.attributes.get(name)
     if attribute is None:
         return ()
@@ -260,8 +255,8 @@ def int_tuple(operation: Operation, name: str) -> tuple[int, ...]:
     return tuple(cast("ir.DenseI64ArrayAttr", attribute))
 
 
-def int_array(attribute: Attribute) -> IntArray:
-    """Dense elements with their shape; blobs (hex) and splats decode alike.
+def int_array(attribute: MlirAttribute) -> IntArray:
+    """Return dense elements with their shape; blobs (hex) and splats decode alike.
 
     Raises ``ValueError`` for a splat of over 2**24 elements, which a short text can state.
     """
@@ -271,16 +266,14 @@ def int_array(attribute: Attribute) -> IntArray:
     return np.array(attribute).astype(np.int64, copy=False)
 
 
-def members_of(operation: Operation, name: str) -> list[Attribute]:
-    """The members of an array attribute, empty where absent."""
+def members_of(operation: MlirOperation, name: str) -> list[MlirAttribute]:
+    """Return the members of an array attribute, empty if absent."""
     attribute = operation.attributes.get(name)
     return [] if attribute is None else list(cast("ir.ArrayAttr", attribute))
 
 
-def enum_name(attribute: Attribute | None, kind: str, *dialects: ModuleType) -> str:
-    """The name of an enum attribute such as ``PrecisionAttr`` of one of several dialects, ``""`` where
-    absent.
-    """
+def enum_name(attribute: MlirAttribute | None, kind: str, *dialects: ModuleType) -> str:
+    """Return the name of an enum attribute of one of several dialects, ``""`` if absent."""
     if attribute is None:
         return ""
     for dialect in dialects:
@@ -290,8 +283,8 @@ def enum_name(attribute: Attribute | None, kind: str, *dialects: ModuleType) -> 
     return ""
 
 
-def splat_int(attribute: Attribute | None) -> int | None:
-    """The one value of an integer constant whose elements are all equal, None for anything else."""
+def splat_int(attribute: MlirAttribute | None) -> int | None:
+    """Return the value of an integer constant with equal elements, None for anything else."""
     if attribute is None or not hasattr(attribute, "is_splat"):
         return None
     elements = cast("ir.DenseElementsAttr", attribute)
@@ -306,9 +299,9 @@ _PLAIN = {b"n": b"\n", b"t": b"\t"}
 
 
 def unescaped(content: bytes) -> bytes:
-    """The bytes that stand between the quotes of a literal."""
+    """Return the bytes of a literal from the escaped text between its quotes."""
     return _ESCAPED.sub(
-        lambda found: bytes.fromhex(found[1].decode()) if found[1] else _PLAIN.get(found[2], found[2]),
+        lambda match: bytes.fromhex(match[1].decode()) if match[1] else _PLAIN.get(match[2], match[2]),
         content,
     )
 
@@ -317,29 +310,23 @@ _DIALECTS = ("stablehlo.", "mhlo.")
 
 
 def short_name(op_name: str) -> str:
-    """An operation of StableHLO or MHLO without its dialect, ``""`` for any other."""
+    """Return an operation of StableHLO or MHLO without its dialect, ``""`` for any other."""
     return op_name.partition(".")[2] if op_name.startswith(_DIALECTS) else ""
-
-
-# --- the only place of this format that touches jaxlib
-#
-# jaxlib ships MLIR's Python bindings as private API, so the minor version is pinned, and every name is probed
-# when it is first needed. Errors of the parser come out as :class:`ParseFailure`; nothing is printed.
 
 
 PINNED = "jaxlib>=0.10.2,<0.11"
 _TESTED = ("0", "10")
 _NOWHERE = frozenset({'loc("-":0:0)', "loc(unknown)"})
-"""Where faults of bytecode itself are: in no operation."""
+"""Locations of errors in bytecode itself, outside of any operation."""
 
 _POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
 
 
-class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a FormatError that knows the file
-    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know: then
-    ``place`` is what it says instead, if anything.
+class ParseFailure(Exception):  # noqa: N818 - the reader converts it to a FormatError with the path
+    """Refusal of the input by the parser.
 
-    ``is_verdict``: it was read, and an operation in it is not valid.
+    ``line`` and ``column`` count from 1; 0 if MLIR does not know them. Then ``place`` is MLIR's text of the
+    location, if there is one. ``is_verdict``: the input was parsed, but an operation in it is invalid.
     """
 
     def __init__(
@@ -354,7 +341,7 @@ class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a Format
 
 
 class Bindings(NamedTuple):
-    """The modules of jaxlib in use. Attribute look-ups on them are untyped; callers cast what comes out."""
+    """Modules of jaxlib in use. Attribute look-ups on them are untyped; callers cast the results."""
 
     ir: ModuleType
     stablehlo: ModuleType
@@ -366,7 +353,10 @@ class Bindings(NamedTuple):
     extension: ModuleType
 
     def context(self) -> Context:
-        """A context with every dialect StableHLO programs use. Errors go to ``parse``, never to stderr."""
+        """Return a context with every dialect of StableHLO programs.
+
+        Errors go to ``parse``, never to stderr.
+        """
         registry = self.ir.DialectRegistry()
         self.extension.register_dialects(registry)
         context: Context = self.ir.Context()
@@ -381,45 +371,46 @@ class Bindings(NamedTuple):
         context.enable_multithreading(False)
         return context
 
-    def parse(self, program: str | bytes, *, quantised: bool = False) -> Module:
+    def parse(self, program: str | bytes, *, quantised: bool = False) -> MlirModule:
         """Parse text or bytecode. Raises :class:`ParseFailure`.
 
         ``quantised``: the program has types of the ``quant`` dialect. jaxlib does not register it; a pass
-        that depends on it, run on nothing, loads it.
+        that depends on it, run on an empty module, loads it.
         """
 
-        def build(context: Context) -> Module:
+        def build(context: Context) -> MlirModule:
             if quantised:
                 empty = self.ir.Module.parse("module {}", context)
                 self._run("vhlo-legalize-to-stablehlo", empty, context)
-            module: Module = self.ir.Module.parse(program, context)
+            module: MlirModule = self.ir.Module.parse(program, context)
             return module
 
         return self._caught(build)
 
-    def parse_artifact(self, data: bytes) -> Module:
+    def parse_artifact(self, data: bytes) -> MlirModule:
         """Read a VHLO portable artifact and upgrade it. Raises :class:`ParseFailure`."""
         return self._caught(lambda context: self.stablehlo.deserialize_portable_artifact(context, data))
 
-    def parse_vhlo_text(self, program: str) -> Module:
-        """Parse ``vhlo`` text and turn it into StableHLO. Raises :class:`ParseFailure`."""
+    def parse_vhlo_text(self, program: str) -> MlirModule:
+        """Parse ``vhlo`` text and convert it to StableHLO. Raises :class:`ParseFailure`."""
 
-        def convert(context: Context) -> Module:
-            module: Module = self.ir.Module.parse(program, context)
+        def convert(context: Context) -> MlirModule:
+            module: MlirModule = self.ir.Module.parse(program, context)
             version = self.stablehlo.get_current_version()
             self._run(f"vhlo-to-version{{target={version}}},vhlo-legalize-to-stablehlo", module, context)
             return module
 
         return self._caught(convert)
 
-    def refined(self, module: Module, arguments: Sequence[str]) -> Module:
-        """The module with ``arguments`` as types of its entry, and all others as they follow from those.
-        Raises :class:`ParseFailure` where they do not.
+    def refined(self, module: MlirModule, arguments: Sequence[str]) -> MlirModule:
+        """Return the module with ``arguments`` as types of its entry and all other types inferred from them.
+
+        Raises :class:`ParseFailure` if the other types cannot be inferred.
         """
         program, types = self.bytecode(module), ",".join(arguments)
 
-        def refine(context: Context) -> Module:
-            made: Module = self.ir.Module.parse(program, context)
+        def refine(context: Context) -> MlirModule:
+            made: MlirModule = self.ir.Module.parse(program, context)
             passes = (
                 f"stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,"
                 "func.func(stablehlo-canonicalize-dynamism),canonicalize"
@@ -429,18 +420,18 @@ class Bindings(NamedTuple):
 
         return self._caught(refine)
 
-    def _run(self, passes: str, module: Module, context: Context) -> None:
+    def _run(self, passes: str, module: MlirModule, context: Context) -> None:
         """Run passes over a module in place."""
         self.stablehlo.register_stablehlo_passes()
         self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
-    def _caught(self, build: Callable[[Context], Module]) -> Module:
-        """Run a parser in a new context and collect what it says. A ``MemoryError`` passes."""
+    def _caught(self, build: Callable[[Context], MlirModule]) -> MlirModule:
+        """Run a parser in a new context and collect its diagnostics. A ``MemoryError`` passes."""
         context = self.context()
         failures: list[ParseFailure] = []
 
         def listen(diagnostic: ir.Diagnostic) -> bool:
-            failures.append(_failure(diagnostic))
+            failures.append(_parse_failure(diagnostic))
             return True
 
         # Our handler replaces MLIR's own, which prints to stderr. It must get errors too: the bindings
@@ -450,63 +441,58 @@ class Bindings(NamedTuple):
         try:
             return build(context)
         except (self.ir.MLIRError, ValueError, RuntimeError, IndexError, OverflowError) as error:
-            raise _first(failures, str(error) or type(error).__name__) from None
+            located = [failure for failure in failures if failure.line]
+            raise (located or failures or [ParseFailure(str(error) or type(error).__name__)])[0] from None
         finally:
             handler.detach()
             # What is raised holds this frame, and the handler, out of sight of the garbage collector, holds
             # what is raised: without this every refused program would stay in memory with its context.
             del handler
 
-    def bytecode(self, module: Module) -> bytes:
-        """The module as MLIR bytecode."""
+    def bytecode(self, module: MlirModule) -> bytes:
+        """Return the module as MLIR bytecode."""
         sink = io.BytesIO()
         module.operation.write_bytecode(sink)
         return sink.getvalue()
 
-    def text(self, module: Module, *, locations: bool, generic: bool = False) -> str:
-        """The module as text."""
+    def text(self, module: MlirModule, *, locations: bool, generic: bool = False) -> str:
+        """Return the module as text."""
         return module.operation.get_asm(enable_debug_info=locations, print_generic_op_form=generic)
 
-    def artifact(self, module: Module, version: str) -> bytes:
-        """The module as VHLO portable artifact (empty ``version``: the newest). Turns ``module`` into VHLO.
+    def artifact(self, module: MlirModule, version: str) -> bytes:
+        """Convert ``module`` to VHLO and return it as a portable artifact (empty ``version``: the newest).
 
-        Operations of dialects that have no versions stay as they are. Raises ``ValueError`` where an
-        operation does not exist in ``version``.
+        Operations of dialects without versions stay unchanged. Raises ``ValueError`` if an operation does not
+        exist in ``version``.
         """
         target = version or cast("str", self.stablehlo.get_current_version())
         return cast("bytes", self.stablehlo.serialize_portable_artifact(module, target, True))
 
     def newest_version(self) -> str:
-        """The version of StableHLO whose portable artifacts are read at most."""
+        """Return the newest version of StableHLO whose portable artifacts can be read."""
         return cast("str", self.stablehlo.get_current_version())
 
     def dialect_of(self, op_name: str) -> ModuleType:
-        """The module with the attribute classes of an operation's dialect."""
+        """Return the module with the attribute classes of an operation's dialect."""
         return self.mhlo if op_name.startswith("mhlo.") else self.stablehlo
 
 
-def _failure(diagnostic: ir.Diagnostic) -> ParseFailure:
+def _parse_failure(diagnostic: ir.Diagnostic) -> ParseFailure:
     try:
         position, message = str(diagnostic.location), diagnostic.message.strip()
     except (RuntimeError, UnicodeDecodeError):
-        return ParseFailure("the parser's message quotes bytes that are no text")
-    found = re.search(_POSITION, position)
-    line, column = (int(found[1]), int(found[2])) if found else (0, 0)
+        return ParseFailure("the parser's message quotes bytes that are not text")
+    match = re.search(_POSITION, position)
+    line, column = (int(match[1]), int(match[2])) if match else (0, 0)
     is_verdict = position not in _NOWHERE
     return ParseFailure(
         message, line, column, place=place_of(position) if is_verdict else "", is_verdict=is_verdict
     )
 
 
-def _first(failures: list[ParseFailure], otherwise: str) -> ParseFailure:
-    """The finding to report: the first with a position."""
-    located = [failure for failure in failures if failure.line]
-    return (located or failures or [ParseFailure(otherwise)])[0]
-
-
 @cache
 def load_bindings() -> Bindings:
-    """Import jaxlib's bindings. Raises ``MissingExtraError`` where jaxlib is absent, too old or too new."""
+    """Import jaxlib's bindings. Raises ``MissingExtraError`` if jaxlib is absent, too old or too new."""
     try:
         version = str(import_module("jaxlib.version").__version__)
     except ImportError as error:

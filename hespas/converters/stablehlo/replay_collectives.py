@@ -1,6 +1,7 @@
-"""Recipes of collectives and messages: same kind, groups and bytes; every rank is a replica of the program.
+"""Recipes of collectives and messages in a replay: same kind, groups and bytes.
 
-Group members and peers are global device ids, which with one partition are replica ids.
+Every rank is a replica of the program. Group members and peers are global device ids, which equal replica ids
+for one partition.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.replica_groups import highest_id
-from hespas.converters.stablehlo.replay_emit import F32, Emitter, Node
+from hespas.converters.stablehlo.replay_emit import F32, ReplayEmitter, ReplayNode
 from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation
 from hespas.graph.columns import IntArray, dtype
 from hespas.graph.errors import UnsupportedError
@@ -20,8 +21,8 @@ from hespas.programs.text import Tensor, Value
 
 __all__ = [
     "SUBSTITUTES",
-    "Groups",
-    "Link",
+    "ReplayCollective",
+    "ReplayGroups",
     "applied_reduction",
     "collective",
     "devices_for",
@@ -39,10 +40,10 @@ SUBSTITUTES: dict[CollectiveKind, CollectiveKind] = {
     CollectiveKind.REDUCE_SCATTER_BLOCK: CollectiveKind.REDUCE_SCATTER,
     CollectiveKind.UNKNOWN: CollectiveKind.ALL_REDUCE,
 }
-"""What stands for kinds that StableHLO does not have, or that no rank runs alone."""
+"""Replacements of kinds that StableHLO does not have, or that a rank does not run alone."""
 
 _WITH_GLOBAL_IDS = {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER}
-"""Kinds whose channel does not turn replica ids into partition ids."""
+"""Kinds whose channel does not change replica ids to partition ids."""
 
 _REDUCING = {CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER}
 
@@ -63,29 +64,29 @@ _MOST_LISTED = 1 << 24
 _BYTE = dtype("ui8")
 
 
-class Groups(NamedTuple):
-    """Groups as StableHLO writes them. ``size`` is that of the largest; ``even``: all have it."""
+class ReplayGroups(NamedTuple):
+    """Groups in StableHLO's spelling. ``size`` is the largest group size; ``even``: all groups have it."""
 
     attribute: str
     size: int
     even: bool
 
 
-class Link(NamedTuple):
-    """What a collective says beside its types; ``comm_bytes`` is NaN where unknown, ``channel`` -1."""
+class ReplayCollective(NamedTuple):
+    """Attributes of a collective; unknown ``comm_bytes`` are NaN, an unknown ``channel`` is -1."""
 
     kind: CollectiveKind
-    groups: Groups
+    groups: ReplayGroups
     comm_bytes: float
     channel: int
     reduction: str
 
 
 def devices_for(graph: OpGraph, num_ranks: int) -> int:
-    """Devices a replay runs on: the job's ranks, or as many as its groups and messages name, since a trace
-    of one rank alone names others.
+    """Return the number of devices of a replay: the job's ranks, or as many as groups and messages name.
 
-    Raises ``UnsupportedError`` where listing groups and messages would take more than 2**24 ids.
+    A trace of one rank names other ranks. Raises ``UnsupportedError`` if the lists of groups and messages
+    would take more than 2**24 ids.
     """
     named = [1 + highest_id(groups) for groups in graph.group_sets]
     devices = max([num_ranks, *named, *(way.num_ranks for way in graph.permutations)])
@@ -99,10 +100,10 @@ def devices_for(graph: OpGraph, num_ranks: int) -> int:
     return devices
 
 
-def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: Emitter) -> Groups:
-    """A group set with all ranks in it: those it leaves out form groups of their own.
+def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: ReplayEmitter) -> ReplayGroups:
+    """Return a group set that covers all ranks: omitted ranks form groups of their own.
 
-    Raises ``ValueError`` where a rank is outside the job or in two groups.
+    Raises ``ValueError`` if a rank is outside the job or in two groups.
     """
     rows = [list(range(num_ranks))] if groups is None else [row.tolist() for row in groups if len(row)]
     listed = [rank for row in rows for rank in row]
@@ -119,7 +120,7 @@ def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: Emitter) -> Group
     for number, row in enumerate(rows):
         table[number, : len(row)] = row
     attribute = emitter.alias("groups", _dense(table))
-    return Groups(attribute, size, all(len(row) == size for row in rows))
+    return ReplayGroups(attribute, size, all(len(row) == size for row in rows))
 
 
 def _dense(table: IntArray) -> str:
@@ -127,43 +128,47 @@ def _dense(table: IntArray) -> str:
     return f"dense<[{rows}]> : tensor<{'x'.join(map(str, table.shape))}xi64>"
 
 
-def _modes(link: Link, *extra: str) -> str:
-    """The attributes of a collective, sorted by name as MLIR prints them."""
-    parts = [f"replica_groups = {link.groups.attribute}", *extra]
-    if link.channel > 0 and link.kind in _WITH_GLOBAL_IDS:
-        parts.append(f"channel_handle = #stablehlo.channel_handle<handle = {link.channel}, type = 1>")
-        parts.append("use_global_device_ids")
-    return f"<{{{', '.join(sorted(parts))}}}>"
-
-
-def collective(node: Node, link: Link) -> list[Value]:
-    """A collective of the node's own types where these fit its kind, else of a row of its size."""
+def collective(node: ReplayNode, link: ReplayCollective) -> list[Value]:
+    """Emit a collective of the node's own types if they fit its kind, else of a row of its size."""
     if link.kind is CollectiveKind.BARRIER:
         return _all_reduce(node, link, (Tensor(F32, ()),)) or []
     operands = node.operands[: len(node.results)] if node.results else node.operands
     if operands:
-        made = _typed(node, link, operands)
+        results = node.results
+        if link.kind is CollectiveKind.ALL_REDUCE:
+            made = _all_reduce(node, link, operands) if results == operands else None
+        else:
+            pairs = [
+                pair
+                for pair in zip(operands, results, strict=False)
+                if pair[0].elements and not pair[0].is_complex
+            ]
+            if not link.groups.even or not pairs or len(pairs) != max(len(operands), len(results)):
+                made = None
+            elif link.kind is CollectiveKind.ALL_GATHER:
+                axes = [
+                    scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)
+                ]
+                if axes[0] is None or set(axes) != {axes[0]}:
+                    made = None
+                else:
+                    made = _written(
+                        node,
+                        link,
+                        "all_gather",
+                        operands,
+                        node.results,
+                        f"all_gather_dim = {axes[0]} : i64",
+                    )
+            else:
+                made = _single(node, link, *pairs[0]) if len(pairs) == 1 else None
         if made is not None:
             return made
     return _sized(node, link)
 
 
-def _typed(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    results = node.results
-    if link.kind is CollectiveKind.ALL_REDUCE:
-        return _all_reduce(node, link, operands) if results == operands else None
-    pairs = [
-        pair for pair in zip(operands, results, strict=False) if pair[0].elements and not pair[0].is_complex
-    ]
-    if not link.groups.even or not pairs or len(pairs) != max(len(operands), len(results)):
-        return None
-    if link.kind is CollectiveKind.ALL_GATHER:
-        return _all_gather(node, link, operands)
-    return _single(node, link, *pairs[0]) if len(pairs) == 1 else None
-
-
-def _single(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Value] | None:
-    """Kinds of one operand and one result."""
+def _single(node: ReplayNode, link: ReplayCollective, operand: Tensor, result: Tensor) -> list[Value] | None:
+    """Emit a collective of one operand and one result; return None if they do not fit."""
     if link.kind is CollectiveKind.ALL_TO_ALL:
         return _all_to_all(node, link, operand, result)
     if link.kind is CollectiveKind.REDUCE_SCATTER:
@@ -175,54 +180,58 @@ def _single(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Val
 
 
 def _written(
-    node: Node, link: Link, op: str, operands: Sequence[Tensor], results: Sequence[Tensor], *attributes: str
+    node: ReplayNode,
+    link: ReplayCollective,
+    op: str,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    *attributes: str,
 ) -> list[Value]:
-    """One collective of these types."""
+    """Emit one collective of the given types."""
     bound = node.bound(operands)
     reducer = ""
     if op in {"all_reduce", "reduce_scatter"}:
         reducer = f" {_reducer(link, operands[0])}"
         node.emitter.work(flops=sum(tensor.elements for tensor in results))
-    names, kinds, made = (", ".join(map(str, each)) for each in (bound, operands, results))
-    text = f'"stablehlo.{op}"({names}) {_modes(link, *attributes)}{reducer} : ({kinds}) -> '
+    names, kinds, made = (", ".join(map(str, items)) for items in (bound, operands, results))
+    parts = [f"replica_groups = {link.groups.attribute}", *attributes]
+    if link.channel > 0 and link.kind in _WITH_GLOBAL_IDS:
+        parts.append(f"channel_handle = #stablehlo.channel_handle<handle = {link.channel}, type = 1>")
+        parts.append("use_global_device_ids")
+    properties = ", ".join(sorted(parts))  # MLIR prints properties sorted by name
+    text = f'"stablehlo.{op}"({names}) <{{{properties}}}>{reducer} : ({kinds}) -> '
     if len(results) == 1:
         return [node.emitter.add(f"{text}{made}", results[0])]
     return node.emitter.add_many(f"{text}({made})", results)
 
 
-def _kind_written(link: Link) -> CollectiveKind:
-    """The kind that the program has: groups of different sizes only reduce, and so does a barrier."""
-    if link.kind is CollectiveKind.BARRIER or not link.groups.even:
-        return CollectiveKind.ALL_REDUCE
-    return link.kind
-
-
-def payload_bytes(link: Link, made: Sequence[Value]) -> float:
-    """The payload of a collective that was written: the bytes of its operands."""
+def payload_bytes(link: ReplayCollective, made: Sequence[Value]) -> float:
+    """Return the payload of a written collective: the bytes of its operands."""
     results = float(sum(value.type.size_bytes for value in made))
-    match _kind_written(link):
-        case CollectiveKind.ALL_GATHER:
-            return results / link.groups.size
-        case CollectiveKind.REDUCE_SCATTER:
-            return results * link.groups.size
-        case _:
-            return results
+    if not link.groups.even:  # written as an all-reduce
+        return results
+    if link.kind is CollectiveKind.ALL_GATHER:
+        return results / link.groups.size
+    if link.kind is CollectiveKind.REDUCE_SCATTER:
+        return results * link.groups.size
+    return results
 
 
-def applied_reduction(link: Link, made: Sequence[Value]) -> str:
-    """What a collective that was written does with its elements, empty where it is as stated: sums where the
-    reduction is unknown or the type does not have it.
+def applied_reduction(link: ReplayCollective, made: Sequence[Value]) -> str:
+    """Return the change of a reduction, empty for an unchanged one.
+
+    Sums replace an unknown reduction and one that the type does not support.
     """
     if link.kind not in _REDUCING or not made:
         return ""
-    stated = link.reduction.rpartition(".")[2]
+    requested = link.reduction.rpartition(".")[2]
     used = _reduction(link, made[0].type)
-    if _REDUCTIONS.get(stated) == used:
+    if _REDUCTIONS.get(requested) == used:
         return ""
-    return f"{stated or 'unknown'} as {used}"
+    return f"{requested or 'unknown'} as {used}"
 
 
-def _reduction(link: Link, element: Tensor) -> str:
+def _reduction(link: ReplayCollective, element: Tensor) -> str:
     op = _REDUCTIONS.get(link.reduction.rpartition(".")[2], "add")
     logical = element.is_integer or element.is_bool
     if (op in {"and", "or", "xor"} and not logical) or (op in {"maximum", "minimum"} and element.is_complex):
@@ -230,7 +239,8 @@ def _reduction(link: Link, element: Tensor) -> str:
     return op
 
 
-def _reducer(link: Link, element: Tensor) -> str:
+def _reducer(link: ReplayCollective, element: Tensor) -> str:
+    """Return the region that combines two scalars."""
     op = _reduction(link, element)
     scalar = element.scalar
     return (
@@ -239,28 +249,23 @@ def _reducer(link: Link, element: Tensor) -> str:
     )
 
 
-def _all_reduce(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    """None for tensors of several element types, which cannot share a reducer."""
+def _all_reduce(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...]) -> list[Value] | None:
+    """Emit an all-reduce; return None for tensors of several element types, which cannot share a reducer."""
     if len({tensor.element for tensor in operands}) > 1:
         return None
     return _written(node, link, "all_reduce", operands, operands)
 
 
-def _all_gather(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    axes = [scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)]
-    if axes[0] is None or set(axes) != {axes[0]}:
-        return None
-    return _written(node, link, "all_gather", operands, node.results, f"all_gather_dim = {axes[0]} : i64")
-
-
-def _reduce_scatter(node: Node, link: Link, operand: Tensor, axis: int) -> list[Value]:
+def _reduce_scatter(node: ReplayNode, link: ReplayCollective, operand: Tensor, axis: int) -> list[Value]:
     shape = list(operand.shape)
     shape[axis] //= link.groups.size
     attribute = f"scatter_dimension = {axis} : i64"
     return _written(node, link, "reduce_scatter", [operand], [operand.reshaped(shape)], attribute)
 
 
-def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Value] | None:
+def _all_to_all(
+    node: ReplayNode, link: ReplayCollective, operand: Tensor, result: Tensor
+) -> list[Value] | None:
     axes = exchanged_axes(operand, result, link.groups.size)
     if axes is None:
         return None
@@ -272,8 +277,8 @@ def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list
     return _written(node, link, "all_to_all", [operand], [result], *attributes)
 
 
-def _sized(node: Node, link: Link) -> list[Value]:
-    """A collective of a row as long as ``comm_bytes``, or the operands, say; results are views of its own."""
+def _sized(node: ReplayNode, link: ReplayCollective) -> list[Value]:
+    """Emit a collective of a row of ``comm_bytes`` or of the operands' size; the results are views of it."""
     size = link.groups.size
     stated = sum(tensor.size_bytes for tensor in node.operands) or F32.storage_bytes(1)
     count = int(link.comm_bytes) if link.comm_bytes > 0 else stated
@@ -294,14 +299,14 @@ def _sized(node: Node, link: Link) -> list[Value]:
     return _all_to_all(node, link, row, row) or []
 
 
-def pairs_of(permutation: Permutation, emitter: Emitter) -> str:
-    """The attribute that lists the pairs of a permutation."""
+def pairs_of(permutation: Permutation, emitter: ReplayEmitter) -> str:
+    """Return the attribute with the pairs of a permutation."""
     pairs = np.array(list(permutation), np.int64).reshape(-1, 2)
     return emitter.alias("pairs", _dense(pairs) if len(pairs) else "dense<> : tensor<0x2xi64>")
 
 
-def permute(node: Node, pairs: str, comm_bytes: float) -> list[Value]:
-    """A message along a permutation: of the node's own type where it has one, else of a row of bytes."""
+def permute(node: ReplayNode, pairs: str, comm_bytes: float) -> list[Value]:
+    """Emit a message along a permutation: of the node's own type if it has one, else of a row of bytes."""
     operand = node.operands[0] if len(node.operands) == 1 and node.operands == node.results else None
     if operand is None:
         count = max(1, int(comm_bytes)) if comm_bytes > 0 else 1

@@ -1,25 +1,22 @@
-"""Writes StableHLO: the program itself where the graph still is one, else a replay (:mod:`.replay`).
+"""Writer of StableHLO: the original program if the graph still is one, else a replay (:mod:`.replay`).
 
 One file is the program of one rank class; several classes are a folder of ``NAME.{class}.mlir``.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.format import ReadOptions, Value, WriteOptions
 from hespas.converters.stablehlo import CLASS_MARK, chosen_classes
-from hespas.converters.stablehlo.mlir import Bindings, Module, ParseFailure, load_bindings
-from hespas.converters.stablehlo.module import ranks_text
-from hespas.converters.stablehlo.program import Form, parse_program
-from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.replay import Replayed, compare, replay
+from hespas.converters.stablehlo.mlir import Bindings, load_bindings
+from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_form
+from hespas.converters.stablehlo.reader import ranks_text, read_program
+from hespas.converters.stablehlo.replay import ProgramReplay, compare, replay
 from hespas.converters.stablehlo.replay_emit import quoted_text
 from hespas.files.streams import limits, open_output
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
@@ -27,66 +24,76 @@ from hespas.graph.errors import FormatError, HespasError, UnsupportedError, Usag
 from hespas.graph.passes import UnrollLoops
 from hespas.graph.workload import graphs_equal
 
-__all__ = ["form_of_name", "in_form", "write"]
+__all__ = ["write"]
 
 _FEW = 6
-_GUESSES = {"comm-bytes", "reduction"}
-"""Changes that no longer are what the graph says."""
+_CHANGES_OF_VALUES = {"comm-bytes", "reduction"}
+"""Changes after which a value differs from the graph."""
 
 _OF_FILE = frozenset({"format", "version", "form"})
-"""Metadata that a reader of any file states anew."""
+"""Metadata that a reader of any file sets anew."""
 
-_ABSENT: dict[str, str] = {
+_OMISSIONS: dict[str, str] = {
     "durations": "times are not in a StableHLO program",
     "streams": "streams and host placement are not in a StableHLO program",
     "names": "ids and names are not in the program itself, which is written as it was",
-    "costs": "figures that differ from what the program says are not in it",
-    "trips": "trip counts that the program does not say are not in it",
+    "costs": "costs that differ from the program's own are not in it",
+    "trips": "trip counts that the program does not state are not in it",
     "extra": "attributes of other formats are not in a StableHLO program",
-    "communicators": "process groups of the same ranks are one in a StableHLO program",
+    "communicators": "process groups of the same ranks are merged in a StableHLO program",
     "attachments": "attachments of other formats are not in a StableHLO program",
 }
 
 
-_CHANGED: dict[str, str] = {
-    "synthesised": (
-        "operations whose attributes a graph does not hold are others of the same types and FLOPs: "
-    ),
-    "substituted": "collectives StableHLO does not have: ",
-    "comm-bytes": "payloads that are not those of the graph: ",
-    "reduction": "reductions that are not those of the graph: ",
-    "types": "not kept of tensor types: ",
+_CHANGES: dict[str, str] = {
+    "synthesised": ("operations of unknown attributes are replaced by others of the same types and FLOPs: "),
+    "substituted": "collectives without a StableHLO equivalent are replaced: ",
+    "comm-bytes": "payloads that differ from the graph: ",
+    "reduction": "reductions that differ from the graph: ",
+    "types": "properties of tensor types that are not original_metadata: ",
     "unknown-flops": "operations of unknown FLOPs are written as copies, marked with `hespas.unknown_work`",
-    "unknown-peer": "messages to nobody known are written as copies",
-    "message-order": "messages are received before they are sent: all ranks exchange them when they receive",
-    "channels": "collectives that share a channel, or have several operands, got another or none",
+    "unknown-peer": "messages with unknown peers are written as copies",
+    "message-order": "messages are received before they are sent: all ranks exchange them at the receive",
+    "channels": "collectives that share a channel, or have several operands, have another channel or none",
 }
-"""What a replay does in another way, by the code it is reported under."""
+"""Differences between a replay and its graph, by the code of their report."""
 
 
 def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write the programs of the chosen ranks' classes.
 
-    Raises ``UnsupportedError`` for what no program can hold, ``UsageError`` where one file is named for
-    several classes, ``MissingExtraError`` without jaxlib, and ``OutputError`` where the system refuses.
+    Raises ``UnsupportedError`` for a value that no program can hold, ``UsageError`` if one file is named for
+    several classes, ``MissingExtraError`` without jaxlib, and ``OutputError`` for a failed write.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(
-            "a profile holds measured events and no program", hint="convert the program, or a trace of it"
+            "a profile holds measured events, not a program", hint="convert the program, or a trace of it"
         )
     classes = chosen_classes(value, options)
     name = options.name or path.name
     if len(classes) > 1 and Path(name).suffix:
         raise UsageError(
-            f"{len(classes)} rank classes are as many programs, and this names one file",
+            f"{len(classes)} rank classes need as many programs, but the path names one file",
             path=name,
             hint="name a folder (with `target_format=stablehlo`), or choose ranks of one class with `ranks`",
         )
     form = form_of_name(name, options.version)
-    job = _Job(value, form, options.version, load_bindings(), diagnostics)
+    job = _ProgramWriter(value, form, options.version, load_bindings(), diagnostics)
     programs = {index: job.program(index) for index in classes}
-    _report_ranks(value, classes, options, diagnostics)
-    _report_metadata(value, programs[classes[0]].metadata, diagnostics)
+    if not value.is_complete or (options.ranks is not None and len(options.ranks) < value.num_ranks):
+        rank_message = f"a StableHLO program runs on all ranks: it is written for {value.num_ranks} devices"
+        diagnostics.info("stablehlo.all-ranks", value.name, rank_message)
+    if len(value.classes) > 1:
+        rank_message = (
+            f"each of {len(value.classes)} rank classes is a separate program for all "
+            f"{value.num_ranks} devices; messages between classes are sent between devices of one program"
+        )
+        diagnostics.warning("stablehlo.rank-classes", value.name, rank_message, count=len(classes))
+    metadata = programs[classes[0]].metadata
+    stated = value.metadata.items()
+    lost_keys = [key for key, text in stated if key not in _OF_FILE and metadata.get(key) != text]
+    message = f"metadata is not in a StableHLO program: {', '.join(lost_keys[:_FEW])}"
+    diagnostics.info("stablehlo.metadata", value.name, message, count=len(lost_keys))
     if len(classes) == 1:
         _put(path, programs[classes[0]].content, packed=name.endswith(".gz"))
         return
@@ -100,93 +107,99 @@ def _put(path: Path, content: bytes, *, packed: bool) -> None:
         stream.write(content)
 
 
-class _Program(NamedTuple):
-    """A file's content, and the metadata that its reader finds in it."""
+class _WrittenProgram(NamedTuple):
+    """Content of a file, and the metadata that its reader returns."""
 
     content: bytes
     metadata: Mapping[str, str]
 
 
-class _Job(NamedTuple):
-    """A workload on its way out."""
+class _ProgramWriter(NamedTuple):
+    """Writer of one workload: form, version and bindings of its programs."""
 
     workload: Workload
-    form: Form
+    form: ProgramForm
     version: str
     bindings: Bindings
     diagnostics: Diagnostics
 
-    def program(self, index: int) -> _Program:
-        """The program of one class: itself, or a replay."""
+    def program(self, index: int) -> _WrittenProgram:
+        """Return the program of one class: the original, or a replay."""
         graph, ranks = self.workload.classes[index], self.workload.num_ranks
-        reason = "several rank classes are several programs" if _ATTACHMENT in graph.attachments else ""
+        reason = "each rank class is a separate program" if _ATTACHMENT in graph.attachments else ""
         if len(self.workload.classes) == 1:
             original, reason = _original_of(graph, ranks)
             if original is not None:
                 _report_absent(graph.name, original.beyond, self.diagnostics)
                 same = self.form is original.form and not self.version
-                kept = {key: text for key, text in original.metadata.items() if same or key != "producer"}
-                return _Program(self._in_form(original.data, original.form), kept)
+                original_metadata = {
+                    key: text for key, text in original.metadata.items() if same or key != "producer"
+                }
+                return _WrittenProgram(self._in_form(original.data, original.form), original_metadata)
         text, metadata = self._replay(index, reason)
-        return _Program(self._in_form(text.encode(), Form.TEXT), metadata)
+        return _WrittenProgram(self._in_form(text.encode(), ProgramForm.TEXT), metadata)
 
-    def _in_form(self, data: bytes, form: Form) -> bytes:
+    def _in_form(self, data: bytes, form: ProgramForm) -> bytes:
         return in_form(data, form, self.form, self.version, self.bindings)
 
     def _replay(self, index: int, reason: str) -> tuple[str, Mapping[str, str]]:
-        """The replay of one class, its losses reported and listed in it, and what its reader finds."""
-        graph, found = self.workload.classes[index], self.diagnostics
-        flat = _flat(graph, found)
+        """Return the replay of one class and the metadata of its reader; report its losses and list them in
+        it.
+        """
+        graph, diagnostics = self.workload.classes[index], self.diagnostics
+        flat = graph
+        if len(graph.regions):
+            loops = (graph.regions.kind == int(RegionKind.LOOP_BODY)) & ~(graph.regions.trips <= 1)
+            diagnostics.info("stablehlo.unrolled", graph.name, "loops are unrolled", count=int(loops.sum()))
+            # Iterations may overlap: a compiler orders operations by their values, and waiting between
+            # iterations would need extra operations.
+            most = limits().replayed_operations
+            flat = UnrollLoops(max_nodes=most, unknown_trips=1, overlap_trips=True)(graph, diagnostics)
         replayed = replay(flat, self.workload.num_ranks)
         absent = _absent(graph)
         because = f" ({reason})" if reason else ""
         message = (
-            "operations replayed: the program does the same work in the same order, but is not the one the "
-            f"graph came from{because}"
+            "operations replayed: the program does the same work in the same order, but is not the graph's "
+            f"original program{because}"
         )
-        written = len(flat) or 1  # of nothing, a return is left
-        found.warning("stablehlo.replay", graph.name, message, count=written)
-        _report_absent(graph.name, absent, found)
-        _report_changed(graph.name, replayed.changes, found)
+        written = len(flat) or 1  # an empty graph is written as a return
+        diagnostics.warning("stablehlo.replay", graph.name, message, count=written)
+        _report_absent(graph.name, absent, diagnostics)
+        for change, change_message in _CHANGES.items():
+            if change in replayed.changes:
+                report = diagnostics.warning if change in _CHANGES_OF_VALUES else diagnostics.info
+                examples = replayed.changes[change]
+                shown = ", ".join(f"{what} ({count})" for what, count in examples.most_common(_FEW) if what)
+                report(
+                    f"stablehlo.{change}",
+                    graph.name,
+                    change_message + (f"{shown}, ..." if len(examples) > _FEW else shown),
+                    count=replayed.changes[change].total(),
+                )
         if replayed.num_ranks > self.workload.num_ranks:
-            message = f"groups and messages name ranks not read: it runs on {replayed.num_ranks} devices"
-            found.info("stablehlo.devices", graph.name, message)
-        changed = {code: replayed.changes[code].total() for code in _CHANGED if code in replayed.changes}
+            message = (
+                "groups and messages name ranks that were not read: "
+                f"the program runs on {replayed.num_ranks} devices"
+            )
+            diagnostics.info("stablehlo.devices", graph.name, message)
+        changed = {code: replayed.changes[code].total() for code in _CHANGES if code in replayed.changes}
         counts = {**absent, **changed}
         lines = [f"{what}: {count}" for what, count in counts.items() if count]
         text = _module_text(replayed, flat, lines, self.workload, index)
-        again = self._as_read(text, graph.name)
-        compare(flat, replayed, again.classes[0], found)
-        return text, again.metadata
-
-    def _as_read(self, text: str, name: str) -> Workload:
-        """The replay as its reader sees it: what the file holds. Raises ``UnsupportedError`` where it is no
-        program.
-        """
         try:
-            return read_program(text.encode(), "", ReadOptions(locations=False), Diagnostics())
+            read_back = read_program(text.encode(), "", ReadOptions(locations=False), Diagnostics())
         except FormatError as error:
             raise UnsupportedError(
-                f"{name}: no replay of this graph is a valid program: {error.message} "
+                f"{graph.name}: no replay of this graph is a valid program: {error.message} "
                 f"({error.position} of the replay)",
-                hint="`hespas-validate check` finds what is wrong with a graph",
+                hint="find the invalid operation with `hespas-validate check`",
             ) from None
-
-
-def _flat(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-    if not len(graph.regions):
-        return graph
-    loops = (graph.regions.kind == int(RegionKind.LOOP_BODY)) & ~(graph.regions.trips <= 1)
-    diagnostics.info(
-        "stablehlo.unrolled", graph.name, "loops are written trip after trip", count=int(loops.sum())
-    )
-    # A compiler orders what it is given by its values: to make trips wait would take operations of no use.
-    most = limits().replayed_operations
-    return UnrollLoops(max_nodes=most, unknown_trips=1, overlap_trips=True)(graph, diagnostics)
+        compare(flat, replayed, read_back.classes[0], diagnostics)
+        return text, read_back.metadata
 
 
 def _absent(graph: OpGraph) -> dict[str, int]:
-    """What a graph knows and no replay holds. Names are in its locations."""
+    """Return the number of values of a graph that no replay holds. Names are kept in locations."""
     placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
     others = [name for name in graph.attachments if name != _ATTACHMENT]
     several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
@@ -201,47 +214,8 @@ def _absent(graph: OpGraph) -> dict[str, int]:
 
 def _report_absent(name: str, counts: Mapping[str, int], diagnostics: Diagnostics) -> None:
     for what, count in counts.items():
-        diagnostics.info(f"stablehlo.{what}", name, _ABSENT[what], count=count)
+        diagnostics.info(f"stablehlo.{what}", name, _OMISSIONS[what], count=count)
 
-
-def _report_changed(name: str, changes: Mapping[str, Counter[str]], diagnostics: Diagnostics) -> None:
-    for code, message in _CHANGED.items():
-        if code in changes:
-            report = diagnostics.warning if code in _GUESSES else diagnostics.info
-            report(f"stablehlo.{code}", name, message + _listed(changes[code]), count=changes[code].total())
-
-
-def _listed(counts: Counter[str]) -> str:
-    shown = ", ".join(f"{what} ({count})" for what, count in counts.most_common(_FEW) if what)
-    return f"{shown}, ..." if len(counts) > _FEW else shown
-
-
-def _report_metadata(workload: Workload, metadata: Mapping[str, str], diagnostics: Diagnostics) -> None:
-    """Metadata that a reader of the program does not find, or finds otherwise."""
-    stated = workload.metadata.items()
-    lost = [key for key, text in stated if key not in _OF_FILE and metadata.get(key) != text]
-    message = f"metadata is not in a StableHLO program: {', '.join(lost[:_FEW])}"
-    diagnostics.info("stablehlo.metadata", workload.name, message, count=len(lost))
-
-
-def _report_ranks(
-    workload: Workload, classes: list[int], options: WriteOptions, diagnostics: Diagnostics
-) -> None:
-    if not workload.is_complete or (options.ranks is not None and len(options.ranks) < workload.num_ranks):
-        message = f"a StableHLO program is that of all ranks: it is written for {workload.num_ranks} devices"
-        diagnostics.info("stablehlo.all-ranks", workload.name, message)
-    if len(workload.classes) > 1:
-        message = (
-            f"each of {len(workload.classes)} rank classes is a program of its own, here for all "
-            f"{workload.num_ranks} devices; messages between classes go between its own devices"
-        )
-        diagnostics.warning("stablehlo.rank-classes", workload.name, message, count=len(classes))
-
-
-# Whether a graph still is the program it was read from, so that the program itself can be written.
-#
-# The program is read again and compared: no mark can go stale. What may differ is what a program does not
-# say: times, streams, names, costs. Another structure, as passes make, is another program.
 
 _ATTACHMENT = "stablehlo"
 
@@ -259,23 +233,27 @@ _ANNOTATIONS: dict[str, str] = {
     }.items()
     for column in columns.split()
 }
-"""Column -> what is reported not to be in the program. Lines of the file itself are another file's."""
+"""Column -> kind of value that is reported as absent from the program. Source lines are not reported, since
+they belong to another file.
+"""
 
 
-class _Original(NamedTuple):
-    """A program as stored, how many values of what kind the graph has beyond it, and what its reader says of
-    the file.
-    """
+class _OriginalProgram(NamedTuple):
+    """Stored program, the number of values by kind that the graph adds to it, and its reader's metadata."""
 
     data: bytes
-    form: Form
+    form: ProgramForm
     beyond: dict[str, int]
     metadata: Mapping[str, str]
 
 
-def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_Original | None, str]:
-    """The program of a graph that all ``num_ranks`` ranks run, or why there is none: empty where it never was
-    one. An attachment that cannot be read is none.
+def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_OriginalProgram | None, str]:
+    """Return the program of a graph that all ``num_ranks`` ranks run, or the reason for its absence.
+
+    The reason is empty if the graph never was a program. The program is read again and compared with the
+    graph, so that no mark can go stale. Values that a program does not state may differ: times, streams,
+    names, costs. Another structure, as passes produce, is another program. An unreadable attachment is
+    ignored.
     """
     data = graph.attachments.get(_ATTACHMENT)
     if data is None:
@@ -290,129 +268,38 @@ def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_Original | None, str]
     changed: list[str] = []
     source = again.classes[0]
     for difference in graphs_equal(graph, source):
-        what = _what(difference.column)
+        table = difference.column.partition(".")[0]
+        what = _ANNOTATIONS.get(difference.column)
+        if table in {"extra", "contractions"}:
+            what = "extra" if table == "extra" else "costs"
         if what is None or (difference.column == "regions.trips" and not _only_new_trips(graph, source)):
             changed.append(difference.column)
         elif what:
             beyond[what] = beyond.get(what, 0) + difference.count
     if changed:
-        return None, f"passes or edits changed the program it was read from: {', '.join(changed)}"
-    return _Original(data, Form(again.metadata["form"]), beyond, again.metadata), ""
-
-
-def _what(column: str) -> str | None:
-    """What a differing column is an annotation of, None where it is the program's structure."""
-    table = column.partition(".")[0]
-    if table in {"extra", "contractions"}:
-        return "extra" if table == "extra" else "costs"
-    return _ANNOTATIONS.get(column)
+        return None, f"passes or edits changed the program that it was read from: {', '.join(changed)}"
+    return _OriginalProgram(data, ProgramForm(again.metadata["form"]), beyond, again.metadata), ""
 
 
 def _only_new_trips(graph: OpGraph, source: OpGraph) -> bool:
-    """Whether trip counts differ only where the program does not say them."""
+    """Return True if trip counts differ only where the program does not state them."""
     if len(graph.regions) != len(source.regions):
         return False
-    stated = ~np.isnan(source.regions.trips)
-    return bool((graph.regions.trips[stated] == source.regions.trips[stated]).all())
-
-
-# The form a program is written in, told by the name of the file, and how a parsed program gets it.
-
-_BINARY = {".mlirbc", ".bc"}
-_EXPORT = {".jaxexport", ".jax_export"}
-_KNOWN_PLACE = re.compile(r'loc\((?!unknown\)|#loc|"-":\d)')
-"""A location other than those of a text that nobody has."""
-
-
-def form_of_name(name: str, version: str) -> Form:
-    """The form that a file name asks for; a name that says nothing asks for text.
-
-    Bytecode has no version: with one, a portable artifact is written. Raises ``UsageError`` for text of a
-    version.
-    """
-    suffixes = [suffix for suffix in PurePath(name).suffixes if suffix != ".gz"]
-    last = suffixes[-1] if suffixes else ""
-    if last in _EXPORT:
-        return Form.EXPORT
-    if last == ".vhlo" or (last in _BINARY and (version or ".vhlo" in suffixes)):
-        return Form.ARTIFACT
-    if last in _BINARY:
-        return Form.BYTECODE
-    if version:
-        raise UsageError(
-            f"`target_version={version}`: text has no version",
-            path=name,
-            hint="name a portable artifact, FILE.vhlo, or leave the version out",
-        )
-    return Form.TEXT
-
-
-def in_form(data: bytes, own: Form, form: Form, version: str, bindings: Bindings) -> bytes:
-    """A program that is known to parse, in a form: as it is where ``own`` is that form already.
-
-    Raises ``UnsupportedError`` where it has no such form.
-    """
-    if form is own and not version:
-        return data
-    module = parse_program(data, bindings).module
-    match form:
-        case Form.TEXT:
-            return _text(module, bindings).encode()
-        case Form.BYTECODE:
-            return bindings.bytecode(module)
-        case Form.ARTIFACT:
-            return _artifact(module, version, bindings)
-        case Form.EXPORT:
-            raise UnsupportedError(
-                "a jax.export file also holds calling conventions, which no other form of a program has",
-                hint="name a portable artifact, FILE.vhlo",
-            )
-
-
-def _artifact(module: Module, version: str, bindings: Bindings) -> bytes:
-    try:
-        return bindings.artifact(module, version)
-    except ValueError as error:
-        raise UnsupportedError(
-            f"no portable artifact of StableHLO {version or 'as this jaxlib knows it'} can hold the program "
-            f"({error})",
-            hint="name a newer `target_version`, or write bytecode: FILE.mlirbc",
-        ) from None
-
-
-def _text(module: Module, bindings: Bindings) -> str:
-    """The program as text that parses to the same program: pretty where that is so, else generic."""
-    located = bindings.text(module, locations=True)
-    has_places = _KNOWN_PLACE.search(located) is not None
-    text = located if has_places else bindings.text(module, locations=False)
-    return (
-        text
-        if _is_same(text, module, bindings)
-        else bindings.text(module, locations=has_places, generic=True)
-    )
-
-
-def _is_same(text: str, module: Module, bindings: Bindings) -> bool:
-    try:
-        again = bindings.parse(text, quantised="!quant." in text)
-    except ParseFailure:
-        return False
-    one, two = (bindings.text(each, locations=False, generic=True) for each in (module, again))
-    return one == two
-
-
-# The module around a replay: header, arguments, results, and what was not kept, for readers of the file.
+    is_stated = ~np.isnan(source.regions.trips)
+    return bool((graph.regions.trips[is_stated] == source.regions.trips[is_stated]).all())
 
 
 def _module_text(
-    replayed: Replayed, flat: OpGraph, not_kept: Sequence[str], workload: Workload, index: int
+    replayed: ProgramReplay, flat: OpGraph, not_kept: Sequence[str], workload: Workload, index: int
 ) -> str:
-    """The program of rank class ``index`` as text. ``hespas.replay`` marks it, with the format and the number
-    of operations of the graph, and the ranks of the class; ``not_kept`` are lines like ``durations: 12``.
+    """Return the program of rank class ``index`` as text.
+
+    The attribute ``hespas.replay`` holds the source format, the number of operations of the graph and the
+    ranks of the class. ``not_kept`` are lines like ``durations: 12``.
     """
     emitter = replayed.emitter
     aliases = [f"{alias} = {attribute}" for attribute, alias in emitter.aliases.items()]
-    arguments = ", ".join(f"%arg{place}: {tensor}" for place, tensor in enumerate(emitter.arguments))
+    arguments = ", ".join(f"%arg{number}: {tensor}" for number, tensor in enumerate(emitter.arguments))
     kinds = ", ".join(str(value.type) for value in replayed.outputs)
     listed = ", ".join(quoted_text(line) for line in not_kept)
     classes = len(workload.classes)
@@ -426,7 +313,7 @@ def _module_text(
     names = ", ".join(str(value) for value in replayed.outputs)
     ends = f"return {names} : {kinds}" if names else "return"
     lines = [
-        "// A replay: the work of a graph in its order, not the program that the graph was taken from.",
+        "// A replay: the work of a graph in its order, not the graph's original program.",
         *([f"{CLASS_MARK} {index} of {classes}"] if classes > 1 else []),
         *aliases,
         f"module @{quoted_text(workload.classes[index].name or 'replay')} attributes {{{attributes}}} {{",

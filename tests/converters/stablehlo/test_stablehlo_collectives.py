@@ -129,7 +129,7 @@ def test_groups_that_do_not_fit_the_devices_say_where(
     with pytest.raises(FormatError, match="all_reduce: ") as caught:
         read_text(_MISFIT.replace("LOCATION", location))
     assert caught.value.position == position
-    assert caught.value.hint == "do groups and device counts belong together?"
+    assert caught.value.hint == "check that the groups fit the number of devices"
 
 
 def test_what_the_parser_refuses_of_a_located_operation_says_which(read_text: ReadText) -> None:
@@ -266,8 +266,8 @@ def test_replicas_are_those_asked_for(read_text: ReadText) -> None:
     assert (workload.metadata["num_replicas"], workload.metadata["num_partitions"]) == ("2", "4")
     assert groups_of(workload.classes[0], 0) == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert findings.counts() == {}
-    with pytest.raises(UsageError, match="no whole number"):
+    with pytest.raises(UsageError, match="cannot be divided into"):
         read_text(_CROSS_REPLICA, ReadOptions(num_devices=7, num_replicas=2))
     stated = f"module attributes {{mhlo.num_replicas = 2 : i32}} {{\n{_CROSS_REPLICA}\n}}"
-    with pytest.raises(UsageError, match="the program says 2"):
+    with pytest.raises(UsageError, match="the program states 2"):
         read_text(stated, ReadOptions(num_replicas=4))

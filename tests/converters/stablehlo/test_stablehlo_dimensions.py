@@ -100,7 +100,7 @@ def test_names_that_do_not_go(
 
 
 def test_extents_that_contradict_each_other(read_text: ReadText) -> None:
-    with pytest.raises(UnsupportedError, match="do not follow from these extents"):
+    with pytest.raises(UnsupportedError, match="cannot be inferred from these extents"):
         _read(read_text, UNNAMED, {"arg0.0": 4, "arg1.0": 5})
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hespas.converters import load_format, sniff
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.stablehlo.module import parsed_ranks, ranks_text
+from hespas.converters.stablehlo.reader import parsed_ranks, ranks_text
 from hespas.graph import CollectiveKind, Diagnostics, ExplicitGroups, NodeKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 from tests.converters.stablehlo.steps import RANKS, Steps
@@ -89,14 +89,14 @@ def test_one_program_of_the_folder_says_whose_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ("0-2", "rank 1 runs another program, too"),
+        ("0-2", "rank 1 also runs another program"),
         ("0-99", "it is of rank 99 of a job of 4"),
-        ("3-0", "is no run of ranks"),
-        ("0-16777216", "is no run of ranks"),
-        ("0-3/0", "is no run of ranks"),
-        ("", "is no run of ranks"),
-        ("x", "is no run of ranks"),
-        (r"\FF\00", "is no run of ranks"),
+        ("3-0", "is not a run of ranks"),
+        ("0-16777216", "is not a run of ranks"),
+        ("0-3/0", "is not a run of ranks"),
+        ("", "is not a run of ranks"),
+        ("x", "is not a run of ranks"),
+        (r"\FF\00", "is not a run of ranks"),
     ],
 )
 def test_ranks_that_do_not_fit_are_refused(ranks: str, message: str, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_marks_that_are_not_ours_say_nothing(marks: str, tmp_path: Path) -> None
 def test_a_folder_of_other_programs_is_not_taken_for_a_job(tmp_path: Path) -> None:
     folder = _written(_job([0, 1, 0, 1]), tmp_path / "job")
     (folder / "notes.txt").write_text("")
-    with pytest.raises(UnsupportedError, match="do not say which ranks") as caught:
+    with pytest.raises(UnsupportedError, match="without their ranks") as caught:
         _read(folder)
     assert caught.value.position == "file job.0.mlir"
     with pytest.raises(FormatError, match="no known format"):

@@ -151,9 +151,9 @@ def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
 @pytest.mark.parametrize(
     ("program", "position", "message", "hint"),
     [
-        ("", None, "no function", "export interrupted"),
-        ("// nothing\nmodule {}", "line 2", "no function", "export interrupted"),
-        ("func.func private @f() -> ()", None, "no function", "export interrupted"),
+        ("", None, "no function", "check the export"),
+        ("// nothing\nmodule {}", "line 2", "no function", "check the export"),
+        ("func.func private @f() -> ()", None, "no function", "check the export"),
         ("this is not a program", "line 1:1", "is unknown", "`source_format`"),
         (
             "func.func @main(%x: tensor<f32>) -> tensor<f32> {\n %0 = stablehlo.fizz %x : tensor<f32>\n}",
@@ -162,7 +162,7 @@ def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
             "portable artifact",
         ),
         (PROGRAM[:400], "line 6:55", "expected", "ends early"),
-        ("func.func @a() { return }\nfunc.func @b() { return }", None, "2 public ones: @a, @b", "main"),
+        ("func.func @a() { return }\nfunc.func @b() { return }", None, "2 public functions: @a, @b", "main"),
         ("func.func @main(%x: tensor<f32>) -> tensor<f16> { return %x : tensor<f32> }", "line 1", "type", ""),
         ("module {} \x01", "line 1:11", "unexpected character", ""),
         ("module attributes {mhlo.num_replicas = 0 : i32} {func.func @main() { return }}", None, "= 0", "1"),
@@ -198,7 +198,7 @@ def test_broken_bytecode_is_refused_without_a_word_on_stderr(
         with pytest.raises(FormatError, match=r"byte (0|304):") as caught:
             read_text(data)
         assert caught.value.hint
-    with pytest.raises(UnsupportedError, match=r"StableHLO 99\.0\.0; the jaxlib installed here reads up to"):
+    with pytest.raises(UnsupportedError, match=r"StableHLO 99\.0\.0; the installed jaxlib reads up to"):
         read_text(b"ML\xefR\rStableHLO_v99.0.0\0\x01")
     assert capfd.readouterr() == ("", "")
 
@@ -336,7 +336,7 @@ def test_other_element_types_are_not_quantised() -> None:
 HINTS = {
     "early": "the file ends early",
     "name": "not newer than jaxlib's",
-    "invalid": "the program is invalid at this place",
+    "invalid": "the program is invalid at this position",
     "generic": "in its generic form",
 }
 

@@ -82,7 +82,7 @@ def test_names_that_are_no_text_are_refused_with_their_place(
 ) -> None:
     path = tmp_path / "a.mlir"
     path.write_text(program)
-    with pytest.raises(FormatError, match="no text") as caught:
+    with pytest.raises(FormatError, match="not UTF-8 text") as caught:
         read(path, ReadOptions(), Diagnostics())
     assert (caught.value.path, caught.value.position) == (str(path), f"line {position}")
 

@@ -93,7 +93,7 @@ def test_several_modules_in_a_file(read_text: ReadText) -> None:
     part = "module {\n  func.func @main() {return}\n}\n"
     error = _refusal(read_text, f"{part}// -----\n{part}")
     assert (error.message, error.position) == ("the file holds 2 modules", "line 8")
-    assert "a file of its own" in (error.hint or "")
+    assert "one file per module" in (error.hint or "")
 
 
 def test_no_replicas_stand_in_the_header(read_text: ReadText) -> None:

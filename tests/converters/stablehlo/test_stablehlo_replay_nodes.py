@@ -468,11 +468,11 @@ def test_flops_nobody_knows_are_not_called_zero(write: Write) -> None:
     _, found = write(steps)
     (message,) = [each.message for each in found if each.code == "stablehlo.replay-flops"]
     assert message.startswith(
-        "replays in which XLA counts 64 FLOPs where the graph says nothing of its 2 operations:"
+        "replays in which XLA counts 64 FLOPs where the graph has unknown figures of 2 operations:"
     )
     steps.op("abs", shape=(10,), flops=10)
     (message,) = [each.message for each in write(steps)[1] if each.code == "stablehlo.replay-flops"]
-    assert "the graph says 10, and nothing of 2 operations:" in message
+    assert "the graph has 10, without 2 operations of unknown figures:" in message
 
 
 def test_traffic_that_is_not_that_of_the_graph_is_reported(write: Write) -> None:
@@ -482,7 +482,7 @@ def test_traffic_that_is_not_that_of_the_graph_is_reported(write: Write) -> None
     (message,) = [each.message for each in found if each.code == "stablehlo.replay-bytes"]
     moved = float(_read(text).bytes_moved.sum())
     assert moved < 8e9
-    assert f"replays that move {moved:,.0f} bytes where the graph says 8,000,000,000:" in message
+    assert f"replays that move {moved:,.0f} bytes where the graph has 8,000,000,000:" in message
 
 
 def test_traffic_that_is_kept_or_unknown_is_not_reported(write: Write) -> None:
@@ -505,9 +505,9 @@ def test_a_circle_is_refused(write: Write) -> None:
     steps = Steps()
     steps.op(deps=[1])
     steps.op(deps=[0])
-    with pytest.raises(FormatError, match="in a circle") as caught:
+    with pytest.raises(FormatError, match="in a cycle") as caught:
         write(steps)
-    assert caught.value.position == "node 0 and those that wait for it"
+    assert caught.value.position == "node 0 and its dependents"
 
 
 def test_tensors_past_all_memory_are_refused(write: Write) -> None:

@@ -14,9 +14,8 @@ import pytest
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.program import Form
+from hespas.converters.stablehlo.program import ProgramForm, in_form
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.write import in_form
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.passes import FoldFree, UnrollLoops
 from tests.converters.stablehlo.replays import FIXTURES, read_any, without_program, write_bytes
@@ -95,7 +94,7 @@ def test_original_and_rewritten_programs_give_equal_outputs(devices: int, tmp_pa
     rewritten: list[Path] = []
     for path in chosen:
         bytecode, _ = write_bytes(_read(path), tmp_path / f"{path.name}.mlirbc")
-        text = in_form(bytecode, Form.BYTECODE, Form.TEXT, "", load_bindings())
+        text = in_form(bytecode, ProgramForm.BYTECODE, ProgramForm.TEXT, "", load_bindings())
         rewritten.append(tmp_path / path.name.removesuffix(".gz"))
         rewritten[-1].write_bytes(text)
     answers = run([*chosen, *rewritten], devices)

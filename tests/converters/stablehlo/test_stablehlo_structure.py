@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.template import Scope, Template
+from hespas.converters.stablehlo.template import FunctionTemplate, TemplateBuilder
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.graph.passes import FoldFree, Pass, UnrollLoops, is_topological
@@ -228,13 +228,13 @@ def test_calls_that_double_are_counted_before_they_are_written_out(
     copied: list[int] = []
     few = 1000
 
-    def copy(scope: Scope, callee: Template, *rest: Any) -> Any:
+    def copy(scope: TemplateBuilder, callee: FunctionTemplate, *rest: Any) -> Any:
         copied.append(len(callee))
         return written_out(scope, callee, *rest)
 
-    written_out = Scope.copy
-    monkeypatch.setattr(Scope, "copy", copy)
-    monkeypatch.setattr("hespas.converters.stablehlo.module._FEW_NODES", few)
+    written_out = TemplateBuilder.copy
+    monkeypatch.setattr(TemplateBuilder, "copy", copy)
+    monkeypatch.setattr("hespas.converters.stablehlo.functions._FEW_NODES", few)
     with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
         read_text(_doubling(40))
     # Calls are counted once a function is larger than that. It is at most twice as large, for the two that it
@@ -796,7 +796,7 @@ func.func @main(%x: tensor<4xf32>, %c: tensor<f32>) -> tensor<f32> {
 
 
 def test_jumps_between_blocks_are_not_supported(read_text: ReadText) -> None:
-    with pytest.raises(UnsupportedError, match="function @main: @main jumps between blocks"):
+    with pytest.raises(UnsupportedError, match="function @main: @main has several blocks"):
         read_text("func.func @main() {\n cf.br ^next\n^next:\n return\n}")
 
 

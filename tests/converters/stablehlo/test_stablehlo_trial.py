@@ -14,7 +14,8 @@ import pytest
 from hespas import api
 from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.reader import parse_in_sandbox, read_program
+from hespas.converters.stablehlo.reader import read_program
+from hespas.converters.stablehlo.sandbox import parse_in_sandbox
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 

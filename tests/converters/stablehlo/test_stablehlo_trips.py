@@ -8,7 +8,7 @@ from math import isnan, nan
 
 import pytest
 
-from hespas.converters.stablehlo.dataflow import count_trips
+from hespas.converters.stablehlo.trips import count_trips
 from hespas.graph import Diagnostics, Workload
 
 pytest.importorskip("jaxlib")

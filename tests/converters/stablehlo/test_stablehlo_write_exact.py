@@ -13,9 +13,8 @@ import pytest
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.program import Form, parse_program
+from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_form, parse_program
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.write import form_of_name, in_form
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.errors import UnsupportedError, UsageError
@@ -95,19 +94,19 @@ def test_shared_workloads_come_back_byte_for_byte(path: Path, tmp_path: Path) ->
 def test_other_forms_hold_the_same_program(path: Path) -> None:
     bindings, source = load_bindings(), _content(path)
     own = parse_program(source, bindings).form
-    located = b"loc(" in source or own is not Form.TEXT
-    bytecode = in_form(source, own, Form.BYTECODE, "", bindings)
+    located = b"loc(" in source or own is not ProgramForm.TEXT
+    bytecode = in_form(source, own, ProgramForm.BYTECODE, "", bindings)
     assert _canonical(bytecode, locations=located) == _canonical(source, locations=located)
-    text = in_form(bytecode, Form.BYTECODE, Form.TEXT, "", bindings)
+    text = in_form(bytecode, ProgramForm.BYTECODE, ProgramForm.TEXT, "", bindings)
     assert _canonical(text, locations=False) == _canonical(source, locations=False)
-    assert (b"loc(" in text) == (b"loc(" in source if own is Form.TEXT else b"loc(" in text)
+    assert (b"loc(" in text) == (b"loc(" in source if own is ProgramForm.TEXT else b"loc(" in text)
 
 
 @pytest.mark.parametrize("path", swept(TEXTS, 20), ids=lambda path: path.name)
 def test_portable_artifacts_hold_the_same_program(path: Path) -> None:
     """By what their readers see: StableHLO leaves out of them attributes that have their default values."""
     source = _content(path)
-    artifact = in_form(source, Form.TEXT, Form.ARTIFACT, "", load_bindings())
+    artifact = in_form(source, ProgramForm.TEXT, ProgramForm.ARTIFACT, "", load_bindings())
     assert artifact.startswith(b"ML\xefR\rStableHLO_v")
     one, two = (
         read_program(data, path.name, ReadOptions(locations=False), Diagnostics()).classes[0]
@@ -119,10 +118,10 @@ def test_portable_artifacts_hold_the_same_program(path: Path) -> None:
 def test_locations_survive_every_form() -> None:
     bindings = load_bindings()
     source = _content(FIXTURES / "stablehlo" / "llama_fsdp_tp_global_N8_located.mlir.gz")
-    bytecode = in_form(source, Form.TEXT, Form.BYTECODE, "", bindings)
-    text = in_form(bytecode, Form.BYTECODE, Form.TEXT, "", bindings)
+    bytecode = in_form(source, ProgramForm.TEXT, ProgramForm.BYTECODE, "", bindings)
+    text = in_form(bytecode, ProgramForm.BYTECODE, ProgramForm.TEXT, "", bindings)
     assert _canonical(text, locations=True) == _canonical(source, locations=True)
-    artifact = in_form(source, Form.TEXT, Form.ARTIFACT, "", bindings)
+    artifact = in_form(source, ProgramForm.TEXT, ProgramForm.ARTIFACT, "", bindings)
     one, two = (
         read_program(data, "", ReadOptions(), Diagnostics()).classes[0] for data in (source, artifact)
     )
@@ -133,18 +132,18 @@ def test_locations_survive_every_form() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "form"),
     [
-        ("a.mlir", "", Form.TEXT),
-        ("a.stablehlo.gz", "", Form.TEXT),
-        ("standard.output", "", Form.TEXT),
-        ("a.mlirbc", "", Form.BYTECODE),
-        ("a.mlir.bc.gz", "", Form.BYTECODE),
-        ("a.mlirbc", "1.0.0", Form.ARTIFACT),
-        ("a.vhlo.mlirbc", "", Form.ARTIFACT),
-        ("a.vhlo", "", Form.ARTIFACT),
-        ("a.jax_export", "", Form.EXPORT),
+        ("a.mlir", "", ProgramForm.TEXT),
+        ("a.stablehlo.gz", "", ProgramForm.TEXT),
+        ("standard.output", "", ProgramForm.TEXT),
+        ("a.mlirbc", "", ProgramForm.BYTECODE),
+        ("a.mlir.bc.gz", "", ProgramForm.BYTECODE),
+        ("a.mlirbc", "1.0.0", ProgramForm.ARTIFACT),
+        ("a.vhlo.mlirbc", "", ProgramForm.ARTIFACT),
+        ("a.vhlo", "", ProgramForm.ARTIFACT),
+        ("a.jax_export", "", ProgramForm.EXPORT),
     ],
 )
-def test_the_name_tells_the_form(name: str, version: str, form: Form) -> None:
+def test_the_name_tells_the_form(name: str, version: str, form: ProgramForm) -> None:
     assert form_of_name(name, version) is form
 
 
@@ -164,15 +163,15 @@ def test_a_version_is_that_of_the_artifact(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", load_format("stablehlo").write_versions)
 def test_every_version_offered_is_written(version: str) -> None:
     source = _content(FIXTURES / "stablehlo" / "branches.mlir")
-    written = in_form(source, Form.TEXT, Form.ARTIFACT, version, load_bindings())
+    written = in_form(source, ProgramForm.TEXT, ProgramForm.ARTIFACT, version, load_bindings())
     assert f"StableHLO_v{version}\0".encode() in written[:40]
-    assert parse_program(written, load_bindings()).form is Form.ARTIFACT
+    assert parse_program(written, load_bindings()).form is ProgramForm.ARTIFACT
 
 
 def test_what_an_old_version_lacks_is_refused() -> None:
     source = _content(FIXTURES / "stablehlo" / "hand_mesh_groups.mlir")
     with pytest.raises(UnsupportedError, match=r"no portable artifact of StableHLO 0\.9\.0"):
-        in_form(source, Form.TEXT, Form.ARTIFACT, "0.9.0", load_bindings())
+        in_form(source, ProgramForm.TEXT, ProgramForm.ARTIFACT, "0.9.0", load_bindings())
 
 
 def test_an_export_file_is_not_made_up(tmp_path: Path) -> None:
@@ -255,7 +254,7 @@ def test_what_passes_made_is_another_program(
     written, found = write_bytes(rewritten, tmp_path / "a.mlir")
     assert b"hespas.replay" in written
     (message,) = [each.message for each in found if each.code == "stablehlo.replay"]
-    assert "changed the program it was read from" in message
+    assert "changed the program that it was read from" in message
 
 
 def test_an_edited_operation_is_another_program(tmp_path: Path) -> None:

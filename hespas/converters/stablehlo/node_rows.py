@@ -1,0 +1,203 @@
+"""Tables of distinct signatures and source locations that nodes refer to by row.
+
+JAX nests locations: ``loc("jit(step)/mlp/dot_general"("model.py":12:8))``. The outermost name is the
+framework's name of the operation, the first file position is the source. Equal locations are decoded once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from hespas.converters.stablehlo.mlir import MlirLocation
+from hespas.converters.stablehlo.types import Memo, TypeInfo
+from hespas.costs.operation import Attributes, Cost, CustomAttributes, unknown_cost
+from hespas.costs.operation import Operation as CostInput
+from hespas.costs.table import canonical_name, cost_of, find_rule
+from hespas.graph import DYNAMIC, OpClass
+from hespas.graph.columns import StringTableBuilder
+
+__all__ = ["LocationTable", "OpSignature", "SignatureTable", "has_rule", "price", "table_name"]
+
+
+def table_name(op_name: str) -> str:
+    """Return the name in the cost table (any name if the table has none), ``""`` without a dialect.
+
+    An operation without a dialect may have a name of the table, but it is not a StableHLO operation.
+    """
+    return canonical_name(op_name) if "." in op_name else ""
+
+
+def has_rule(op_name: str) -> bool:
+    """Return True if the cost table has the operation."""
+    return "." in op_name and find_rule(op_name) is not None
+
+
+def price(op_name: str, described: CostInput) -> Cost:
+    """Return the cost of one operation: of class UNKNOWN if the table does not have it."""
+    return cost_of(op_name, described) if "." in op_name else unknown_cost(described)
+
+
+class OpSignature(NamedTuple):
+    """Full name of an operation, rows of its types, and the cost of one execution.
+
+    ``is_bounded``: extents are upper bounds; ``is_dynamic``: some are unknown. ``needs_report``: figures are
+    unknown or bounds. ``label`` names nodes: the operation without its dialect, or a custom call's target.
+    """
+
+    op_name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    cost: Cost
+    is_bounded: bool
+    is_dynamic: bool
+    has_rule: bool
+    needs_report: bool
+    label: str
+
+
+_SignatureKey = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Attributes]
+"""Operation name, types of operands and of results, positions of repeated operands, attributes."""
+
+
+class SignatureTable:
+    """Table of the signatures of one program: ``known[key]`` is a row of ``rows``."""
+
+    def __init__(self) -> None:
+        self.rows: list[OpSignature] = []
+        self.known = Memo(self._add)
+        self._unknown: dict[tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...]], int] = {}
+
+    def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
+        """Return the row of an operation whose cost follows from its name and types."""
+        return self.known[name, operands, results, (), None]
+
+    def unknown(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
+        """Return the row of an operation of unknown FLOPs, whatever its name."""
+        described = CostInput(
+            tuple(tensor for info in operands for tensor in info.tensors),
+            tuple(tensor for info in results for tensor in info.tensors),
+            None,
+        )
+        op_class = OpClass.CUSTOM if canonical_name(name) == "custom_call" else OpClass.UNKNOWN
+        key = (name, operands, results)
+        if key not in self._unknown:
+            self._unknown[key] = self.priced(name, operands, results, unknown_cost(described, op_class))
+        return self._unknown[key]
+
+    def _add(self, key: _SignatureKey) -> int:
+        name, operands, results, repeated, attributes = key
+        described = CostInput(
+            tuple(tensor for info in operands for tensor in info.tensors),
+            tuple(tensor for info in results for tensor in info.tensors),
+            attributes,
+            repeated,
+        )
+        label = attributes.target if isinstance(attributes, CustomAttributes) else ""
+        return self.priced(name, operands, results, price(name, described), label)
+
+    def priced(
+        self,
+        name: str,
+        operands: tuple[TypeInfo, ...],
+        results: tuple[TypeInfo, ...],
+        cost: Cost,
+        label: str = "",
+    ) -> int:
+        """Add a row with a given cost and return its number."""
+        infos = (*operands, *results)
+        is_bounded = any(info.is_bounded for info in infos)
+        self.rows.append(
+            OpSignature(
+                name,
+                tuple(row for info in operands for row in info.rows),
+                tuple(row for info in results for row in info.rows),
+                cost,
+                is_bounded,
+                any(DYNAMIC in tensor.shape for info in infos for tensor in info.tensors),
+                has_rule(name),
+                is_bounded or not cost.is_known,
+                label or name.rpartition(".")[2],
+            )
+        )
+        return len(self.rows) - 1
+
+
+_NAME = r'loc\((?:callsite\()?(?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)'
+
+
+_FILE = r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)'
+
+
+_UNKNOWN_FILE = "-"
+
+
+class LocationTable:
+    """Interned locations. ``rows[i]`` is (source string row, framework string row); row 0 is empty.
+
+    ``path`` is the input itself, whose own lines are locations if the program has no others; ``""`` for an
+    input without lines.
+    """
+
+    def __init__(self, strings: StringTableBuilder, path: str, *, enabled: bool) -> None:
+        self.rows: list[tuple[int, int]] = [(0, 0)]
+        self._strings = strings
+        self._path = path
+        self.enabled = enabled
+        self._rows_by_location: dict[MlirLocation, int] = {}
+        self._names = [""]
+        self._within: dict[tuple[int, int], int] = {}
+
+    def row(self, location: MlirLocation) -> int:
+        """Return the row of a location, 0 for an empty one. Call it only if locations are ``enabled``."""
+        row = self._rows_by_location.get(location)
+        if row is None:
+            source, name = self.describe(location)
+            row = self._rows_by_location[location] = self._add(self._strings.add(source), name)
+        return row
+
+    def _add(self, source_row: int, name: str) -> int:
+        pair = (source_row, self._strings.add(name))
+        if pair == (0, 0):
+            return 0
+        self.rows.append(pair)
+        self._names.append(name)
+        return len(self.rows) - 1
+
+    def place(self, row: int) -> str:
+        """Return the text of a location for an error; ``""`` for an empty one."""
+        strings = self._strings.build()
+        source, name = (strings[part] for part in self.rows[row])
+        line = source.removeprefix(f"{self._path}:")
+        return " ".join(filter(None, (f"line {line}" if line != source else source, name)))
+
+    def within(self, call: int, rows: list[int]) -> list[int]:
+        """Return the rows of a function's operations for the call at row ``call``.
+
+        Frameworks name the operations of a function from its own start (``select_n``). XLA prepends the name
+        of the call when it inlines a function, so that profiles show ``jit(step)/jit(_where)/select_n``.
+        """
+        if not call or not self._names[call]:
+            return rows
+        for row in rows:
+            if (call, row) not in self._within:
+                outer, inner = self._names[call], self._names[row]
+                source = self.rows[row][0] or self.rows[call][0]
+                if not inner:
+                    inner = outer
+                elif inner.partition("/")[0] != outer.partition("/")[0]:
+                    inner = f"{outer}/{inner}"
+                self._within[call, row] = self._add(source, inner)
+        return [self._within[call, row] for row in rows]
+
+    def describe(self, location: MlirLocation) -> tuple[str, str]:
+        """Return source position and framework name of a location, each ``""`` if absent."""
+        text = str(location)
+        name, file = re.match(_NAME, text), re.search(_FILE, text)
+        source = ""
+        name_of_file = file[1] if file is not None else ""
+        if name_of_file == _UNKNOWN_FILE:
+            name_of_file = self._path
+        if file is not None and name_of_file:
+            source = f"{name_of_file}:{file[2]}:{file[3]}"
+        return source, name[1] if name else ""
