@@ -1,4 +1,4 @@
-"""Is it sound? Coded rules over any input, for itself, as a Chakra trace, or for a simulator."""
+"""Check of workloads by coded rules: soundness, the Chakra contract, and the needs of ASTRA-sim."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Structure and rank rules of any input: read leniently, run the table, collect what breaks.
+"""Check of any input: read it leniently, run the rules, and collect violations.
 
-A single file of a set of per-rank files is checked as one rank; give the directory to check ranks together.
+A single file of a set of per-rank files is checked as one rank; a directory is checked as a whole job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from hespas.converters import ReadOptions, find_format, note_unread_files
 from hespas.converters.measured_ops import measured_workload
-from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
+from hespas.graph import Diagnostics, Severity, Workload
 from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, PositiveInt
 from hespas.measurements.consistency import check_recording
@@ -33,12 +33,11 @@ from hespas.simulator.astra.options import Backend
 from hespas.validators.checker.execution import run_traces
 from hespas.validators.checker.job import (
     CheckedInput,
+    CheckedJob,
+    CheckFindings,
     CheckResult,
-    Findings,
-    Job,
     Profile,
-    Report,
-    Rule,
+    RuleReport,
     Scope,
     Violation,
 )
@@ -49,15 +48,15 @@ __all__ = ["CheckOptions", "check", "check_workload"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """How to check. The configuration files are ASTRA-sim's; rules that need one not given are skipped.
+    """Options of a check. The configuration files are ASTRA-sim's; rules that lack theirs are skipped.
 
-    With a system and a network, profile ``astra-sim`` runs a complete set of Chakra traces as
-    :func:`hespas.api.simulate` does in mode ``astra``, and its verdict is the verdict of the check.
+    With a system and a network, profile ``astra-sim`` also simulates a complete set of Chakra traces as
+    :func:`hespas.api.simulate` does in mode ``astra``, and that outcome decides the check.
 
-    ``format`` overrides sniffing; ``num_devices`` is the number of ranks where the input does not say,
-    ``num_replicas`` how many of them are replicas, ``comm_groups`` the file of process groups where it is not
-    beside the input.
-    ``keep`` bounds the findings listed per code; ``replay_limit`` the nodes of a deadlock replay.
+    ``format`` overrides sniffing. ``num_devices`` is the number of ranks and ``num_replicas`` the number of
+    replicas among them, for inputs that do not state it. ``comm_groups`` is the file of process groups
+    (default: in the folder of the input). ``keep`` limits the violations listed per code, ``replay_limit``
+    the nodes of a deadlock replay.
     """
 
     system_config: Path | None = None
@@ -74,8 +73,8 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Checker:
-    """What inputs are checked for, with the configuration files read."""
+class _InputChecker:
+    """Profile, options and parsed configuration files of a check."""
 
     profile: Profile | None
     options: CheckOptions
@@ -84,15 +83,15 @@ class _Checker:
     memory: MemoryConfig | None
 
     @classmethod
-    def of(cls, profile: Profile | None, options: CheckOptions) -> _Checker:
+    def of(cls, profile: Profile | None, options: CheckOptions) -> _InputChecker:
         """Read the configuration files.
 
-        Raises ``FormatError`` for a broken one, and ``UsageError`` for options of another profile.
+        Raises ``FormatError`` for a malformed file and ``UsageError`` for options of another profile.
         """
         system, network, memory = options.system_config, options.network_config, options.memory_config
         if profile != "astra-sim" and (options.backend is not None or options.queues_per_dim != 1):
             raise UsageError(
-                "`backend` and `queues_per_dim` belong to profile astra-sim", hint="add `profile=astra-sim`"
+                "`backend` and `queues_per_dim` require profile astra-sim", hint="add `profile=astra-sim`"
             )
         return cls(
             profile,
@@ -103,13 +102,18 @@ class _Checker:
         )
 
     def check_workload(
-        self, path: str, workload: Workload, format_name: str, findings: Findings, *, is_set: bool = True
+        self, path: str, workload: Workload, format_name: str, findings: CheckFindings, *, is_set: bool = True
     ) -> CheckedInput:
-        """Run every rule that applies. ``is_set`` is False for one file of a set of per-rank files."""
-        job = Job(
+        """Run the rules on a workload. ``is_set`` is False for one file of a set of per-rank files."""
+        is_complete = workload.is_complete
+        if is_complete and workload.num_ranks == 1 and "rank" in workload.metadata:
+            # A trace file of rank 0 is a whole job only if it does not communicate.
+            graph = workload.classes[0]
+            is_complete = not len(graph.p2p) and not len(graph.collectives)
+        job = CheckedJob(
             path=path,
             workload=workload,
-            complete=_is_complete(workload),
+            complete=is_complete,
             profile=self.profile,
             replay_limit=self.options.replay_limit,
             system=self.system,
@@ -119,10 +123,11 @@ class _Checker:
             queues_per_dim=self.options.queues_per_dim,
             is_set=is_set,
         )
-        is_read = not findings.has_errors
-        _run(job, findings)
-        if is_read and _is_executable(job):
-            _execute(job, findings)
+        is_sound = not findings.has_errors
+        _run_rules(job, findings)
+        is_configured = self.profile == "astra-sim" and self.system is not None and self.network is not None
+        if is_sound and is_configured and is_set and workload.metadata.get("format") == "chakra":
+            _run_astra_sim(job, findings)
         return CheckedInput(
             path=path,
             format=format_name,
@@ -132,24 +137,24 @@ class _Checker:
             complete=job.complete,
         )
 
-    def check_file(self, path: Path, findings: Findings) -> CheckedInput:
-        """Read leniently, and run the rules. Raises what reading raises."""
+    def check_file(self, path: Path, findings: CheckFindings) -> CheckedInput:
+        """Read a file leniently and run the rules. Raises the errors of the reader."""
         options = self.options
         entry = find_format(path, options.format)
         assert entry.read is not None, "find_format returns readable formats"
-        found = Diagnostics(keep=max(options.keep, 20))
-        note_unread_files(path, entry, found)
+        diagnostics = Diagnostics(keep=max(options.keep, 20))
+        note_unread_files(path, entry, diagnostics)
         reading = ReadOptions(
             lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas
         )
         if options.comm_groups is not None:
             reading = replace(reading, comm_groups=options.comm_groups)
-        value = entry.read(path, reading, found)
+        value = entry.read(path, reading, diagnostics)
         if not isinstance(value, Workload):
-            check_recording(value, found, str(path))
-            value = measured_workload(value, found)
-        _take_over(found, str(path), findings, self.profile)
-        return self.check_workload(str(path), value, entry.name, findings, is_set=not _has_siblings(path))
+            check_recording(value, diagnostics, str(path))
+            value = measured_workload(value, diagnostics)
+        _add_reader_findings(diagnostics, str(path), findings, self.profile)
+        return self.check_workload(str(path), value, entry.name, findings, is_set=not _is_one_of_many(path))
 
 
 def check(
@@ -157,25 +162,28 @@ def check(
 ) -> CheckResult:
     """Check each path. An input that cannot be read becomes a violation and an entry of ``unreadable``.
 
-    ``profile`` adds the rules of Chakra traces, or of those that ASTRA-sim can run. Raises ``UsageError``
-    without paths and ``FormatError`` for a broken configuration file.
+    ``profile`` adds the rules of Chakra traces, or of traces that ASTRA-sim can run. Raises ``UsageError``
+    without paths and ``FormatError`` for a malformed configuration file.
     """
     if not paths:
-        raise UsageError("nothing to check", hint="give a file, or a directory of per-rank files")
+        raise UsageError("no path to check", hint="give a file, or a directory of per-rank files")
     chosen = options or CheckOptions()
-    checker = _Checker.of(profile, chosen)
+    checker = _InputChecker.of(profile, chosen)
     inputs: list[CheckedInput] = []
     unreadable: list[HespasError] = []
-    found: list[Findings] = []
+    all_findings: list[CheckFindings] = []
     for path in paths:
-        findings = Findings(chosen.keep)
-        found.append(findings)
+        findings = CheckFindings(chosen.keep)
+        all_findings.append(findings)
         try:
             inputs.append(checker.check_file(path, findings))
         except (FormatError, UnsupportedError) as error:
             unreadable.append(error)
-            findings.add(_unreadable(path, error))
-    return _result(profile, inputs, found, unreadable)
+            # An unsupported input may be valid: it does not violate a rule of its own.
+            code = error.code or ("unsupported" if isinstance(error, UnsupportedError) else "unreadable")
+            message = f"{error.position}: {error.text}" if error.position else error.text
+            findings.add(Violation(code, Severity.ERROR, error.path or str(path), None, None, message))
+    return _result(profile, inputs, all_findings, unreadable)
 
 
 def check_workload(
@@ -185,114 +193,92 @@ def check_workload(
     *,
     path: str = "",
 ) -> CheckResult:
-    """Check a job that is already in memory. Raises ``FormatError`` for a broken configuration."""
+    """Check a workload in memory. Raises ``FormatError`` for a malformed configuration file."""
     chosen = options or CheckOptions()
-    findings = Findings(chosen.keep)
-    checked = _Checker.of(profile, chosen).check_workload(path or workload.name, workload, "memory", findings)
+    findings = CheckFindings(chosen.keep)
+    checked = _InputChecker.of(profile, chosen).check_workload(
+        path or workload.name, workload, "memory", findings
+    )
     return _result(profile, [checked], [findings], [])
 
 
 def _result(
     profile: Profile | None,
     inputs: list[CheckedInput],
-    found: list[Findings],
+    all_findings: list[CheckFindings],
     unreadable: list[HespasError],
 ) -> CheckResult:
     counts: Counter[str] = Counter()
-    for findings in found:
+    for findings in all_findings:
         counts.update(findings.counts)
     return CheckResult(
         profile=profile,
         inputs=tuple(inputs),
-        violations=tuple(violation for findings in found for violation in findings.violations),
+        violations=tuple(violation for findings in all_findings for violation in findings.violations),
         counts=dict(counts),
-        diagnostics=tuple(note for findings in found for note in findings.notes),
+        diagnostics=tuple(note for findings in all_findings for note in findings.notes),
         unreadable=tuple(unreadable),
     )
 
 
-def _take_over(found: Diagnostics, path: str, findings: Findings, profile: Profile | None) -> None:
-    """Coded findings and errors of a reader become violations, the rest stays diagnostics. How groups are
-    named matters as much as the profile's table says: only a simulator stumbles over it.
+def _add_reader_findings(
+    diagnostics: Diagnostics, path: str, findings: CheckFindings, profile: Profile | None
+) -> None:
+    """Add errors and coded warnings of a reader as violations, and its other diagnostics as notes.
+
+    The severity of ET018 (names of groups) is that of the rule, because only simulators fail on them.
     """
-    naming = find_rule("ET018")
-    named = (naming.level(profile) if naming else None) or Severity.WARNING
-    kept: dict[str, int] = {}
-    for diagnostic in found:
-        coded = re.fullmatch(r"(?:ET|PR)\d{3}", diagnostic.code) is not None
-        if diagnostic.severity is Severity.ERROR or (coded and diagnostic.severity is Severity.WARNING):
-            violation = _violation(diagnostic, path)
-            findings.add(replace(violation, severity=named) if violation.code == "ET018" else violation)
-            kept[diagnostic.code] = kept.get(diagnostic.code, 0) + 1
+    names_rule = find_rule("ET018")
+    names_severity = (names_rule.level(profile) if names_rule else None) or Severity.WARNING
+    num_listed: dict[str, int] = {}
+    for entry in diagnostics:
+        is_coded = re.fullmatch(r"(?:ET|PR)\d{3}", entry.code) is not None
+        file = entry.path or path
+        if entry.severity is Severity.ERROR or (is_coded and entry.severity is Severity.WARNING):
+            severity = names_severity if entry.code == "ET018" else entry.severity
+            is_file = entry.location in ("", entry.path, path)
+            message = entry.message if is_file else f"{entry.location}: {entry.message}"
+            findings.add(Violation(entry.code, severity, file, entry.rank, entry.node, message))
+            num_listed[entry.code] = num_listed.get(entry.code, 0) + 1
         else:
             findings.notes.add(
-                diagnostic.code,
-                diagnostic.severity,
-                diagnostic.location,
-                diagnostic.message,
-                path=diagnostic.path or path,
-                rank=diagnostic.rank,
-                node=diagnostic.node,
+                entry.code,
+                entry.severity,
+                entry.location,
+                entry.message,
+                path=file,
+                rank=entry.rank,
+                node=entry.node,
             )
-    for code, count in found.counts().items():  # what the reader counted but did not keep
-        if code in kept and count > kept[code]:
-            findings.counts[code] = findings.counts.get(code, 0) + count - kept[code]
+    for code, count in diagnostics.counts().items():  # diagnostics beyond the limit are only counted
+        if code in num_listed and count > num_listed[code]:
+            findings.counts[code] = findings.counts.get(code, 0) + count - num_listed[code]
 
 
-def _violation(diagnostic: Diagnostic, path: str) -> Violation:
-    told = diagnostic.location in ("", diagnostic.path, path)
-    where = "" if told else f"{diagnostic.location}: "
-    return Violation(
-        diagnostic.code,
-        diagnostic.severity,
-        diagnostic.path or path,
-        diagnostic.rank,
-        diagnostic.node,
-        where + diagnostic.message,
-    )
+_SINGLE_RANK_RULES = ("ET018", "ET019", "ET028")
+"""Rules of scope SET that also apply to a single rank."""
 
 
-def _unreadable(path: Path, error: HespasError) -> Violation:
-    """The violation of an input that could not be read, under the rule of the error where it has one;
-    ``unsupported`` where nothing is wrong with the input.
-    """
-    where = f"{error.position}: " if error.position else ""
-    kind = "unsupported" if isinstance(error, UnsupportedError) else "unreadable"
-    place = error.path or str(path)
-    return Violation(error.code or kind, Severity.ERROR, place, None, None, where + error.text)
-
-
-def _is_complete(workload: Workload) -> bool:
-    """Whether all ranks of a job are there.
-
-    A trace file that says that it is rank 0 is a whole job only if it talks to nobody.
-    """
-    if not workload.is_complete or workload.num_ranks > 1 or "rank" not in workload.metadata:
-        return workload.is_complete
-    graph = workload.classes[0]
-    return not len(graph.p2p) and not len(graph.collectives)
-
-
-def _run(job: Job, findings: Findings) -> None:
-    """Run every rule that applies; say once which could not."""
+def _run_rules(job: CheckedJob, findings: CheckFindings) -> None:
+    """Run every rule that applies; add a note about the rules that could not run."""
     partial: list[str] = []
     unconfigured: list[str] = []
     for rule in RULES:
         level = rule.level(job.profile)
         if level is None or rule.check is None:
             continue
-        if rule.scope is Scope.SET and not job.complete and rule.code not in _WITHOUT_OTHERS:
+        if rule.scope is Scope.SET and not job.complete and rule.code not in _SINGLE_RANK_RULES:
             partial.append(rule.code)
-        elif _lacks(rule, job):
+        elif any(getattr(job, name) is None for name in rule.needs):
             unconfigured.append(rule.code)
         else:
-            with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
-                rule.check(job, Report(rule.code, level, job, findings))
+            with np.errstate(over="ignore", invalid="ignore"):  # sums beyond the range of floats are infinite
+                rule.check(job, RuleReport(rule.code, level, job, findings))
     note = findings.notes.info
     if partial:
-        here = job.workload.num_available
-        which = "one rank" if here == 1 else f"{here:,} of {job.workload.num_ranks:,} ranks"
-        text = f"{which} of a set: {', '.join(partial)} not checked; give the directory to check them"
+        available = job.workload.num_available
+        ranks = "one rank" if available == 1 else f"{available:,} of {job.workload.num_ranks:,} ranks"
+        text = f"{ranks} of a set: {', '.join(partial)} not checked; give the directory to check them"
         note("check.single-rank", job.path, text, path=job.path)
     if unconfigured:
         text = f"no simulator configuration given: {', '.join(unconfigured)} not checked"
@@ -302,8 +288,8 @@ def _run(job: Job, findings: Findings) -> None:
 _RANK_FILE = re.compile(r"(?P<set>.*)\.\d+\.et(?:\.gz)?")
 
 
-def _has_siblings(path: Path) -> bool:
-    """Return True for the file of one rank that has those of other ranks in its folder."""
+def _is_one_of_many(path: Path) -> bool:
+    """Return True for the trace of one rank in a folder with traces of other ranks."""
     match = _RANK_FILE.fullmatch(path.name)
     if match is None or path.is_dir():
         return False
@@ -311,19 +297,13 @@ def _has_siblings(path: Path) -> bool:
     return any(other.name != path.name and _RANK_FILE.fullmatch(other.name) for other in others)
 
 
-def _is_executable(job: Job) -> bool:
-    """Return True for whole sets of Chakra traces with all that ASTRA-sim's run needs."""
-    is_configured = job.profile == "astra-sim" and job.system is not None and job.network is not None
-    return is_configured and job.is_set and job.workload.metadata.get("format") == "chakra"
+def _run_astra_sim(job: CheckedJob, findings: CheckFindings) -> None:
+    """Simulate the traces as ``simulate`` does in mode ``astra``, and let the outcome decide the check.
 
-
-def _execute(job: Job, findings: Findings) -> None:
-    """Run the traces as ``simulate`` does in mode ``astra``, and make the outcome the verdict of the check.
-
-    A finished run leaves rules that predict its failure as warnings. What stops a run is an error.
+    If the simulation finishes, rules that predicted a failure become warnings; if not, that is an error.
     """
-    assert job.system is not None, "executable jobs have a system"
-    assert job.network is not None, "executable jobs have a network"
+    assert job.system is not None, "the caller checks that it has a system"
+    assert job.network is not None, "the caller checks that it has a network"
     notes = Diagnostics()
     try:
         options = AstraOptions(
@@ -332,20 +312,12 @@ def _execute(job: Job, findings: Findings) -> None:
         )  # fmt: skip
         done = run_traces(job.workload, options, notes)
     except (CheckFailedError, FormatError, UnsupportedError, UsageError) as error:
-        first = next((each for each in notes if each.severity is Severity.ERROR), None)
+        first = next((note for note in notes if note.severity is Severity.ERROR), None)
         rank, node = (first.rank, first.node) if first is not None else (None, None)
-        text = f"ASTRA-sim does not finish it: {error.message}"
+        text = f"ASTRA-sim does not finish: {error.message}"
         findings.add(Violation(error.code or "astra-sim", Severity.ERROR, job.path, rank, node, text))
         return
-    findings.lower_errors("ASTRA-sim finishes with this configuration all the same")
+    findings.lower_errors("ASTRA-sim finishes with this configuration")
     last_ns = int(done.statistics.finish_ns.max())
     text = f"ASTRA-sim finishes all {job.workload.num_ranks:,} ranks with this configuration: {last_ns:,} ns"
     findings.notes.info("check.finishes", job.path, text, path=job.path)
-
-
-_WITHOUT_OTHERS = ("ET018", "ET019", "ET028")
-"""Set rules that say something about a single rank, too."""
-
-
-def _lacks(rule: Rule, job: Job) -> bool:
-    return any(getattr(job, name) is None for name in rule.needs)

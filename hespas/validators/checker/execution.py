@@ -1,4 +1,4 @@
-"""Chakra traces as ASTRA-sim runs them: the one call behind ``simulate`` and the checker's verdict."""
+"""Simulation of Chakra traces as ASTRA-sim runs them, shared by ``simulate`` and the checker."""
 
 from __future__ import annotations
 
@@ -14,49 +14,45 @@ from hespas.simulator.astra import AstraOptions, AstraSimulation, StatedCosts, s
 
 __all__ = ["run_traces", "stated_costs"]
 
-_LARGEST_ID = (1 << 31) - 1
+_MAX_ID = (1 << 31) - 1
 
 
 def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnostics) -> AstraSimulation:
     """Run a workload that was read from Chakra traces.
 
-    Raises what :func:`hespas.simulator.astra.simulate_astra` raises, and ``UnsupportedError`` for process
+    Raises the errors of :func:`hespas.simulator.astra.simulate_astra`, and ``UnsupportedError`` for process
     groups whose names ASTRA-sim cannot read.
     """
-    _check_names(workload)
-    ids = GroupIds.of(workload)
-
-    def number(groups: GroupSet, rank: int) -> int:
-        found = int(ids.text(groups, rank) or b"0")
-        if found > _LARGEST_ID:
-            raise UnsupportedError(
-                f"process group {found} is past 32 bits: ASTRA-sim stops", code="ET028",
-                hint="number process groups from 1",
-            )  # fmt: skip
-        return found
-
-    stated = [stated_costs(graph) for graph in workload.classes]
-    return simulate_astra(workload, options, stated, number, diagnostics)
-
-
-def stated_costs(graph: OpGraph) -> StatedCosts:
-    """Return the costs as a trace of the graph states them. Traces of Hespas state a count of 0 as 1."""
-    no_flops, no_bytes = stand_ins(graph)
-    return StatedCosts(
-        simulated_ns(graph),
-        np.where(no_flops, 1.0, graph.flops),
-        np.where(no_bytes, 1.0, graph.bytes_moved),
-    )
-
-
-def _check_names(workload: Workload) -> None:
     documents = {graph.attachments.get(FILE_NAME, b"") for graph in workload.classes} - {b""}
     for document in sorted(documents):
         names = parse_groups(document, Faults(FILE_NAME, None, Diagnostics(), lenient=True)).names
         if names:
             shown = ", ".join(repr(name) for name in list(names)[:4])
             raise UnsupportedError(
-                f"process groups are named {shown}: ASTRA-sim reads integers from 1 on and stops",
+                f"process groups are named {shown}: ASTRA-sim requires integers from 1 on",
                 code="ET018", path=FILE_NAME,
                 hint="hespas-convert TRACES NEW writes the same traces with numbered groups",
             )  # fmt: skip
+    ids = GroupIds.of(workload)
+
+    def number(groups: GroupSet, rank: int) -> int:
+        group_id = int(ids.text(groups, rank) or b"0")
+        if group_id > _MAX_ID:
+            raise UnsupportedError(
+                f"process group {group_id} exceeds the 32 bits of ASTRA-sim", code="ET028",
+                hint="number process groups from 1",
+            )  # fmt: skip
+        return group_id
+
+    stated = [stated_costs(graph) for graph in workload.classes]
+    return simulate_astra(workload, options, stated, number, diagnostics)
+
+
+def stated_costs(graph: OpGraph) -> StatedCosts:
+    """Return the costs as a trace of the graph states them: traces by Hespas state 0 as 1."""
+    no_flops, no_bytes = stand_ins(graph)
+    return StatedCosts(
+        simulated_ns(graph),
+        np.where(no_flops, 1.0, graph.flops),
+        np.where(no_bytes, 1.0, graph.bytes_moved),
+    )

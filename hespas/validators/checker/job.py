@@ -1,6 +1,4 @@
-"""What a rule sees: one workload, how it was read, the simulator it is meant for; and what a check says:
-violations of coded rules, as values and as JSON.
-"""
+"""Rules and their input and result: a checked workload with its configuration, and coded violations."""
 
 from __future__ import annotations
 
@@ -22,20 +20,20 @@ from hespas.graph.errors import HespasError, exit_code
 from hespas.simulator.astra.configuration import MemoryConfig, NetworkConfig, SystemConfig
 from hespas.simulator.astra.options import Backend
 from hespas.validators.checker.rank_equivalence import RankEquivalence, rank_equivalence_of
-from hespas.validators.checker.replay import NodeProgram, Task, replay
+from hespas.validators.checker.replay import IssueOrder, issue_order
 
 __all__ = [
     "SCHEMA_ID",
     "Check",
     "CheckDocument",
+    "CheckFindings",
     "CheckResult",
     "CheckedInput",
-    "Findings",
-    "Job",
+    "CheckedJob",
     "Need",
     "Profile",
-    "Report",
     "Rule",
+    "RuleReport",
     "Scope",
     "Violation",
     "check_json",
@@ -43,7 +41,7 @@ __all__ = [
 
 
 Profile = Literal["chakra", "astra-sim"]
-"""What the input must be fit for, beyond being sound: a Chakra trace, or a trace ASTRA-sim can run."""
+"""Target of the check besides soundness: a Chakra trace, or a trace that ASTRA-sim can run."""
 
 
 _Id = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
@@ -51,7 +49,7 @@ _Id = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule. ``rank`` and ``node`` (the format's own id) are None where it has no single place."""
+    """One broken rule. ``rank`` and ``node`` (the format's own id) are None if it concerns several."""
 
     code: Annotated[
         str,
@@ -66,7 +64,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedInput:
-    """One input: ``complete`` says whether all ranks of the job were there to be checked together."""
+    """One input. ``complete`` is True if it has all ranks of the job: rules across ranks were checked."""
 
     path: str
     format: str
@@ -83,9 +81,9 @@ class CheckedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The outcome. ``counts`` is exact per code; ``violations`` holds the first findings of each code only.
+    """Result of a check. ``counts`` is exact per code; ``violations`` has only the first ones of each code.
 
-    ``unreadable`` are the errors of inputs that could not be read at all (their violation is listed too).
+    ``unreadable`` are the errors of inputs that could not be read; their violations are listed too.
     """
 
     profile: Profile | None
@@ -97,69 +95,69 @@ class CheckResult:
 
     @property
     def valid(self) -> bool:
-        """Whether every input was read and no violation is an error."""
+        """Return True if every input was read and no violation is an error."""
         errors = any(violation.severity is Severity.ERROR for violation in self.violations)
         return not errors and not self.unreadable
 
     @property
     def exit_code(self) -> int:
-        """0 valid, 1 not valid, 3 or 4 where an input could not be read."""
+        """Return 0 if valid, 1 if not valid, 3 or 4 if an input could not be read."""
         if self.unreadable:
             return max(map(exit_code, self.unreadable))
         return 0 if self.valid else 1
 
 
 @dataclass(slots=True)
-class Findings:
-    """Violations of one input: the first ``keep`` of each code and severity, exact counts, no place twice.
+class CheckFindings:
+    """Violations of one input: the first ``keep`` of each code and severity, with exact counts.
 
-    A rule over hub values and the reader may both see a fault; the place (code, rank, node) tells.
+    A reader and a rule may report the same fault: it counts once per code, severity, rank and node.
     """
 
     keep: int
     violations: list[Violation] = field(default_factory=list[Violation])
     counts: dict[str, int] = field(default_factory=dict[str, int])
     notes: Diagnostics = field(default_factory=Diagnostics)
-    _kept: dict[tuple[str, Severity], int] = field(default_factory=dict[tuple[str, Severity], int])
-    _places: set[tuple[str, bool, int | None, int]] = field(
+    _num_listed: dict[tuple[str, Severity], int] = field(default_factory=dict[tuple[str, Severity], int])
+    _locations: set[tuple[str, bool, int | None, int]] = field(
         default_factory=set[tuple[str, bool, int | None, int]]
     )
 
     def add(self, violation: Violation, count: int = 1) -> None:
-        """Record ``count`` findings, of which ``violation`` describes one."""
+        """Record ``count`` violations, of which ``violation`` describes one."""
         if violation.node is not None and count == 1:
-            place = (violation.code, violation.severity is Severity.ERROR, violation.rank, violation.node)
-            if place in self._places:
+            location = (violation.code, violation.severity is Severity.ERROR, violation.rank, violation.node)
+            if location in self._locations:
                 return
-            self._places.add(place)
+            self._locations.add(location)
         self.counts[violation.code] = self.counts.get(violation.code, 0) + count
         key = (violation.code, violation.severity)
-        kept = self._kept.get(key, 0)
-        if kept < self.keep:
-            self._kept[key] = kept + 1
+        listed = self._num_listed.get(key, 0)
+        if listed < self.keep:
+            self._num_listed[key] = listed + 1
             self.violations.append(violation)
 
     @property
     def has_errors(self) -> bool:
-        """True where a violation is an error."""
-        return any(each.severity is Severity.ERROR for each in self.violations)
+        """Return True if a violation is an error."""
+        return any(violation.severity is Severity.ERROR for violation in self.violations)
 
     def lower_errors(self, reason: str) -> None:
-        """Turn the errors so far into warnings that state the reason."""
+        """Turn all errors so far into warnings with a reason."""
         self.violations = [
-            replace(each, severity=Severity.WARNING, message=f"{each.message} ({reason})")
-            if each.severity is Severity.ERROR
-            else each
-            for each in self.violations
+            replace(entry, severity=Severity.WARNING, message=f"{entry.message} ({reason})")
+            if entry.severity is Severity.ERROR
+            else entry
+            for entry in self.violations
         ]
 
     def has(self, code: str) -> bool:
-        """Whether a code was found, at any severity."""
+        """Return True if a violation has this code, at any severity."""
         return code in self.counts
 
 
 SCHEMA_ID: Final = "hespas.check/1"
-"""What a document of this version says in ``schema``."""
+"""Value of ``schema`` in documents of this version."""
 
 
 class CheckDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +177,7 @@ class CheckDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_json(result: CheckResult) -> bytes:
-    """The document as indented UTF-8 JSON that ends in a newline."""
+    """Return the document as indented UTF-8 JSON that ends in a newline."""
     document = CheckDocument(
         profile=result.profile,
         valid=result.valid,
@@ -192,14 +190,14 @@ def check_json(result: CheckResult) -> bytes:
 
 
 Need = Literal["system", "network", "memory", "backend"]
-"""What of ASTRA-sim's configuration a rule may ask for."""
+"""Part of ASTRA-sim's configuration that a rule can require."""
 
-Check = Callable[["Job", "Report"], None]
-"""A rule's function: what it finds in a job goes into the report."""
+Check = Callable[["CheckedJob", "RuleReport"], None]
+"""Function of a rule, which adds the violations in a job to a report."""
 
 
 class Scope(Enum):
-    """How much of the input a rule looks at."""
+    """Part of the input that a rule checks."""
 
     FILE = "file"
     RANK = "rank"
@@ -208,10 +206,8 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Job:
-    """One input. Of a job that is not ``complete`` only some of the ranks are there. ``is_set`` is False for
-    one file of a set of per-rank files.
-    """
+class CheckedJob:
+    """One input. A job that is not ``complete`` lacks ranks. ``is_set`` is False for one file of many."""
 
     path: str
     workload: Workload
@@ -227,52 +223,52 @@ class Job:
 
     @property
     def classes(self) -> tuple[OpGraph, ...]:
-        """The graphs of the rank classes."""
+        """Return the graphs of the rank classes."""
         return self.workload.classes
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job; where some are missing, those of the network, or -1: groups may not name all."""
+        """Return the number of ranks; of an incomplete job that of the network, or -1 without a network."""
         if not self.complete:
             return -1 if self.network is None else self.network.num_ranks
         return self.workload.num_ranks
 
     def ranks_of(self, index: int) -> IntArray:
-        """The ranks that run one class."""
+        """Return the ranks of one class."""
         return self.workload.ranks_of(index)
 
     @cached_property
     def class_sizes(self) -> tuple[int, ...]:
-        """Number of ranks of each class."""
+        """Return the number of ranks of each class."""
         return self.workload.class_sizes
 
     @cached_property
     def first_ranks(self) -> tuple[int, ...]:
-        """The first rank of each class, -1 where no rank runs it."""
+        """Return the first rank of each class, -1 if it has no rank."""
         return self.workload.first_ranks
 
     @cached_property
     def equivalence(self) -> RankEquivalence:
-        """Ranks that cannot be told apart, merged; only for complete jobs."""
+        """Return the partition into equivalent ranks, for complete jobs only."""
         return rank_equivalence_of(self.workload, self.path)
 
     @cached_property
-    def orders(self) -> tuple[_IssueOrder, ...]:
-        """Per class, the order in which a rank issues its communication."""
-        return tuple(map(_issue_order, self.classes))
+    def orders(self) -> tuple[IssueOrder, ...]:
+        """Return the issue order of the collectives of each class."""
+        return tuple(map(issue_order, self.classes))
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all ranks run one graph in one situation: then they agree by construction."""
+        """Return True if all ranks are equivalent, so that they agree by construction."""
         return len(self.classes) == 1 and len(self.equivalence.representatives) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table. The three levels are its severity without a profile and under each profile.
+    """One rule, with its severity without a profile and under each profile.
 
-    A level of None leaves the rule out. ``check`` is None for rules that the reader of a format checks.
-    ``needs`` names what of the configuration the rule cannot do without.
+    A severity of None omits the rule. ``check`` is None for rules that the reader of a format checks.
+    ``needs`` lists the configuration that the rule requires.
     """
 
     code: str
@@ -285,18 +281,18 @@ class Rule:
     needs: tuple[Need, ...] = ()
 
     def level(self, profile: Profile | None) -> Severity | None:
-        """The severity under a profile, None where the rule does not apply."""
+        """Return the severity under a profile, None if the rule does not apply."""
         return {None: self.plain, "chakra": self.chakra, "astra-sim": self.astra_sim}[profile]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Where one rule puts what it finds in one job."""
+class RuleReport:
+    """Violations of one rule in one job."""
 
     code: str
     severity: Severity
-    job: Job
-    findings: Findings
+    job: CheckedJob
+    findings: CheckFindings
 
     def add(
         self,
@@ -307,7 +303,7 @@ class Report:
         severity: Severity | None = None,
         count: int = 1,
     ) -> None:
-        """A finding at a rank and a node id, or at neither."""
+        """Add ``count`` violations, at a rank and a node id or at neither."""
         level = severity or self.severity
         self.findings.add(Violation(self.code, level, self.job.path, rank, node, message), count)
 
@@ -320,61 +316,30 @@ class Report:
         *,
         rank: int | None = None,
     ) -> None:
-        """A finding per node of one class (those of a mask, or by number), at the class's first rank, or at
-        the one that is at fault where not all of the class are.
+        """Add a violation per node of one class, given by mask or number. ``rank`` is the rank at fault; by
+        default all ranks of the class are, and the first is reported.
         """
         graph = self.job.classes[index]
         ranks = self.job.class_sizes[index]
         if not ranks or not len(nodes):
             return
-        where = self.job.first_ranks[index] if rank is None else rank
-        of_all = rank is None and ranks > 1
-        suffix = f" (and on the {ranks - 1:,} other ranks of its class)" if of_all else ""
+        at_rank = self.job.first_ranks[index] if rank is None else rank
+        is_shared = rank is None and ranks > 1
+        suffix = f" (also on the {ranks - 1:,} other ranks of its class)" if is_shared else ""
         marked = np.flatnonzero(nodes) if nodes.dtype == np.bool_ else np.unique(nodes)
         listed: list[int] = marked[: self.findings.keep].tolist()
         for node in listed:
             name = graph.node_name(node) or graph.op_name(node)
-            told = f"{name}: {message}{suffix}" if name else f"{message}{suffix}"
-            self.add(told, rank=where, node=int(graph.id[node]), severity=severity)
+            text = f"{name}: {message}{suffix}" if name else f"{message}{suffix}"
+            self.add(text, rank=at_rank, node=int(graph.id[node]), severity=severity)
         rest = len(marked) - len(listed)
         if rest > 0:
-            self.add(f"{rest:,} more nodes", rank=where, severity=severity, count=rest)
+            self.add(f"{rest:,} more nodes", rank=at_rank, severity=severity, count=rest)
 
     def note(self, message: str) -> None:
-        """Something worth knowing that is no violation, such as a check that was not possible."""
+        """Add a note that is not a violation, such as a check that was not possible."""
         self.findings.notes.info(self.code, self.job.path, message, path=self.job.path)
 
     def has(self, *codes: str) -> bool:
-        """Whether an earlier rule found any of these codes in this job."""
+        """Return True if the job already has a violation of any of these codes."""
         return any(map(self.findings.has, codes))
-
-
-# The order in which one rank issues its communication, by ASTRA-sim's rule.
-#
-# One CPU operation, one device operation and one communication are in flight at a time, receives without
-# limit; whenever something completes, ready nodes are issued in ascending id (network model, section 7).
-
-
-@dataclass(frozen=True, slots=True)
-class _IssueOrder:
-    """Collective nodes of a class in the order in which a rank issues them when it never waits.
-
-    ``by_time`` follows the slot rule with the durations the graph states, ``by_id`` the ids alone. They
-    differ only where independent collectives race, and then the true order is a matter of timing.
-    """
-
-    by_time: tuple[int, ...]
-    by_id: tuple[int, ...]
-
-
-def _issue_order(graph: OpGraph) -> _IssueOrder:
-    """Both orders of one graph. O(nodes log nodes)."""
-    runs = graph.multiplicity != 0
-    table = graph.collectives
-    nodes = table.node[runs[table.node]]
-    by_id: list[int] = nodes[np.argsort(graph.id[nodes], kind="stable")].tolist()
-    if len(by_id) < 2:
-        return _IssueOrder(tuple(by_id), tuple(by_id))
-    alone = Task(NodeProgram.of(graph), dict.fromkeys(by_id, 0), {}, {})
-    issued = replay([alone], [1], comm_ns=1).issued[0]
-    return _IssueOrder(tuple(issued), tuple(by_id))

@@ -1,4 +1,4 @@
-"""Ranks that no rule can tell apart: checked once."""
+"""Partition of ranks into kinds that no rule can distinguish, so that each kind is checked once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.files.budget import refuse_comparison
-from hespas.graph import GroupSet, OpGraph, Permutation, StridedGroups, Workload
+from hespas.graph import GroupSet, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.membership import Membership, Peers, membership_of, peers_of, salted
 
 __all__ = [
-    "Channel",
-    "Pair",
+    "GroupChannel",
+    "MessagePair",
     "RankEquivalence",
     "rank_equivalence_of",
 ]
@@ -23,12 +23,12 @@ __all__ = [
 _Words = NDArray[np.uint64]
 
 _MAX_PATTERNS = 24
-"""More permutations than this are not compared pair by pair: their ranks count as distinguishable."""
+"""Limit of permutations that are compared pairwise; above it, ranks that use them are distinguishable."""
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
-    """Groups that look alike. ``members`` are the ranks of one of them, ``kinds`` the kinds of all its ranks.
+class GroupChannel:
+    """Equivalent groups: the ``members`` of one of them, and the ``kinds`` of its ranks.
 
     ``absent`` are members that the job does not have.
     """
@@ -39,8 +39,8 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Directed messages that look alike: kinds of source and target, and which permutations join them."""
+class MessagePair:
+    """Equivalent directed messages: kinds of source and target, and the permutations that connect them."""
 
     source_kind: int
     target_kind: int
@@ -49,7 +49,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankEquivalence:
-    """The partition. ``kind`` has shape ``(ranks,)``; ``representatives`` holds the first rank of each kind.
+    """Partition of ranks. ``kind`` has shape ``(ranks,)``; ``representatives`` are the first ranks of kinds.
 
     ``channel_rows[kind]`` gives, per group-set row of the kind's graph and last for -1 (all ranks), the row
     of ``channels`` or -1. ``send_pairs[kind]`` and ``receive_pairs[kind]`` give, per permutation row, the
@@ -59,14 +59,18 @@ class RankEquivalence:
     kind: IntArray
     representatives: tuple[int, ...]
     sizes: tuple[int, ...]
-    channels: tuple[Channel, ...]
+    channels: tuple[GroupChannel, ...]
     channel_rows: tuple[tuple[int, ...], ...]
-    send_pairs: tuple[tuple[tuple[Pair, int] | None, ...], ...]
-    receive_pairs: tuple[tuple[tuple[Pair, int] | None, ...], ...]
+    send_pairs: tuple[tuple[tuple[MessagePair, int] | None, ...], ...]
+    receive_pairs: tuple[tuple[tuple[MessagePair, int] | None, ...], ...]
 
 
-class _Relations:
-    """Groups and peers of all ranks as columns, distinct group sets and permutations once."""
+class _RankRelations:
+    """Groups and peers of all ranks as columns, once per distinct group set and permutation.
+
+    ``uses`` has shape ``(classes, sets)``: True if the class communicates over the group set. ``moves`` has
+    shape ``(classes, permutations)``: True if the class sends or receives along the permutation.
+    """
 
     def __init__(self, workload: Workload) -> None:
         ranks = workload.num_ranks
@@ -74,8 +78,8 @@ class _Relations:
         self.rank_class = workload.rank_class.astype(np.int64)
         self.groups: dict[GroupSet, int] = {}
         self.permutations: dict[Permutation, int] = {}
-        self.everybody = StridedGroups.all_ranks(ranks)
-        for groups in (*workload.group_sets, self.everybody):
+        self.all_ranks = StridedGroups.all_ranks(ranks)
+        for groups in (*workload.group_sets, self.all_ranks):
             self.groups.setdefault(groups, len(self.groups))
         for graph in workload.classes:
             for permutation in graph.permutations:
@@ -86,40 +90,29 @@ class _Relations:
             membership_of(groups, ranks, uids, self.members) for groups in self.groups
         ]
         self.peers: list[Peers] = [peers_of(permutation, ranks) for permutation in self.permutations]
-        self.uses = self._uses(workload.classes)
-        self.moves = self._moves(workload.classes)
-
-    def _uses(self, classes: tuple[OpGraph, ...]) -> BoolArray:
-        """Which class communicates over which group set, shape ``(classes, sets)``."""
-        table = np.zeros((len(classes), len(self.groups)), np.bool_)
-        for index, graph in enumerate(classes):
-            rows: list[int] = np.unique(graph.collectives.group_set).tolist()
-            for row in rows:
-                table[index, self.groups[graph.group_sets[row] if row >= 0 else self.everybody]] = True
-        return table
-
-    def _moves(self, classes: tuple[OpGraph, ...]) -> BoolArray:
-        """Which class sends or receives along which permutation, shape ``(classes, permutations)``."""
-        table = np.zeros((len(classes), len(self.permutations)), np.bool_)
-        for index, graph in enumerate(classes):
-            rows: list[int] = np.unique(graph.p2p.permutation).tolist()
-            for row in rows:
+        self.uses: BoolArray = np.zeros((len(workload.classes), len(self.groups)), np.bool_)
+        self.moves: BoolArray = np.zeros((len(workload.classes), len(self.permutations)), np.bool_)
+        for index, graph in enumerate(workload.classes):
+            set_rows: list[int] = np.unique(graph.collectives.group_set).tolist()
+            for row in set_rows:
+                self.uses[index, self.groups[graph.group_sets[row] if row >= 0 else self.all_ranks]] = True
+            permutation_rows: list[int] = np.unique(graph.p2p.permutation).tolist()
+            for row in permutation_rows:
                 if row >= 0:
-                    table[index, self.permutations[graph.permutations[row]]] = True
-        return table
+                    self.moves[index, self.permutations[graph.permutations[row]]] = True
 
 
 def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
-    """The coarsest partition of the ranks of a complete job that is safe to check on.
+    """Return the coarsest partition of the ranks of a complete job that is safe to check.
 
-    O(rounds x ranks x (group sets + permutations)), vectorised; rounds are at most the number of kinds. O(1)
-    where all ranks run one class and are in one situation by the form of their groups. Raises ``BudgetError``
-    for more ranks than are compared one by one; ``path`` is their file.
+    O(rounds x ranks x (group sets + permutations)), vectorised, with at most one round per kind. O(1) if all
+    ranks run one class and are equivalent by the form of their groups. Raises ``BudgetError`` for more ranks
+    than the limit of individual comparisons; ``path`` is their file.
     """
     if _is_regular(workload):
-        return _regular(workload)
+        return _single_kind(workload)
     refuse_comparison(workload.num_ranks, path or workload.name)
-    relations = _Relations(workload)
+    relations = _RankRelations(workload)
     kind, channel_hash = _refine(relations)
     representatives, sizes = np.unique(kind, return_index=True, return_counts=True)[1:]
     order = np.argsort(representatives, kind="stable")  # number kinds by their first rank
@@ -135,40 +128,48 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
 
 
 def _is_regular(workload: Workload) -> bool:
-    """Return True if a shift of the ranks maps every group and message to another: no rank differs then."""
+    """Return True if every shift of the ranks preserves groups and messages, so that all are equivalent."""
     if len(workload.classes) != 1 or not workload.is_complete:
         return False
     graph = workload.classes[0]
     ranks = workload.num_ranks
-    even = all(
+    is_strided = all(
         isinstance(groups, StridedGroups) and not groups.base and groups.num_ranks == ranks
         for groups in graph.group_sets
     )
-    ring = all(way.pairs is None and way.wraps and way.num_ranks == ranks for way in graph.permutations)
-    return even and ring and len(graph.permutations) <= 1
+    is_ring = all(
+        permutation.pairs is None and permutation.wraps and permutation.num_ranks == ranks
+        for permutation in graph.permutations
+    )
+    return is_strided and is_ring and len(graph.permutations) <= 1
 
 
-def _regular(workload: Workload) -> RankEquivalence:
-    """The partition with one kind. Group sets of the same members share a channel, as do unused ones of a
-    size, which no rule asks about.
+def _single_kind(workload: Workload) -> RankEquivalence:
+    """Return the partition with one kind. Group sets of the same members share a channel, as do unused ones
+    of the same size, which no rule uses.
     """
     graph = workload.classes[0]
     ranks = workload.num_ranks
-    everybody = StridedGroups.all_ranks(ranks)
-    found: dict[object, int] = {}
-    channels: list[Channel] = []
+    all_ranks = StridedGroups.all_ranks(ranks)
+    channel_of: dict[object, int] = {}
+    channels: list[GroupChannel] = []
     rows: list[int] = []
-    for groups in (*graph.group_sets, everybody):
+    for groups in (*graph.group_sets, all_ranks):
         assert isinstance(groups, StridedGroups), "checked before"
-        row = found.setdefault((groups.communicator, frozenset(groups.member_digits)), len(channels))
+        key = (groups.communicator, frozenset(groups.member_digits))
+        row = channel_of.setdefault(key, len(channels))
         if row == len(channels):
-            channels.append(Channel(_first_members(groups), frozenset([0]), ()))
+            members: Sequence[int] = groups.members(0).tolist() if len(groups.member_digits) > 1 else ()
+            if len(groups.member_digits) <= 1:  # evenly spaced
+                size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
+                members = range(0, size * stride, stride)
+            channels.append(GroupChannel(members, frozenset([0]), ()))
         rows.append(row)
-    sends: list[tuple[Pair, int] | None] = []
-    receives: list[tuple[Pair, int] | None] = []
-    for way in graph.permutations:
-        pair = Pair(0, 0, frozenset([0]))
-        target, source = way.target_of(0), way.source_of(0)
+    sends: list[tuple[MessagePair, int] | None] = []
+    receives: list[tuple[MessagePair, int] | None] = []
+    for permutation in graph.permutations:
+        pair = MessagePair(0, 0, frozenset([0]))
+        target, source = permutation.target_of(0), permutation.source_of(0)
         sends.append((pair, target) if _is_peer(target, 0) else None)
         receives.append((pair, source) if _is_peer(source, 0) else None)
     return RankEquivalence(
@@ -182,42 +183,33 @@ def _regular(workload: Workload) -> RankEquivalence:
     )
 
 
-def _first_members(groups: StridedGroups) -> Sequence[int]:
-    """Return the ranks of the first group; a range where they are evenly spaced."""
-    if len(groups.member_digits) <= 1:
-        size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
-        return range(0, size * stride, stride)
-    members: list[int] = groups.members(0).tolist()
-    return members
-
-
-def _refine(relations: _Relations) -> tuple[IntArray, _Words]:
-    """Kinds of ranks, and a fingerprint per distinct group of who meets in it and through which set."""
+def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:
+    """Return the kinds of ranks, and a fingerprint per distinct group of its members and their sets."""
     kind = relations.rank_class
     fingerprint = salted(kind.astype(np.uint64), 1) ^ _patterns(relations)
-    known = 0
+    num_kinds = 0
     while True:
         distinct, inverse = np.unique(fingerprint, return_inverse=True)
         kind = inverse.astype(np.int64)
         groups = _group_fingerprints(relations, kind)
-        if len(distinct) == known:
+        if len(distinct) == num_kinds:
             return kind, groups
-        known = len(distinct)
+        num_kinds = len(distinct)
         fingerprint = salted(kind.astype(np.uint64), 2)
         for salt, membership in enumerate(relations.memberships):
-            mine = relations.uses[relations.rank_class, salt] & (membership.group >= 0)
-            seen = np.zeros(relations.num_ranks, np.uint64)
-            seen[mine] = groups[membership.uid[membership.group[mine]]]
-            fingerprint = salted(fingerprint ^ salted(seen, 3), salt)
+            users = relations.uses[relations.rank_class, salt] & (membership.group >= 0)
+            word = np.zeros(relations.num_ranks, np.uint64)
+            word[users] = groups[membership.uid[membership.group[users]]]
+            fingerprint = salted(fingerprint ^ salted(word, 3), salt)
         for salt, peers in enumerate(relations.peers):
-            mine = relations.moves[relations.rank_class, salt]
-            for column in (peers.target, peers.source):
-                seen = np.where(mine & (column >= 0), kind[column] + 1, 0).astype(np.uint64)
-                fingerprint = salted(fingerprint ^ salted(seen, 4), salt)
+            users = relations.moves[relations.rank_class, salt]
+            for peer in (peers.target, peers.source):
+                word = np.where(users & (peer >= 0), kind[peer] + 1, 0).astype(np.uint64)
+                fingerprint = salted(fingerprint ^ salted(word, 4), salt)
 
 
-def _group_fingerprints(relations: _Relations, kind: IntArray) -> _Words:
-    """Per distinct group, a fingerprint of its members' kinds and of the sets they reach it through."""
+def _group_fingerprints(relations: _RankRelations, kind: IntArray) -> _Words:
+    """Return a fingerprint per distinct group, of its members' kinds and the sets that they use."""
     total = np.zeros(len(relations.members), np.uint64)
     word = kind.astype(np.uint64)
     for salt, membership in enumerate(relations.memberships):
@@ -227,15 +219,15 @@ def _group_fingerprints(relations: _Relations, kind: IntArray) -> _Words:
         np.add.at(total, uid, salted(word[uses], 2 * salt + 10))
         if not len(membership.uid):
             continue  # a set without groups
-        # Who merely is a member counts once per distinct group, through the set that lists it first.
+        # A member that does not use the group counts once, through the set that lists the group first.
         first = inside & membership.is_first[membership.group]
         np.add.at(total, membership.uid[membership.group[first]], salted(word[first], 5))
     sizes = np.array([len(members) for members in relations.members], np.uint64)
     return salted(total ^ salted(sizes, 6), 7)
 
 
-def _patterns(relations: _Relations) -> _Words:
-    """A fingerprint per rank of which of its permutations lead to the same peer."""
+def _patterns(relations: _RankRelations) -> _Words:
+    """Return a fingerprint per rank of the permutations that lead to the same peer."""
     pattern = np.zeros(relations.num_ranks, np.uint64)
     if len(relations.peers) > _MAX_PATTERNS:
         moving = relations.moves[relations.rank_class].any(axis=1)
@@ -248,40 +240,37 @@ def _patterns(relations: _Relations) -> _Words:
 
 
 def _channels(
-    workload: Workload, relations: _Relations, kind: IntArray, firsts: list[int], fingerprints: _Words
-) -> tuple[tuple[Channel, ...], tuple[tuple[int, ...], ...]]:
-    found: dict[int, int] = {}
-    channels: list[Channel] = []
+    workload: Workload, relations: _RankRelations, kind: IntArray, firsts: list[int], fingerprints: _Words
+) -> tuple[tuple[GroupChannel, ...], tuple[tuple[int, ...], ...]]:
+    row_of: dict[int, int] = {}
+    channels: list[GroupChannel] = []
     rows: list[tuple[int, ...]] = []
     for rank in firsts:
         graph = workload.graph_of(rank)
-        mine: list[int] = []
-        for groups in (*graph.group_sets, relations.everybody):
+        channel_rows: list[int] = []
+        for groups in (*graph.group_sets, relations.all_ranks):
             membership = relations.memberships[relations.groups[groups]]
             group = int(membership.group[rank])
             if group < 0:
-                mine.append(-1)
+                channel_rows.append(-1)
                 continue
             uid = int(membership.uid[group])
-            row = found.setdefault(int(fingerprints[uid]), len(channels))
+            row = row_of.setdefault(int(fingerprints[uid]), len(channels))
             if row == len(channels):
-                channels.append(_channel(relations.members[uid], kind))
-            mine.append(row)
-        rows.append(tuple(mine))
+                members = relations.members[uid]
+                present = [rank for rank in members if 0 <= rank < len(kind)]
+                absent = tuple(rank for rank in members if not 0 <= rank < len(kind))
+                channels.append(GroupChannel(members, frozenset(kind[present].tolist()), absent))
+            channel_rows.append(row)
+        rows.append(tuple(channel_rows))
     return tuple(channels), tuple(rows)
 
 
-def _channel(members: tuple[int, ...], kind: IntArray) -> Channel:
-    present = [rank for rank in members if 0 <= rank < len(kind)]
-    absent = tuple(rank for rank in members if not 0 <= rank < len(kind))
-    return Channel(members, frozenset(kind[present].tolist()), absent)
-
-
-_PairRows = tuple[tuple[tuple[Pair, int] | None, ...], ...]
+_PairRows = tuple[tuple[tuple[MessagePair, int] | None, ...], ...]
 
 
 def _pairs(
-    workload: Workload, relations: _Relations, kind: IntArray, firsts: list[int]
+    workload: Workload, relations: _RankRelations, kind: IntArray, firsts: list[int]
 ) -> tuple[_PairRows, _PairRows]:
     listed: dict[tuple[int, int], set[int]] = {}
     symbolic: list[int] = []
@@ -292,13 +281,13 @@ def _pairs(
         for pair in permutation.pairs:
             listed.setdefault(pair, set()).add(index)
 
-    def pair_of(source: int, target: int) -> Pair:
+    def pair_of(source: int, target: int) -> MessagePair:
         joined = set(listed.get((source, target), ()))
         joined.update(index for index in symbolic if relations.peers[index].target[source] == target)
-        return Pair(int(kind[source]), int(kind[target]), frozenset(joined))
+        return MessagePair(int(kind[source]), int(kind[target]), frozenset(joined))
 
-    sends: list[tuple[tuple[Pair, int] | None, ...]] = []
-    receives: list[tuple[tuple[Pair, int] | None, ...]] = []
+    sends: list[tuple[tuple[MessagePair, int] | None, ...]] = []
+    receives: list[tuple[tuple[MessagePair, int] | None, ...]] = []
     for rank in firsts:
         graph = workload.graph_of(rank)
         peers = [relations.peers[relations.permutations[entry]] for entry in graph.permutations]

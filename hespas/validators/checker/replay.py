@@ -1,4 +1,8 @@
-"""A graph as plain lists, for the loops of a replay, and the slots that its nodes occupy."""
+"""Replay of the communication of ranks by ASTRA-sim's issue rule, to find ranks that deadlock.
+
+One CPU operation, one device operation and one communication are in flight per rank, and any number of
+receives. Whenever an operation completes, ready nodes are issued in ascending id (network model, section 7).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -17,392 +21,323 @@ __all__ = [
     "COMM_SLOT",
     "CPU_SLOT",
     "DEVICE_SLOT",
-    "Key",
+    "BlockedNode",
+    "IssueOrder",
+    "MessageKey",
     "NodeProgram",
-    "Outcome",
-    "Place",
-    "Task",
-    "Waiting",
-    "order_cycle",
+    "ReplayOutcome",
+    "ReplayTask",
+    "issue_order",
     "replay",
 ]
 
 CPU_SLOT, DEVICE_SLOT, COMM_SLOT = range(3)
+_NO_SLOT: Final = -1
 
-_LONGEST_NS = 10**15
+_MAX_DURATION_NS = 10**15
+
+MessageKey = Hashable
+"""Key by which a send and a receive match."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeProgram:
-    """A graph as lists, for loops that must be sequential.
+    """Graph as plain lists, for sequential loops.
 
-    ``slot`` is what a node occupies if it does not talk to others; ``priority`` its place in id order and
-    ``by_priority`` the inverse; ``waiting`` counts dependencies; ``bounds`` and ``targets`` list dependents.
+    ``slot`` is the slot of a node that does not communicate. ``priority`` is the position of each node in id
+    order, ``by_priority`` the inverse. ``num_deps`` counts the dependencies of each node; its dependents are
+    ``targets[bounds[node] : bounds[node + 1]]``.
     """
 
     slot: list[int]
     priority: list[int]
     by_priority: list[int]
-    waiting: list[int]
+    num_deps: list[int]
     bounds: list[int]
     targets: list[int]
     compute_ns: list[int]
 
     @classmethod
     def of(cls, graph: OpGraph) -> NodeProgram:
-        """The lists of one graph; unknown and zero durations count as 1 ns. O(nodes + edges)."""
+        """Convert a graph; unknown and zero durations become 1 ns. O(nodes + edges)."""
         nodes = len(graph)
         deps = all_deps(graph)
         dependents = deps.transpose(nodes)
         order = np.argsort(graph.id, kind="stable")
         priority = np.empty(nodes, np.int64)
         priority[order] = np.arange(nodes)
-        memory = np.isin(graph.kind, (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
+        uses_memory = np.isin(graph.kind, (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
         on_host = graph.resource == int(Resource.HOST)
-        slot = np.where(memory, COMM_SLOT, np.where(on_host, CPU_SLOT, DEVICE_SLOT))
-        time = np.nan_to_num(graph.duration_ns, nan=1.0, posinf=_LONGEST_NS, neginf=1.0)
+        slot = np.where(uses_memory, COMM_SLOT, np.where(on_host, CPU_SLOT, DEVICE_SLOT))
+        duration_ns = np.nan_to_num(graph.duration_ns, nan=1.0, posinf=_MAX_DURATION_NS, neginf=1.0)
         return cls(
             slot=slot.tolist(),
             priority=priority.tolist(),
             by_priority=order.tolist(),
-            waiting=deps.lengths.tolist(),
+            num_deps=deps.lengths.tolist(),
             bounds=dependents.offsets.tolist(),
             targets=dependents.values.tolist(),
-            compute_ns=np.clip(time, 1, _LONGEST_NS).astype(np.int64).tolist(),
+            compute_ns=np.clip(duration_ns, 1, _MAX_DURATION_NS).astype(np.int64).tolist(),
         )
 
     def __len__(self) -> int:
         return len(self.slot)
 
-
-Key = Hashable
-"""What a message is matched by."""
+    def dependents(self, node: int) -> list[int]:
+        """Return the nodes that depend on a node."""
+        return self.targets[self.bounds[node] : self.bounds[node + 1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """One rank: its nodes, the channel of each collective, the keys of what nodes send and receive.
+class ReplayTask:
+    """Program of one rank: the ``channel`` of each collective and the message keys of sends and receives.
 
-    A node in ``sends`` and ``receives`` both is a permute. Communication in none of the three ends at once.
+    A node in both ``sends`` and ``receives`` is a permute. ``skipped`` nodes complete at once.
     """
 
     program: NodeProgram
     channel: dict[int, int]
-    sends: dict[int, Key]
-    receives: dict[int, Key]
+    sends: dict[int, MessageKey]
+    receives: dict[int, MessageKey]
     skipped: frozenset[int] = frozenset()
+
+    def communicates(self, node: int) -> bool:
+        """Return True if the node is a collective or a message."""
+        return node in self.channel or node in self.sends or node in self.receives
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A node that never ended: on ``channel`` with the tasks that ``arrived``, or for a message ``key``."""
+class BlockedNode:
+    """Node that was issued and never completed: a collective on ``channel`` at which only the tasks
+    ``arrived`` are, or a receive of the message ``key``.
+    """
 
     task: int
     node: int
     channel: int = -1
     arrived: frozenset[int] = frozenset()
-    key: Key | None = None
+    key: MessageKey | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """``issued``: collectives and sends of each task in issue order.
-
-    ``unfinished`` counts the nodes of each task that never ended; ``waiting`` are those that were issued.
+class ReplayOutcome:
+    """Result of a replay, by task: ``issued`` collectives and sends in issue order, and the number of
+    ``unfinished`` nodes. ``blocked`` are those of them that were issued.
     """
 
     issued: list[list[int]]
     unfinished: list[int]
-    waiting: list[Waiting]
+    blocked: list[BlockedNode]
 
 
-@dataclass(slots=True, eq=False)
-class _Rank:
-    task: Task
-    left: list[int]
-    remaining: int
-    ready: tuple[list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
-    busy: list[bool] = field(default_factory=lambda: [False, False, False])
-    rounds: dict[int, int] = field(default_factory=dict[int, int])
-    parts: dict[int, int] = field(default_factory=dict[int, int])
-    issued: list[int] = field(default_factory=list[int])
+@dataclass(frozen=True, slots=True)
+class IssueOrder:
+    """Collectives of a class in the order in which a rank issues them if it never waits for others.
 
+    ``by_time`` follows the issue rule with the durations of the graph, ``by_id`` the ids alone. They differ
+    only if independent collectives race: then the real order depends on timing.
+    """
 
-_END, _ARRIVE = range(2)
-
-
-class _Engine:
-    def __init__(
-        self, tasks: Sequence[Task], needed: Sequence[int], comm_ns: int, use_durations: bool
-    ) -> None:
-        self.ranks = [_Rank(task, task.program.waiting.copy(), len(task.program)) for task in tasks]
-        self.needed = needed
-        self.comm_ns = comm_ns
-        self.use_durations = use_durations
-        self.now = 0
-        self.count = 0
-        self.events: list[tuple[int, int, int, int, int]] = []
-        self.meetings: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self.arrived: dict[Key, int] = {}
-        self.posted: dict[Key, deque[tuple[int, int]]] = {}
-
-    def run(self) -> None:
-        for number, rank in enumerate(self.ranks):
-            for node in rank.task.program.by_priority:
-                if not rank.left[node]:
-                    self.make_ready(number, node)
-            self.scan(number)
-        while self.events:
-            self.now, _, what, number, node = heappop(self.events)
-            if what == _END:
-                self.end(number, node)
-            else:
-                self.arrive(number, node)
-
-    def push(self, delay: int, what: int, number: int, node: int) -> None:
-        self.count += 1
-        heappush(self.events, (self.now + delay, self.count, what, number, node))
-
-    def slot(self, task: Task, node: int) -> int:
-        """The slot a node needs, -1 for none: receives, and communication that concerns nobody."""
-        if node in task.channel or node in task.sends:
-            return COMM_SLOT
-        if node in task.receives or node in task.skipped:
-            return -1
-        return task.program.slot[node]
-
-    def make_ready(self, number: int, node: int) -> None:
-        rank = self.ranks[number]
-        slot = self.slot(rank.task, node)
-        if slot < 0:
-            self.issue(number, node)
-        else:
-            heappush(rank.ready[slot], rank.task.program.priority[node])
-
-    def scan(self, number: int) -> None:
-        rank = self.ranks[number]
-        for slot, ready in enumerate(rank.ready):
-            if ready and not rank.busy[slot]:
-                rank.busy[slot] = True
-                self.issue(number, rank.task.program.by_priority[heappop(ready)])
-
-    def issue(self, number: int, node: int) -> None:
-        rank = self.ranks[number]
-        task = rank.task
-        if node in task.channel or node in task.sends:
-            rank.issued.append(node)
-        if node in task.channel:
-            self.join(number, node, task.channel[node])
-        elif node in task.sends or node in task.receives:
-            rank.parts[node] = (node in task.sends) + (node in task.receives)
-            if node in task.sends:
-                self.push(self.comm_ns, _ARRIVE, number, node)
-            if node in task.receives:
-                self.post(number, node, task.receives[node])
-        elif node in task.skipped:
-            self.push(0, _END, number, node)
-        else:
-            self.push(task.program.compute_ns[node] if self.use_durations else 1, _END, number, node)
-
-    def join(self, number: int, node: int, channel: int) -> None:
-        rank = self.ranks[number]
-        turn = rank.rounds.get(channel, 0)
-        rank.rounds[channel] = turn + 1
-        present = self.meetings.setdefault((channel, turn), [])
-        present.append((number, node))
-        if len(present) == self.needed[channel]:
-            for member, its_node in self.meetings.pop((channel, turn)):
-                self.push(self.comm_ns, _END, member, its_node)
-
-    def post(self, number: int, node: int, key: Key) -> None:
-        if self.arrived.get(key, 0):
-            self.arrived[key] -= 1
-            self.part(number, node)
-        else:
-            self.posted.setdefault(key, deque()).append((number, node))
-
-    def arrive(self, number: int, node: int) -> None:
-        """A message is there: its sender goes on, and the oldest receive that waits for it."""
-        rank = self.ranks[number]
-        key = rank.task.sends[node]
-        self.part(number, node)
-        if node in rank.task.receives:  # a permute gives the slot back while it waits for its own message
-            rank.busy[COMM_SLOT] = False
-            self.scan(number)
-        waiting = self.posted.get(key)
-        if waiting:
-            self.part(*waiting.popleft())
-        else:
-            self.arrived[key] = self.arrived.get(key, 0) + 1
-
-    def part(self, number: int, node: int) -> None:
-        rank = self.ranks[number]
-        rank.parts[node] -= 1
-        if not rank.parts[node]:
-            self.push(0, _END, number, node)
-
-    def end(self, number: int, node: int) -> None:
-        rank = self.ranks[number]
-        task = rank.task
-        rank.remaining -= 1
-        slot = self.slot(task, node)
-        if slot >= 0 and not (node in task.sends and node in task.receives):
-            rank.busy[slot] = False
-        program = task.program
-        for dependent in program.targets[program.bounds[node] : program.bounds[node + 1]]:
-            rank.left[dependent] -= 1
-            if not rank.left[dependent]:
-                self.make_ready(number, dependent)
-        self.scan(number)
-
-    def outcome(self) -> Outcome:
-        waiting: list[Waiting] = []
-        for (channel, _), present in self.meetings.items():
-            arrived = frozenset(number for number, _ in present)
-            waiting += [Waiting(number, node, channel, arrived) for number, node in present]
-        for key, queue in self.posted.items():
-            waiting += [Waiting(number, node, key=key) for number, node in queue]
-        return Outcome([rank.issued for rank in self.ranks], [rank.remaining for rank in self.ranks], waiting)
+    by_time: tuple[int, ...]
+    by_id: tuple[int, ...]
 
 
 def replay(
-    tasks: Sequence[Task], needed: Sequence[int], *, comm_ns: int, use_durations: bool = True
-) -> Outcome:
-    """Run all tasks until nothing moves any more.
+    tasks: Sequence[ReplayTask], needed: Sequence[int], *, comm_ns: int, use_durations: bool = True
+) -> ReplayOutcome:
+    """Run all tasks until no node can proceed. O(nodes log nodes).
 
-    ``needed[channel]`` is the number of tasks a collective on a channel waits for (one more than there are:
-    it never ends). ``use_durations`` false lets every computation take 1 ns. O(nodes log nodes) in all.
+    A collective on a channel completes once ``needed[channel]`` tasks have arrived; with a number above that
+    of its tasks it never does. Every communication takes ``comm_ns``. Every computation takes 1 ns without
+    ``use_durations``.
     """
-    engine = _Engine(tasks, needed, comm_ns, use_durations)
+    engine = _ReplayEngine(tasks, needed, comm_ns, use_durations)
     engine.run()
     return engine.outcome()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A communication on a cycle: the node of the representative of a kind of rank."""
-
-    task: int
-    node: int
-
-
-class _Graph:
-    """The union graph, built task by task."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.edges: list[list[int]] = []
-        self.owner: list[Place] = []
-        self.meeting: dict[tuple[int, int], int] = {}
-        self.vertex: list[list[int]] = []
-        self.start: list[dict[int, int]] = []
-        for number, task in enumerate(tasks):
-            self.vertex.append([self.add(number, node) for node in range(len(task.program))])
-            halves = task.sends.keys() & task.receives.keys()
-            self.start.append({node: self.add(number, node) for node in sorted(halves)})
-
-    def add(self, task: int, node: int) -> int:
-        self.edges.append([])
-        self.owner.append(Place(task, node))
-        return len(self.edges) - 1
-
-    def enter(self, task: int, node: int) -> int:
-        """The vertex where a node starts: the sending half of a permute, else the node."""
-        return self.start[task].get(node, self.vertex[task][node])
+def issue_order(graph: OpGraph) -> IssueOrder:
+    """Return the issue order of the collectives of one graph. O(nodes log nodes)."""
+    runs = graph.multiplicity != 0
+    table = graph.collectives
+    nodes = table.node[runs[table.node]]
+    by_id: list[int] = nodes[np.argsort(graph.id[nodes], kind="stable")].tolist()
+    if len(by_id) < 2:
+        return IssueOrder(tuple(by_id), tuple(by_id))
+    task = ReplayTask(NodeProgram.of(graph), dict.fromkeys(by_id, 0), {}, {})
+    issued = replay([task], [1], comm_ns=1).issued[0]
+    return IssueOrder(tuple(issued), tuple(by_id))
 
 
-def order_cycle(tasks: Sequence[Task], orders: Sequence[Sequence[int]]) -> tuple[Place, ...]:
-    """The communication on one cycle of the union, empty where there is none. O(nodes + edges).
-
-    ``orders[task]`` lists the collectives and sends of a task in issue order.
-    """
-    graph = _Graph(tasks)
-    _merge_meetings(graph, tasks, orders)
-    for number, (task, order) in enumerate(zip(tasks, orders, strict=True)):
-        _add_task(graph, number, task, order)
-    _add_messages(graph, tasks, orders)
-    return _cycle(graph, tasks)
+_Endpoint = tuple[int, int]
+"""Rank and node."""
 
 
-def _add_task(graph: _Graph, number: int, task: Task, order: Sequence[int]) -> None:
-    """Dependencies within a task, and its one communication slot."""
-    program, vertex = task.program, graph.vertex[number]
-    for node in range(len(program)):
-        for dependent in program.targets[program.bounds[node] : program.bounds[node + 1]]:
-            graph.edges[vertex[node]].append(graph.enter(number, dependent))
-    for node, start in graph.start[number].items():
-        graph.edges[start].append(vertex[node])
-    for one, other in pairwise(order):
-        # A permute gives the slot back when its sending half is through.
-        graph.edges[graph.enter(number, one)].append(graph.enter(number, other))
+@dataclass(slots=True, eq=False)
+class _RankState:
+    """State of one rank: dependencies left per node, ready nodes and occupancy per slot."""
+
+    task: ReplayTask
+    deps_left: list[int]
+    nodes_left: int
+    ready: tuple[list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
+    busy: list[bool] = field(default_factory=lambda: [False, False, False])
+    rounds: dict[int, int] = field(default_factory=dict[int, int])
+    """Channel -> collectives issued on it."""
+    halves_left: dict[int, int] = field(default_factory=dict[int, int])
+    """Message node -> halves (send, receive) that are not complete."""
+    issued: list[int] = field(default_factory=list[int])
 
 
-def _add_messages(graph: _Graph, tasks: Sequence[Task], orders: Sequence[Sequence[int]]) -> None:
-    """An edge from the k-th send of each key to its k-th receive."""
-    sends: dict[Key, list[int]] = {}
-    for number, task in enumerate(tasks):
-        for node in orders[number]:
+_COMPLETE, _DELIVER = range(2)
+
+
+class _ReplayEngine:
+    """Event loop of a replay: nodes complete and messages are delivered in order of time."""
+
+    def __init__(
+        self, tasks: Sequence[ReplayTask], needed: Sequence[int], comm_ns: int, use_durations: bool
+    ) -> None:
+        self.states = [_RankState(task, task.program.num_deps.copy(), len(task.program)) for task in tasks]
+        self.needed = needed
+        self.comm_ns = comm_ns
+        self.use_durations = use_durations
+        self.now_ns = 0
+        self.num_events = 0
+        self.events: list[tuple[int, int, int, int, int]] = []
+        self.rendezvous: dict[tuple[int, int], list[_Endpoint]] = {}
+        """Channel and round -> arrived endpoints of a pending collective."""
+        self.delivered: dict[MessageKey, int] = {}
+        """Messages that no receive has taken yet."""
+        self.posted: dict[MessageKey, deque[_Endpoint]] = {}
+        """Receives that wait for a message, oldest first."""
+
+    def run(self) -> None:
+        """Issue all nodes without dependencies, then process events until none is left."""
+        for rank, state in enumerate(self.states):
+            for node in state.task.program.by_priority:
+                if not state.deps_left[node]:
+                    self._make_ready(rank, node)
+            self._fill_slots(rank)
+        while self.events:
+            self.now_ns, _, event, rank, node = heappop(self.events)
+            if event == _COMPLETE:
+                self._complete(rank, node)
+            else:
+                self._deliver(rank, node)
+
+    def outcome(self) -> ReplayOutcome:
+        """Return the issue orders and the blocked nodes."""
+        blocked: list[BlockedNode] = []
+        for (channel, _), endpoints in self.rendezvous.items():
+            arrived = frozenset(rank for rank, _ in endpoints)
+            blocked += [BlockedNode(rank, node, channel, arrived) for rank, node in endpoints]
+        for key, queue in self.posted.items():
+            blocked += [BlockedNode(rank, node, key=key) for rank, node in queue]
+        issued = [state.issued for state in self.states]
+        return ReplayOutcome(issued, [state.nodes_left for state in self.states], blocked)
+
+    def _schedule(self, delay_ns: int, event: int, rank: int, node: int) -> None:
+        self.num_events += 1
+        heappush(self.events, (self.now_ns + delay_ns, self.num_events, event, rank, node))
+
+    @staticmethod
+    def _slot(task: ReplayTask, node: int) -> int:
+        """Return the slot that a node occupies; receives and skipped nodes have none."""
+        if node in task.channel or node in task.sends:
+            return COMM_SLOT
+        if node in task.receives or node in task.skipped:
+            return _NO_SLOT
+        return task.program.slot[node]
+
+    def _make_ready(self, rank: int, node: int) -> None:
+        """Queue a node for its slot; issue it at once if it has none."""
+        state = self.states[rank]
+        slot = self._slot(state.task, node)
+        if slot == _NO_SLOT:
+            self._issue(rank, node)
+        else:
+            heappush(state.ready[slot], state.task.program.priority[node])
+
+    def _fill_slots(self, rank: int) -> None:
+        """Issue the ready node of lowest id for every free slot."""
+        state = self.states[rank]
+        for slot, ready in enumerate(state.ready):
+            if ready and not state.busy[slot]:
+                state.busy[slot] = True
+                self._issue(rank, state.task.program.by_priority[heappop(ready)])
+
+    def _issue(self, rank: int, node: int) -> None:
+        state = self.states[rank]
+        task = state.task
+        if node in task.channel:
+            state.issued.append(node)
+            self._join_collective(rank, node)
+        elif node in task.sends or node in task.receives:
+            state.halves_left[node] = (node in task.sends) + (node in task.receives)
             if node in task.sends:
-                sends.setdefault(task.sends[node], []).append(graph.enter(number, node))
-    turns: dict[Key, int] = {}
-    for number, task in enumerate(tasks):
-        for node in sorted(task.receives, key=task.program.priority.__getitem__):
-            key = task.receives[node]
-            turn = turns[key] = turns.get(key, -1) + 1
-            if turn < len(sends.get(key, ())):
-                graph.edges[sends[key][turn]].append(graph.vertex[number][node])
+                state.issued.append(node)
+                self._schedule(self.comm_ns, _DELIVER, rank, node)
+            if node in task.receives:
+                self._post_receive(rank, node)
+        elif node in task.skipped:
+            self._schedule(0, _COMPLETE, rank, node)
+        else:
+            duration_ns = task.program.compute_ns[node] if self.use_durations else 1
+            self._schedule(duration_ns, _COMPLETE, rank, node)
 
+    def _join_collective(self, rank: int, node: int) -> None:
+        """Arrive at a collective, which starts when its last rank arrives."""
+        state = self.states[rank]
+        channel = state.task.channel[node]
+        number = state.rounds.get(channel, 0)
+        state.rounds[channel] = number + 1
+        endpoints = self.rendezvous.setdefault((channel, number), [])
+        endpoints.append((rank, node))
+        if len(endpoints) == self.needed[channel]:
+            for member, member_node in self.rendezvous.pop((channel, number)):
+                self._schedule(self.comm_ns, _COMPLETE, member, member_node)
 
-def _merge_meetings(graph: _Graph, tasks: Sequence[Task], orders: Sequence[Sequence[int]]) -> None:
-    """Let the k-th collectives of all tasks on one channel share a vertex."""
-    for number, task in enumerate(tasks):
-        rounds: dict[int, int] = {}
-        for node in orders[number]:
-            channel = task.channel.get(node)
-            if channel is None:
-                continue
-            turn = rounds[channel] = rounds.get(channel, -1) + 1
-            shared = graph.meeting.setdefault((channel, turn), graph.vertex[number][node])
-            graph.vertex[number][node] = shared
+    def _post_receive(self, rank: int, node: int) -> None:
+        """Take a delivered message, or wait for one."""
+        key = self.states[rank].task.receives[node]
+        if self.delivered.get(key, 0):
+            self.delivered[key] -= 1
+            self._complete_half(rank, node)
+        else:
+            self.posted.setdefault(key, deque()).append((rank, node))
 
+    def _deliver(self, rank: int, node: int) -> None:
+        """Deliver a message: its send completes, and the oldest receive that waits for it."""
+        state = self.states[rank]
+        key = state.task.sends[node]
+        self._complete_half(rank, node)
+        if node in state.task.receives:  # a permute frees the slot while it waits for its own message
+            state.busy[COMM_SLOT] = False
+            self._fill_slots(rank)
+        receives = self.posted.get(key)
+        if receives:
+            self._complete_half(*receives.popleft())
+        else:
+            self.delivered[key] = self.delivered.get(key, 0) + 1
 
-def _cycle(graph: _Graph, tasks: Sequence[Task]) -> tuple[Place, ...]:
-    stuck = _stuck(graph.edges)
-    if not any(stuck):
-        return ()
-    # Every stuck vertex follows a stuck one; walking backwards therefore closes.
-    before = [-1] * len(graph.edges)
-    for vertex, followers in enumerate(graph.edges):
-        if stuck[vertex]:
-            for follower in followers:
-                before[follower] = vertex
-    vertex = next(number for number, is_stuck in enumerate(stuck) if is_stuck)
-    place: dict[int, int] = {}
-    walk: list[int] = []
-    while vertex not in place:
-        place[vertex] = len(walk)
-        walk.append(vertex)
-        vertex = before[vertex]
-    owners = dict.fromkeys(graph.owner[number] for number in reversed(walk[place[vertex] :]))
-    return tuple(owner for owner in owners if _talks(tasks[owner.task], owner.node))
+    def _complete_half(self, rank: int, node: int) -> None:
+        halves_left = self.states[rank].halves_left
+        halves_left[node] -= 1
+        if not halves_left[node]:
+            self._schedule(0, _COMPLETE, rank, node)
 
-
-def _talks(task: Task, node: int) -> bool:
-    return node in task.channel or node in task.sends or node in task.receives
-
-
-def _stuck(edges: list[list[int]]) -> list[bool]:
-    """Vertices on a cycle or behind one."""
-    waiting = [0] * len(edges)
-    for followers in edges:
-        for follower in followers:
-            waiting[follower] += 1
-    free = [vertex for vertex, count in enumerate(waiting) if not count]
-    for vertex in free:  # grows while it is walked: a queue
-        for follower in edges[vertex]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                free.append(follower)
-    stuck = [True] * len(edges)
-    for vertex in free:
-        stuck[vertex] = False
-    return stuck
+    def _complete(self, rank: int, node: int) -> None:
+        """Free the slot of a node and make its dependents ready."""
+        state = self.states[rank]
+        task = state.task
+        state.nodes_left -= 1
+        slot = self._slot(task, node)
+        is_permute = node in task.sends and node in task.receives
+        if slot != _NO_SLOT and not is_permute:
+            state.busy[slot] = False
+        for dependent in task.program.dependents(node):
+            state.deps_left[dependent] -= 1
+            if not state.deps_left[dependent]:
+                self._make_ready(rank, dependent)
+        self._fill_slots(rank)

@@ -48,11 +48,11 @@ def test_an_empty_file_of_no_known_suffix_is_refused(tmp_path: Path) -> None:
     [
         (
             [{"name": "comm_type", "int64_val": 77}],
-            "a collective states a kind that there is not: comm_type 77",
+            "a collective states an unknown kind: comm_type 77",
         ),
         (
             [{"name": "comm_type", "int64_val": -2}],
-            "a collective states a kind that there is not: comm_type -2",
+            "a collective states an unknown kind: comm_type -2",
         ),
         ([], "a collective does not state its kind"),
     ],

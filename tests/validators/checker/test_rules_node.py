@@ -187,7 +187,7 @@ def test_et014_messages_state_everything() -> None:
 
 @pytest.mark.parametrize(
     ("source", "target", "word"),
-    [(0, 0, "its own rank"), (0, 2, "not one of the 2 ranks"), (1, 0, "none of its ranks")],
+    [(0, 0, "its own rank"), (0, 2, "not among the 2 ranks"), (1, 0, "another rank sends it")],
 )
 def test_et014_peers_are_other_ranks_of_the_job(source: int, target: int, word: str) -> None:
     left, right = Steps(num_ranks=3), Steps()

@@ -150,7 +150,7 @@ def test_et019_issuer_is_a_member() -> None:
     assert "ET019" not in found(Workload.spmd(steps.build(), 4), "chakra")
     problems = found(Workload.spmd(steps.build(), 6), "chakra")
     assert problems["ET019"].startswith("error")
-    assert "2 ranks that issue it are in no group of it, such as [4, 5]" in problems["ET019"]
+    assert "2 ranks that issue it are not members of its groups, such as [4, 5]" in problems["ET019"]
     assert found(Workload.spmd(steps.build(), 6))["ET019"].startswith("warning")
 
 
@@ -320,7 +320,7 @@ def test_et021_deadlock_in_one_timing_only_is_a_warning() -> None:
     third.coll(third.compute(), groups=all_three, size=16)
     problem = found(job_of(left, right, third))["ET021"]
     assert problem.startswith("warning")
-    assert "if timing lets" in problem
+    assert "if timing leads" in problem
 
 
 def test_et021_contradiction_that_waiting_hides_is_a_warning() -> None:
@@ -519,6 +519,6 @@ def test_a_finding_names_the_rank_that_is_at_fault() -> None:
     steps = Steps(4)
     steps.coll(steps.compute(), groups=[[0, 1], [2]])
     found = check_workload(Workload.spmd(steps.build(), 4)).violations
-    told = [entry for entry in found if "in no group of it" in entry.message]
+    told = [entry for entry in found if "not members of its groups" in entry.message]
     assert [entry.rank for entry in told] == [3]
     assert "other ranks of its class" not in told[0].message

@@ -1,8 +1,7 @@
-"""The table of rules: what is checked, how much it matters under each profile, and by which function.
+"""Table of the rules: code, title, scope, severity under each profile, and function.
 
-Codes ``ETnnn`` are those of the Chakra contract (``ET001`` to ``ET012`` partly found by the reader of the
-format); ``GRnnn`` are rules of the graph that hold for every format; ``PRnnn`` are rules of recordings.
-Adding a rule is one function and one row.
+Codes ``ETnnn`` are rules of the Chakra contract (its reader checks some of them), ``GRnnn`` rules of graphs
+in any format, ``PRnnn`` rules of recordings. Adding a rule is one function and one row.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LEVELS = {"E": Severity.ERROR, "W": Severity.WARNING, "-": None}
 
 
 def rule(code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need) -> Rule:
-    """A row. ``levels``: the severities without a profile, under chakra and astra-sim, a letter each."""
+    """Return a row. ``levels`` has a letter for each severity: without a profile, under chakra, astra-sim."""
     if len(levels) != 3 or not _LEVELS.keys() >= set(levels):
         raise InvariantError(f"rule {code} ({title}): severities {levels!r} are not three of E, W and -")
     plain, chakra, astra_sim = (_LEVELS[level] for level in levels)
@@ -32,9 +31,7 @@ def _conf(code: str, title: str, levels: str, check: Check | None, *needs: Need)
     return rule(code, title, Scope.CONFIGURATION, levels, check, *needs)
 
 
-# Order is the order of checking: later rules ask whether earlier ones found something.
-# code, title, scope, function, the configuration it needs; between them the severity without profile, under
-# chakra, under astra-sim (- leaves the rule out)
+# In the order of checking: later rules depend on the outcome of earlier ones.
 RULES: tuple[Rule, ...] = (
     rule("ET001", "frames decode to the exact end of the file", _FILE, "EEE"),
     rule("ET002", "the file has metadata first and at least one node", _FILE, "EEE"),
@@ -79,12 +76,12 @@ RULES: tuple[Rule, ...] = (
     _conf("ET032", "the backend takes the network", "--W", conf.backend_fits_network, "network"),
     _conf("ET034", "no message ends a rank with other times", "--E", None, "system", "network"),
     _conf("ET035", "no event of 0 ns at the start", "--E", None, "system", "network"),
-    # Found as recordings are read, by every command.
+    # Checked by every command that reads a recording
     *(rule(code, title, _FILE, "WWW") for code, title in RECORDING_RULES.items()),
     *(rule(code, title, _SET, "WWW") for code, title in JOB_RULES.items()),
 )
 
 
 def find_rule(code: str) -> Rule | None:
-    """Return the row of a code, or None."""
+    """Return the rule with a code, or None."""
     return next((rule for rule in RULES if rule.code == code), None)

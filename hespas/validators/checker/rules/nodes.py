@@ -1,4 +1,4 @@
-"""One graph by itself: ids, cycles, kinds, tables that belong together, costs and durations."""
+"""Rules of a single graph: ids, cycles, kinds, consistent tables, costs and durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hespas.converters.chakra.assembly import simulated_ns
 from hespas.graph import DYNAMIC, NodeKind, OpClass, OpGraph, Resource, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.passes import all_deps, find_cycle, leaves_loop
-from hespas.validators.checker.job import Job, Report
+from hespas.validators.checker.job import CheckedJob, RuleReport
 
 __all__ = [
     "acyclic",
@@ -28,21 +28,21 @@ __all__ = [
     "unique_ids",
 ]
 
-_LISTED = 20
-_MANY_DEPENDENCIES = 4096
-_FEW_ALONE = 0.1
-"""Real programs have the odd output that is computed from nothing; not one node in ten."""
-_TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+_MAX_LISTED = 20
+_MAX_DEPENDENCIES = 4096
+_MAX_ISOLATED_SHARE = 0.1
+"""Real programs have few outputs without inputs or dependents."""
+_COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 
 
 def is_kind(graph: OpGraph, *kinds: NodeKind) -> BoolArray:
-    """Which nodes are of one of the kinds."""
-    found: BoolArray = np.isin(graph.kind, [int(kind) for kind in kinds])
-    return found
+    """Return the mask of the nodes of these kinds."""
+    mask: BoolArray = np.isin(graph.kind, [int(kind) for kind in kinds])
+    return mask
 
 
-def unique_ids(job: Job, report: Report) -> None:
-    """ET005: no id stands twice in a graph."""
+def unique_ids(job: CheckedJob, report: RuleReport) -> None:
+    """ET005: every node id of a graph is unique."""
     for index, graph in enumerate(job.classes):
         _, first, counts = np.unique(graph.id, return_index=True, return_counts=True)
         if len(first) == len(graph):
@@ -50,11 +50,11 @@ def unique_ids(job: Job, report: Report) -> None:
         again = np.ones(len(graph), np.bool_)
         again[first] = False
         total = int(counts[counts > 1].sum())
-        report.nodes(index, again, f"its id is taken by an earlier node ({total:,} nodes share ids)")
+        report.nodes(index, again, f"its id is that of an earlier node ({total:,} nodes share ids)")
 
 
-def acyclic(job: Job, report: Report) -> None:
-    """ET007: no node waits for itself, directly or through others."""
+def acyclic(job: CheckedJob, report: RuleReport) -> None:
+    """ET007: no node depends on itself, directly or through others."""
     for index, graph in enumerate(job.classes):
         deps = all_deps(graph)
         itself = deps.values[deps.values == deps.row_ids]
@@ -62,13 +62,13 @@ def acyclic(job: Job, report: Report) -> None:
         cycle = () if len(itself) else find_cycle(graph)
         if cycle:
             ids = [str(int(graph.id[node])) for node in cycle]
-            more = f" -> ... ({len(ids) - _LISTED:,} more)" if len(ids) > _LISTED else ""
-            path = " -> ".join(ids[:_LISTED]) + more
+            more = f" -> ... ({len(ids) - _MAX_LISTED:,} more)" if len(ids) > _MAX_LISTED else ""
+            path = " -> ".join(ids[:_MAX_LISTED]) + more
             first = np.array(cycle[:1], np.int64)
             report.nodes(index, first, f"dependency cycle, each waits for the next: {path} -> {ids[0]}")
 
 
-def no_duplicate_dependency(job: Job, report: Report) -> None:
+def no_duplicate_dependency(job: CheckedJob, report: RuleReport) -> None:
     """ET008: a node names each dependency once, and in one list only."""
     for index, graph in enumerate(job.classes):
         nodes = max(len(graph), 1)
@@ -83,7 +83,7 @@ def no_duplicate_dependency(job: Job, report: Report) -> None:
         report.nodes(index, shared // nodes, "a node is a data and a control dependency of it")
 
 
-def known_kind(job: Job, report: Report) -> None:
+def known_kind(job: CheckedJob, report: RuleReport) -> None:
     """ET009: every node has a kind; ASTRA-sim also refuses metadata nodes."""
     for index, graph in enumerate(job.classes):
         report.nodes(index, is_kind(graph, NodeKind.INVALID), "its type is INVALID")
@@ -92,23 +92,23 @@ def known_kind(job: Job, report: Report) -> None:
             report.nodes(index, metadata, "it is a METADATA node, on which ASTRA-sim's statistics abort")
 
 
-def communication_on_host(job: Job, report: Report) -> None:
+def communication_on_host(job: CheckedJob, report: RuleReport) -> None:
     """ET016: communication is not marked as an operation of the CPU."""
     for index, graph in enumerate(job.classes):
-        mask = is_kind(graph, *_TALKING) & (graph.resource == int(Resource.HOST))
+        mask = is_kind(graph, *_COMMUNICATION) & (graph.resource == int(Resource.HOST))
         report.nodes(index, mask, "communication is marked is_cpu_op, on which ASTRA-sim aborts")
 
 
-def compute_on_host(job: Job, report: Report) -> None:
+def compute_on_host(job: CheckedJob, report: RuleReport) -> None:
     """ET017: no compute node runs on the CPU."""
     for index, graph in enumerate(job.classes):
         mask = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.HOST))
         report.nodes(index, mask, "it runs on the CPU: ASTRA-sim loses its statistics, and may abort")
 
 
-def tables_fit_nodes(job: Job, report: Report) -> None:
-    """GR004: rows of the communication tables belong to communicating nodes, one row each, and carried values
-    to nodes of their loop.
+def tables_fit_nodes(job: CheckedJob, report: RuleReport) -> None:
+    """GR004: each row of the communication tables belongs to one communicating node, and carried values to
+    nodes of their loop.
     """
     for index, graph in enumerate(job.classes):
         for rows, kinds, what in (
@@ -117,15 +117,15 @@ def tables_fit_nodes(job: Job, report: Report) -> None:
         ):
             counts = np.bincount(rows, minlength=len(graph))
             wrong = (counts > 0) & ~is_kind(graph, *kinds)
-            report.nodes(index, wrong, f"a {what} is described for a node that is none")
+            report.nodes(index, wrong, f"a {what} is described for a node of another kind")
             report.nodes(index, counts > 1, f"more than one {what} is described for it")
         outside = leaves_loop(graph)
         if outside.any():
             consumers = graph.regions.carried_consumer[outside]
-            report.nodes(index, consumers, "a loop carries a value to it, and not both ends are in that loop")
+            report.nodes(index, consumers, "a loop carries a value to it from or to outside of that loop")
 
 
-def tensor_types(job: Job, report: Report) -> None:
+def tensor_types(job: CheckedJob, report: RuleReport) -> None:
     """GR007: no extent of a tensor is negative."""
     for index, graph in enumerate(job.classes):
         types = graph.types
@@ -136,21 +136,21 @@ def tensor_types(job: Job, report: Report) -> None:
         report.nodes(index, np.concatenate(owners), "a tensor has a negative extent")
 
 
-def plausible_shape(job: Job, report: Report) -> None:
-    """ET030: no signs of a graph that was put together wrongly."""
+def plausible_shape(job: CheckedJob, report: RuleReport) -> None:
+    """ET030: the graph shows no signs of a wrong construction."""
     for index, graph in enumerate(job.classes):
         deps = all_deps(graph)
-        alone = deps.lengths == 0
-        alone[deps.values] = False
-        lonely = alone & ~is_kind(graph, NodeKind.METADATA) & (graph.op_class != int(OpClass.FREE))
-        if len(graph) > 1 and lonely.all():
+        is_unlinked = deps.lengths == 0
+        is_unlinked[deps.values] = False
+        isolated = is_unlinked & ~is_kind(graph, NodeKind.METADATA) & (graph.op_class != int(OpClass.FREE))
+        if len(graph) > 1 and isolated.all():
             report.add(f"none of the {len(graph):,} nodes depends on another", count=1)
-        elif int(lonely.sum()) > _FEW_ALONE * len(graph):
-            count = int(lonely.sum())
-            first = int(graph.id[int(np.flatnonzero(lonely)[0])])
+        elif int(isolated.sum()) > _MAX_ISOLATED_SHARE * len(graph):
+            count = int(isolated.sum())
+            first = int(graph.id[int(np.flatnonzero(isolated)[0])])
             report.add(f"{count:,} nodes neither depend on a node nor have dependents, first {first}")
-        many = deps.lengths > _MANY_DEPENDENCIES
-        report.nodes(index, many, f"it has more than {_MANY_DEPENDENCIES:,} dependencies")
+        many = deps.lengths > _MAX_DEPENDENCIES
+        report.nodes(index, many, f"it has more than {_MAX_DEPENDENCIES:,} dependencies")
         useful = ~is_kind(graph, NodeKind.METADATA, NodeKind.INVALID)
         if len(graph) and not useful.any():
             report.add("no node computes or communicates", severity=Severity.WARNING)
@@ -165,13 +165,13 @@ _COSTS = (
     ("duration_ns", "ns"),
     ("multiplicity", "executions"),
 )
-_LONGEST_NS = 1e12
+_MAX_DURATION_NS = 1e12
 _MICROSECOND_NS = 1000.0
-_MOST_APART = 0.01
-"""Share of the exact time by which what simulators read may differ from it."""
+_MAX_DIFFERENCE = 0.01
+"""Relative difference that is allowed between the durations that simulators read and the exact ones."""
 
 
-def legal_costs(job: Job, report: Report) -> None:
+def legal_costs(job: CheckedJob, report: RuleReport) -> None:
     """GR001: costs, sizes and trip counts are not negative and not infinite."""
     for index, graph in enumerate(job.classes):
         for name, unit in _COSTS:
@@ -186,34 +186,29 @@ def legal_costs(job: Job, report: Report) -> None:
             report.add(f"{int((trips < 0).sum()):,} loops run a negative number of times")
 
 
-def plausible_units(job: Job, report: Report) -> None:
+def plausible_units(job: CheckedJob, report: RuleReport) -> None:
     """GR003: durations look like nanoseconds and message sizes like whole bytes."""
     for index, graph in enumerate(job.classes):
-        long = (graph.duration_ns > _LONGEST_NS) & np.isfinite(graph.duration_ns)
-        report.nodes(index, long, f"it takes more than {_LONGEST_NS / 1e9:,.0f} s: is that ns?")
+        long = (graph.duration_ns > _MAX_DURATION_NS) & np.isfinite(graph.duration_ns)
+        report.nodes(index, long, f"it takes more than {_MAX_DURATION_NS / 1e9:,.0f} s: is its unit ns?")
         for table in (graph.collectives, graph.p2p):
             fraction = np.isfinite(table.comm_bytes) & (table.comm_bytes != np.floor(table.comm_bytes))
             report.nodes(index, table.node[fraction], "its message size is not a whole number of bytes")
 
 
-def _works(job: Job, index: int) -> BoolArray:
-    graph = job.classes[index]
-    works: BoolArray = (graph.flops > 0) | (graph.bytes_moved > 0) | (graph.transcendentals > 0)
-    works &= is_kind(graph, NodeKind.COMPUTE) & (graph.multiplicity != 0)
-    return works
-
-
-def duration_where_work(job: Job, report: Report) -> None:
-    """GR005: a node that costs something takes some time."""
+def duration_where_work(job: CheckedJob, report: RuleReport) -> None:
+    """GR005: a node with costs has a duration above 0."""
     for index, graph in enumerate(job.classes):
-        report.nodes(index, _works(job, index) & (graph.duration_ns == 0), "it has work to do and takes 0 ns")
+        has_costs = (graph.flops > 0) | (graph.bytes_moved > 0) | (graph.transcendentals > 0)
+        runs = is_kind(graph, NodeKind.COMPUTE) & (graph.multiplicity != 0)
+        report.nodes(index, has_costs & runs & (graph.duration_ns == 0), "it has costs but takes 0 ns")
 
 
-def positive_duration(job: Job, report: Report) -> None:
-    """ET023: a compute node of a trace takes some time (ASTRA-sim makes 1 ns of 0).
+def positive_duration(job: CheckedJob, report: RuleReport) -> None:
+    """ET023: a compute node of a trace has a duration above 0 (ASTRA-sim takes 0 as 1 ns).
 
-    A trace cannot say "unknown", so an unknown duration is one of 0. Where it states ns as well, those and
-    the microseconds that simulators read are about the same. In roofline mode durations do not count.
+    A trace has no value for unknown durations, so they are 0. If it also states nanoseconds, they agree with
+    the microseconds that simulators read. Durations are not used in roofline mode.
     """
     if job.system is not None and job.system.roofline:
         return
@@ -221,18 +216,18 @@ def positive_duration(job: Job, report: Report) -> None:
         on_device = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
         real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.multiplicity != 0)
         read_ns = simulated_ns(graph)
-        _same_durations(job, index, read_ns, report)
+        _check_same_durations(job, index, read_ns, report)
         shares_a_microsecond = (graph.duration_ns > 0) & (graph.duration_ns < _MICROSECOND_NS)
         untimed = real & ~(read_ns > 0) & ~shares_a_microsecond
         if untimed.any() and np.array_equal(untimed, real):
             rank = job.first_ranks[index] if job.class_sizes[index] else None
             report.add(f"none of the {int(real.sum()):,} compute nodes has a duration", rank=rank)
         else:
-            report.nodes(index, untimed, "it has no duration, or one of 0, of which ASTRA-sim makes 1 ns")
+            report.nodes(index, untimed, "its duration is missing or 0, which ASTRA-sim takes as 1 ns")
 
 
-def _same_durations(job: Job, index: int, read_ns: FloatArray, report: Report) -> None:
-    """Report durations that differ from the exact ones by more than whole microseconds per stream do."""
+def _check_same_durations(job: CheckedJob, index: int, read_ns: FloatArray, report: RuleReport) -> None:
+    """Report durations that differ from the exact ones by more than rounding to microseconds explains."""
     graph = job.classes[index]
     exact_ns = float(np.nansum(graph.duration_ns))
     total_ns = float(np.nansum(read_ns))
@@ -240,7 +235,7 @@ def _same_durations(job: Job, index: int, read_ns: FloatArray, report: Report) -
         np.unique(np.stack([graph.resource.astype(np.int64), graph.stream.astype(np.int64)]), axis=1).T
     )
     rounding_ns = 2 * _MICROSECOND_NS * lanes  # communication carries its remainders by itself
-    if abs(total_ns - exact_ns) > max(_MOST_APART * exact_ns, rounding_ns):
+    if abs(total_ns - exact_ns) > max(_MAX_DIFFERENCE * exact_ns, rounding_ns):
         rank = job.first_ranks[index] if job.class_sizes[index] else None
         message = (
             f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
@@ -249,8 +244,8 @@ def _same_durations(job: Job, index: int, read_ns: FloatArray, report: Report) -
         report.add(message, rank=rank)
 
 
-def known_trips(job: Job, report: Report) -> None:
-    """GR006: it is known how often every loop runs."""
+def known_trips(job: CheckedJob, report: RuleReport) -> None:
+    """GR006: the trip count of every loop is known."""
     for graph in job.classes:
         rows = np.flatnonzero(np.isnan(graph.regions.trips))
         if len(rows):

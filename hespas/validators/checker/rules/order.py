@@ -1,202 +1,183 @@
-"""Sequences across ranks: the same collectives on a group, the same streams before world collectives."""
+"""Rules of order across ranks: equal sequences of collectives and streams, and no deadlock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby, zip_longest
 
+import numpy as np
+
 from hespas.graph import CollectiveKind, OpGraph, Severity
-from hespas.validators.checker.job import Job, Report
-from hespas.validators.checker.replay import Outcome, Place, Waiting, order_cycle, replay
+from hespas.validators.checker.job import CheckedJob, RuleReport
+from hespas.validators.checker.order_cycle import CommNode, order_cycle
+from hespas.validators.checker.replay import BlockedNode, ReplayOutcome, replay
 from hespas.validators.checker.rules.collectives import collective_name, ranks_text
-from hespas.validators.checker.rules.messages import Programs, alone, programs_of
+from hespas.validators.checker.rules.messages import RankPrograms, isolated, programs_of
 
 __all__ = ["no_deadlock", "same_sequence", "same_streams"]
 
-_Item = tuple[int, float, float]
-"""Kind, bytes (-1 unknown) and executions of a collective."""
+_Collective = tuple[int, float, float]
+"""Kind, bytes and executions of a collective; -1 is unknown."""
+_Run = tuple[_Collective, int]
+"""Equal neighbours as one collective, and the first node."""
+_MAX_LISTED = 8
+_SLOW_NETWORK_NS = 10**9
 
 
-class _Sequences:
-    """Collectives of each kind of rank, and what each is."""
+class _CollectiveSequences:
+    """Collectives of each class by node, and their order on the channels of each kind of rank."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CheckedJob) -> None:
         self.job = job
-        self.items: list[dict[int, _Item]] = []
+        self.collectives: list[dict[int, _Collective]] = []
         for graph in job.classes:
             table = graph.collectives
             nodes: list[int] = table.node.tolist()
             kinds: list[int] = table.kind.tolist()
-            sizes: list[float] = table.comm_bytes.tolist()
-            times: list[float] = graph.multiplicity[table.node].tolist()
+            sizes: list[float] = np.nan_to_num(table.comm_bytes, nan=-1.0).tolist()
+            times: list[float] = np.nan_to_num(graph.multiplicity[table.node], nan=-1.0).tolist()
             rows = zip(kinds, sizes, times, strict=True)
-            items = ((kind, _known(size), _known(count)) for kind, size, count in rows)
-            self.items.append(dict(zip(nodes, items, strict=True)))
+            self.collectives.append(dict(zip(nodes, rows, strict=True)))
 
-    def class_of(self, kind: int) -> int:
-        return int(self.job.workload.rank_class[self.job.equivalence.representatives[kind]])
-
-    def on(self, kind: int, channel: int, order: Sequence[int]) -> list[int]:
-        """Nodes of ``order`` that run on a channel at the representative of a kind."""
-        graph = self.job.classes[self.class_of(kind)]
+    def runs(self, kind: int, channel: int, order_name: str) -> list[_Run]:
+        """Return the collectives that the representative of a kind issues on a channel, in the named order.
+        Equal neighbours are one, with the sum of their executions.
+        """
+        index = int(self.job.workload.rank_class[self.job.equivalence.representatives[kind]])
+        collectives = self.collectives[index]
         rows = self.job.equivalence.channel_rows[kind]
-        table = graph.collectives
+        table = self.job.classes[index].collectives
         nodes: list[int] = table.node.tolist()
         sets: list[int] = table.group_set.tolist()
-        mine = {node for node, row in zip(nodes, sets, strict=True) if rows[row] == channel}
-        return [node for node in order if node in mine]
-
-    def runs(self, kind: int, nodes: Sequence[int]) -> list[tuple[_Item, int]]:
-        """What the nodes are, equal neighbours as one with their executions added; and a node of each."""
-        items = self.items[self.class_of(kind)]
-        merged: list[tuple[_Item, int]] = []
-        for (what, size), group in groupby(nodes, key=lambda node: items[node][:2]):
+        on_channel = {node for node, row in zip(nodes, sets, strict=True) if rows[row] == channel}
+        order: tuple[int, ...] = getattr(self.job.orders[index], order_name)
+        merged: list[_Run] = []
+        issued = (node for node in order if node in on_channel)
+        for (comm_kind, size), group in groupby(issued, key=lambda node: collectives[node][:2]):
             members = list(group)
-            times = sum(max(items[node][2], 0.0) for node in members)
-            merged.append(((what, size, times), members[0]))
+            times = sum(max(collectives[node][2], 0.0) for node in members)
+            merged.append(((comm_kind, size, times), members[0]))
         return merged
 
 
-def _known(value: float) -> float:
-    return value if value == value else -1.0  # noqa: PLR0124
-
-
-def same_sequence(job: Job, report: Report) -> None:
+def same_sequence(job: CheckedJob, report: RuleReport) -> None:
     """ET020: all members of a group issue the same collectives, in kind, size and order, on it."""
     if job.is_uniform or report.has("ET007"):
         return
-    sequences = _Sequences(job)
-    used = set[int]().union(*_used_rows(job))
+    sequences = _CollectiveSequences(job)
+    used: set[int] = set()
+    for kind, rank in enumerate(job.equivalence.representatives):
+        sets: set[int] = set(job.workload.graph_of(rank).collectives.group_set.tolist())
+        used |= {job.equivalence.channel_rows[kind][row] for row in sets}
     for number, channel in enumerate(job.equivalence.channels):
         kinds = sorted(channel.kinds)
         for kind in kinds[1:] if number in used else ():
-            _compare(report, sequences, number, (kinds[0], kind))
+            _compare_sequences(report, sequences, number, (kinds[0], kind))
 
 
-def _used_rows(job: Job) -> list[set[int]]:
-    """Channels that each kind of rank really issues collectives on."""
-    used: list[set[int]] = []
-    for kind, rank in enumerate(job.equivalence.representatives):
-        sets: set[int] = set(job.workload.graph_of(rank).collectives.group_set.tolist())
-        used.append({job.equivalence.channel_rows[kind][row] for row in sets})
-    return used
-
-
-def _compare(report: Report, sequences: _Sequences, number: int, kinds: tuple[int, int]) -> None:
-    """Compare what two kinds of rank issue on one channel, in both orders."""
+def _compare_sequences(
+    report: RuleReport, sequences: _CollectiveSequences, channel: int, kinds: tuple[int, int]
+) -> None:
+    """Compare the collectives that two kinds of rank issue on one channel, in both orders."""
     job = sequences.job
-    differences: list[str] = []
-    node = -1
+    differences: list[tuple[str, int]] = []
     ranks = (job.equivalence.representatives[kinds[0]], job.equivalence.representatives[kinds[1]])
     for order_name in ("by_time", "by_id"):
-        runs: list[list[tuple[_Item, int]]] = []
-        for which in kinds:
-            order: tuple[int, ...] = getattr(job.orders[sequences.class_of(which)], order_name)
-            runs.append(sequences.runs(which, sequences.on(which, number, order)))
-        difference, place = _difference(job, ranks, runs[0], runs[1])
-        if difference:
-            differences.append(difference)
-            node = place if node < 0 else node
+        left, right = (sequences.runs(kind, channel, order_name) for kind in kinds)
+        for position, (one, other) in enumerate(zip_longest(left, right)):
+            if one is None or other is None or one[0] != other[0]:
+                texts = [
+                    _run_text(job.workload.graph_of(rank), run)
+                    for rank, run in zip(ranks, (one, other), strict=True)
+                ]
+                text = (
+                    f"collective {position} is {texts[0]} on rank {ranks[0]} "
+                    f"but {texts[1]} on rank {ranks[1]}"
+                )
+                node = -1 if other is None else int(job.workload.graph_of(ranks[1]).id[other[1]])
+                differences.append((text, node))
+                break
     if not differences:
         return
-    certain = len(differences) == 2
-    note = "" if certain else " (in one of the orders that timing allows)"
-    text = f"group {ranks_text(job.equivalence.channels[number].members)}: {differences[0]}{note}"
-    severity = None if certain else Severity.WARNING
-    report.add(text, rank=ranks[1], node=None if node < 0 else node, severity=severity)
+    is_certain = len(differences) == 2
+    note = "" if is_certain else " (in one of the orders that timing allows)"
+    text = f"group {ranks_text(job.equivalence.channels[channel].members)}: {differences[0][0]}{note}"
+    known_node = next((node for _, node in differences if node >= 0), None)
+    report.add(text, rank=ranks[1], node=known_node, severity=None if is_certain else Severity.WARNING)
 
 
-def _difference(
-    job: Job, ranks: tuple[int, int], left: list[tuple[_Item, int]], right: list[tuple[_Item, int]]
-) -> tuple[str, int]:
-    """The first place where two sequences part, in words, and the node id of the second rank there."""
-    graphs = [job.workload.graph_of(rank) for rank in ranks]
-    for place, (one, other) in enumerate(zip_longest(left, right)):
-        if one is not None and other is not None and one[0] == other[0]:
-            continue
-        texts = [_item(graph, entry) for graph, entry in zip(graphs, (one, other), strict=True)]
-        node = -1 if other is None else int(graphs[1].id[other[1]])
-        text = f"collective {place} is {texts[0]} on rank {ranks[0]} but {texts[1]} on rank {ranks[1]}"
-        return text, node
-    return "", -1
-
-
-def _item(graph: OpGraph, entry: tuple[_Item, int] | None) -> str:
-    if entry is None:
+def _run_text(graph: OpGraph, run: _Run | None) -> str:
+    if run is None:
         return "missing"
-    (kind, size, times), node = entry
+    (kind, size, times), node = run
     bytes_text = "unknown size" if size < 0 else f"{size:,.0f} bytes"
     repeated = "" if times == 1 else f", {times:,.0f} times"
     return f"{collective_name(kind)} of {bytes_text}{repeated} (node {int(graph.id[node])})"
 
 
-def same_streams(job: Job, report: Report) -> None:
+def same_streams(job: CheckedJob, report: RuleReport) -> None:
     """ET029: before each world collective, all ranks have created the same number of streams."""
     if job.is_uniform or report.has("ET007"):
         return
     different: list[str] = []
+    representatives = job.equivalence.representatives
     for order_name in ("by_time", "by_id"):
-        counts: dict[int, list[int]] = {}
-        for kind, rank in enumerate(job.equivalence.representatives):
+        counts: list[list[int]] = []
+        for rank in representatives:
             index = int(job.workload.rank_class[rank])
             order: tuple[int, ...] = getattr(job.orders[index], order_name)
-            counts[kind] = _streams_before_world(job, job.classes[index], order)
-        different += _stream_difference(job, counts)
+            counts.append(_streams_before_world(job, job.classes[index], order))
+        difference = next(
+            (
+                f"before world collective {number}, rank {representatives[0]} has created {one} collective "
+                f"streams and rank {rank} {other}: their ids differ and ASTRA-sim hangs"
+                for rank, created in zip(representatives, counts, strict=True)
+                for number, (one, other) in enumerate(zip(counts[0], created, strict=False))
+                if one != other
+            ),
+            "",
+        )
+        different += [difference] if difference else []
     if different:
-        severity = None if len(different) == 2 else Severity.WARNING
-        report.add(different[0], severity=severity)
+        report.add(different[0], severity=None if len(different) == 2 else Severity.WARNING)
 
 
-def _streams_before_world(job: Job, graph: OpGraph, order: Sequence[int]) -> list[int]:
-    """Streams created before each world collective of one rank."""
+def _streams_before_world(job: CheckedJob, graph: OpGraph, order: Sequence[int]) -> list[int]:
+    """Return the number of streams that a rank has created before each of its world collectives.
+
+    A collective creates one stream per split (network model, section 3); one if the number of splits is
+    unknown.
+    """
     table = graph.collectives
     nodes: list[int] = table.node.tolist()
-    place = {node: row for row, node in enumerate(nodes)}
+    row_of = {node: row for row, node in enumerate(nodes)}
+    num_ranks = job.workload.num_ranks
     # A group of all ranks that has a name counts its streams like any other group.
-    total = job.workload.num_ranks
-    worlds = [groups.is_world(total) and not groups.communicator for groups in graph.group_sets] + [True]
-    created, found = 0, list[int]()
-    for node in order:
-        row = place[node]
-        if worlds[int(table.group_set[row])]:
-            found.append(created)
-        created += _streams(job, int(table.kind[row]), float(table.comm_bytes[row]))
-    return found
-
-
-def _streams(job: Job, kind: int, size: float) -> int:
-    """Streams of one collective (network model, section 3); 1 where the number of splits is not known."""
+    worlds = [groups.is_world(num_ranks) and not groups.communicator for groups in graph.group_sets] + [True]
     splits = None if job.system is None else job.system.dataset_splits
-    if splits is None or not size >= 1:
-        return 1
-    total, ranks = int(size), job.workload.num_ranks
-    chunk = total // splits
-    if kind != CollectiveKind.ALL_GATHER and chunk < ranks:
-        chunk, total = ranks, splits * ranks
-    return -(-total // chunk) if chunk else 1
+    created, before_world = 0, list[int]()
+    for node in order:
+        row = row_of[node]
+        if worlds[int(table.group_set[row])]:
+            before_world.append(created)
+        size = float(table.comm_bytes[row])
+        if splits is None or not size >= 1:
+            created += 1
+            continue
+        total = int(size)
+        chunk = total // splits
+        if int(table.kind[row]) != CollectiveKind.ALL_GATHER and chunk < num_ranks:
+            chunk, total = num_ranks, splits * num_ranks
+        created += -(-total // chunk) if chunk else 1
+    return before_world
 
 
-def _stream_difference(job: Job, counts: dict[int, list[int]]) -> list[str]:
-    base, first = next(iter(counts.items()))
-    for kind, found in counts.items():
-        for turn, (one, other) in enumerate(zip(first, found, strict=False)):
-            if one != other:
-                ranks = (job.equivalence.representatives[base], job.equivalence.representatives[kind])
-                text = f"before world collective {turn}, rank {ranks[0]} has created {one} collective streams"
-                return [f"{text} and rank {ranks[1]} {other}: their ids differ and ASTRA-sim hangs"]
-    return []
-
-
-_LISTED = 8
-_SLOW_NETWORK_NS = 10**9
-
-
-def no_deadlock(job: Job, report: Report) -> None:
+def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
     """ET021: with one communication at a time per rank, everything that is issued completes."""
     if report.has("ET007"):
         return
-    talks = any(len(graph.p2p) for graph in job.classes)
-    if job.is_uniform and not talks:
+    has_messages = any(len(graph.p2p) for graph in job.classes)
+    if job.is_uniform and not has_messages:
         return  # all ranks issue the same collectives in the same order
     programs = programs_of(job.workload, job.equivalence)
     if programs.num_nodes > job.replay_limit:
@@ -207,65 +188,64 @@ def no_deadlock(job: Job, report: Report) -> None:
     tasks, needed = programs.tasks, programs.needed
     fast = replay(tasks, needed, comm_ns=1)
     slow = replay(tasks, needed, comm_ns=_SLOW_NETWORK_NS, use_durations=False)
-    stuck = [outcome for outcome in (fast, slow) if any(outcome.unfinished)]
-    if stuck:
-        _tell_stuck(job, report, programs, stuck[0], None if len(stuck) == 2 else Severity.WARNING)
+    deadlocks = [outcome for outcome in (fast, slow) if any(outcome.unfinished)]
+    if deadlocks:
+        severity = None if len(deadlocks) == 2 else Severity.WARNING
+        _report_deadlock(job, report, programs, deadlocks[0], severity)
         return
-    orders = [replay([alone(task)], [1], comm_ns=1).issued[0] for task in tasks]
+    orders = [replay([isolated(task)], [1], comm_ns=1).issued[0] for task in tasks]
     cycle = order_cycle(tasks, orders)
     if cycle:
-        places = "; ".join(_place(job, programs, place) for place in cycle[:_LISTED])
-        text = (
-            f"the orders in which ranks communicate contradict each other, which timing alone hides: {places}"
-        )
+        nodes = "; ".join(_node_text(job, programs, node) for node in cycle[:_MAX_LISTED])
+        text = f"the communication orders of ranks contradict each other, which only timing hides: {nodes}"
         report.add(text, severity=Severity.WARNING)
 
 
-def _tell_stuck(
-    job: Job, report: Report, programs: Programs, outcome: Outcome, severity: Severity | None
+def _report_deadlock(
+    job: CheckedJob,
+    report: RuleReport,
+    programs: RankPrograms,
+    outcome: ReplayOutcome,
+    severity: Severity | None,
 ) -> None:
-    """The ranks that wait for each other; a rank that waits for nothing that will come is another rule's."""
-    waiting: dict[int, Waiting] = {}
-    for entry in outcome.waiting:  # a collective blocks the slot, a receive only what depends on it
-        if entry.channel >= 0 or entry.task not in waiting:
-            waiting[entry.task] = entry
-    chain, closed = _wait_chain(job, waiting)
-    if not closed and report.has("ET014", "ET015", "ET019", "ET020"):
+    """Report the ranks that wait for each other. A rank that waits for a communication that no rank issues is
+    left to the rules that matched it.
+    """
+    blocked: dict[int, BlockedNode] = {}
+    for entry in outcome.blocked:  # a collective blocks the slot, a receive only its dependents
+        if entry.channel >= 0 or entry.task not in blocked:
+            blocked[entry.task] = entry
+    chain: list[tuple[BlockedNode, int]] = []
+    position: dict[int, int] = {}
+    task = min(blocked, default=-1)
+    while task in blocked and task not in position:
+        position[task] = len(chain)
+        entry = blocked[task]
+        task = _awaited_kind(job, entry)
+        chain.append((entry, task))
+    is_cycle = task in position
+    chain = chain[position[task] :] if is_cycle else chain
+    if not is_cycle and report.has("ET014", "ET015", "ET019", "ET020"):
         return
-    hedge = "" if severity is None else " (if timing lets these orders happen)"
+    hedge = "" if severity is None else " (if timing leads to these orders)"
     steps = [
-        f"{_place(job, programs, Place(entry.task, entry.node))} waits for rank "
+        f"{_node_text(job, programs, CommNode(entry.task, entry.node))} waits for rank "
         f"{job.equivalence.representatives[other] if other >= 0 else 'outside of the job'}"
         for entry, other in chain
     ]
-    end = "which waits for the first" if closed else "which never gets there"
+    end = "which waits for the first" if is_cycle else "which never arrives"
     first = chain[0][0] if chain else None
     rank = None if first is None else job.equivalence.representatives[first.task]
     node = None if first is None or rank is None else int(job.workload.graph_of(rank).id[first.node])
     unfinished = sum(
         size for size, left in zip(job.equivalence.sizes, outcome.unfinished, strict=True) if left
     )
-    text = f"{unfinished:,} ranks never finish{hedge}: {', '.join(steps[:_LISTED])}, {end}"
+    text = f"{unfinished:,} ranks never finish{hedge}: {', '.join(steps[:_MAX_LISTED])}, {end}"
     report.add(text, rank=rank, node=node, severity=severity)
 
 
-def _wait_chain(job: Job, waiting: dict[int, Waiting]) -> tuple[list[tuple[Waiting, int]], bool]:
-    """Who waits for whom, followed until it closes (then only the cycle) or ends."""
-    if not waiting:
-        return [], False
-    task = min(waiting)
-    chain: list[tuple[Waiting, int]] = []
-    place: dict[int, int] = {}
-    while task in waiting and task not in place:
-        place[task] = len(chain)
-        entry = waiting[task]
-        task = _awaited(job, entry)
-        chain.append((entry, task))
-    return (chain[place[task] :], True) if task in place else (chain, False)
-
-
-def _awaited(job: Job, entry: Waiting) -> int:
-    """The kind of rank a waiting node needs, -1 for one outside of the job."""
+def _awaited_kind(job: CheckedJob, entry: BlockedNode) -> int:
+    """Return the kind of rank that a blocked node waits for, -1 for one outside of the job."""
     if entry.channel >= 0:
         missing = job.equivalence.channels[entry.channel].kinds - entry.arrived
         return min(missing, default=-1)
@@ -276,25 +256,19 @@ def _awaited(job: Job, entry: Waiting) -> int:
     return -1 if received is None else received[0].source_kind
 
 
-def _place(job: Job, programs: Programs, place: Place) -> str:
-    """``rank 0 in node 5 (all-reduce over [0, 1])``."""
-    rank = job.equivalence.representatives[place.task]
+def _node_text(job: CheckedJob, programs: RankPrograms, comm: CommNode) -> str:
+    """Return ``rank 0 in node 5 (all-reduce over [0, 1])``."""
+    rank = job.equivalence.representatives[comm.task]
     graph = job.workload.graph_of(rank)
-    node = int(graph.id[place.node])
-    channel = programs.tasks[place.task].channel.get(place.node)
-    if channel is None:
-        what = graph.node_name(place.node) or "message"
-        return f"rank {rank} in node {node} ({what})"
-    row = graph.collectives.node.tolist().index(place.node)
+    node = int(graph.id[comm.node])
+    if comm.node not in programs.tasks[comm.task].channel:
+        return f"rank {rank} in node {node} ({graph.node_name(comm.node) or 'message'})"
+    row = graph.collectives.node.tolist().index(comm.node)
     kind = collective_name(int(graph.collectives.kind[row]))
-    # The group of this very rank, which may be another of the same kind than the channel shows.
-    groups = _members(job, graph, rank, int(graph.collectives.group_set[row]))
-    return f"rank {rank} in node {node} ({kind} over {ranks_text(groups)})"
-
-
-def _members(job: Job, graph: OpGraph, rank: int, row: int) -> list[int]:
-    if row < 0:
-        return list(range(job.workload.num_ranks))
-    groups = graph.group_sets[row]
-    members: list[int] = groups.members(groups.group_of(rank)).tolist()
-    return members
+    # List the group of this rank, because the channel may list an equivalent group.
+    members: Sequence[int] = range(job.workload.num_ranks)
+    group_set = int(graph.collectives.group_set[row])
+    if group_set >= 0:
+        groups = graph.group_sets[group_set]
+        members = groups.members(groups.group_of(rank)).tolist()
+    return f"rank {rank} in node {node} ({kind} over {ranks_text(members)})"
