@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hespas.converters.chakra.wire.canonical import canonical_message
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
+from hespas.schemas.chakra.tables import ATTRIBUTE, NODE, Kind
 
 _SETTINGS = settings(max_examples=60)
 
@@ -189,3 +190,25 @@ def test_packed_and_unpacked_dependencies(reference: Any, codec: Any, packed: bo
     columns = codec.decode(reference.framed(b"", b"\x08\x07\x12\x01n" + body + tail))
     assert columns.data_deps.tolist() == values
     assert columns.id.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        (b"\x05\x00\x7f", b"\x05\x00\x7f"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+        (b"\x80\x01\x80\x00", b"\x80\x01\x00"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x03", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+    ],
+)
+def test_packed_numbers_are_written_as_short_as_can_be(values: bytes, written: bytes) -> None:
+    unknown = b"\x98\x06\x01"
+    message = unknown + b"\x22" + bytes([len(values)]) + values + b"\x08\x00"
+    found = canonical_message(message, NODE)
+    assert found.data == b"\x22" + bytes([len(written)]) + written
+    assert (found.unknown_fields, found.unknown_tags) == (1, {99 << 3})
+
+
+def test_a_default_behind_a_value_is_left_out() -> None:
+    """The second type is 0 once it is cut to 32 bits, as the last one counts."""
+    assert canonical_message(b"\x18\x04\x18\x80\x80\x80\x80\x80\x01", NODE).data == b""

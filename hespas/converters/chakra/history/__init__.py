@@ -33,6 +33,7 @@ from hespas.schemas.chakra.history import NAMED, PLACES, VERSIONS, Declared, Sch
 from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, FieldSpec, Kind, WireType
 
 __all__ = [
+    "TAGS_OF_OLD",
     "Evidence",
     "FirstFrame",
     "Resolution",
@@ -128,6 +129,11 @@ def as_current_metadata(signature: Signature) -> bytes:
     )
 
 
+_OLD_TAGS = (6 << 3 | 2, 7 << 3 | 2, *(number << 3 for number in range(8, 21)))
+TAGS_OF_OLD = frozenset((*_OLD_TAGS, 11 << 3 | 2))
+"""Tags of which :func:`looks_old` needs one."""
+
+
 def looks_old(signature: Signature) -> bool:
     """Whether a node has fields as only nodes before 0.0.4 have them."""
     wires = signature.wires
@@ -142,7 +148,6 @@ def looks_old(signature: Signature) -> bool:
 # A version is taken when it is the only one that explains every field, or when all that do read the same
 # graph from them. Otherwise the user has to name one, and a name that contradicts the structure is refused.
 
-_OLD_TAGS = (6 << 3 | 2, 7 << 3 | 2, *(number << 3 for number in range(8, 21)))
 _PACKED_PARENTS = 4 << 3 | 2
 
 

@@ -30,8 +30,9 @@ from hespas.converters.chakra.wire import (
     offsets_of,
     packed_varints,
 )
+from hespas.converters.chakra.wire.canonical import canonical_message
 from hespas.converters.chakra.wire.decode import FrameBatch, Metadata
-from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable, canonical_message
+from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable
 from hespas.converters.chakra.wire.walk import Fields, tag_of, walk
 from hespas.files.wire import encode_varint
 from hespas.graph.diagnostics import Diagnostics

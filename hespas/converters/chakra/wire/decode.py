@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hespas.converters.chakra.history import Signature, looks_old
+from hespas.converters.chakra.history import TAGS_OF_OLD, Signature, looks_old
 from hespas.converters.chakra.wire import (
     SLACK,
     AttributeColumns,
@@ -30,7 +30,8 @@ from hespas.converters.chakra.wire import (
     packed_varints,
     read_varints,
 )
-from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes
+from hespas.converters.chakra.wire.canonical import canonical_message
+from hespas.converters.chakra.wire.messages import KeyTable, decode_attributes
 from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans, tag_of
 from hespas.files.streams import (
     GZIP_MAGIC,
@@ -354,14 +355,13 @@ class Decoder:
         """A node in canonical form. Raises :class:`UnsupportedError` for one of an older schema, of which
         protobuf would make nonsense.
         """
-        signature = Signature.of(message)
         try:
             canonical = canonical_message(message, NODE, base=base, path=self.path)
-            if not canonical.unknown_fields or signature is None or not looks_old(signature):
+            if not canonical.unknown_tags & TAGS_OF_OLD or not _is_old(message):
                 self.unknown_fields += canonical.unknown_fields
                 return canonical.data
         except FormatError:
-            if signature is None or not looks_old(signature):
+            if not _is_old(message):
                 raise
         raise UnsupportedError(
             "this node has the fields of a schema before 0.0.4, which the file has",
@@ -385,6 +385,11 @@ class Decoder:
             raise InvariantError("canonical metadata was not understood", path=self.path)
         text = ByteRows(*copy_spans(window, *version.spread(1))).text(0)
         return Metadata(text, attrs.with_keys(tuple(keys.names)))
+
+
+def _is_old(message: bytes) -> bool:
+    signature = Signature.of(message)
+    return signature is not None and looks_old(signature)
 
 
 def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:

@@ -1,0 +1,363 @@
+"""One message at a time: the whole wire format, for what the column codec does not take.
+
+Reads any legal encoding of a message (fields in any order, repeated singular fields, unpacked lists, unknown
+fields, groups to be skipped) and writes the one a protobuf serialiser would have written, which the column
+codec then reads. Fields are kept encoded: most need no change. Depth is that of the schema, never that of the
+input.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hespas.files.wire import WireError, decode_varint, encode_varint, tag
+from hespas.graph.errors import FormatError
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    GLOBAL_METADATA,
+    IO_INFO,
+    NODE,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    WireType,
+)
+
+__all__ = ["Canonical", "canonical_message"]
+
+_MASK64 = (1 << 64) - 1
+_MASK32 = (1 << 32) - 1
+_GROUP_START, _GROUP_END = 3, 4
+_MAX_GROUP_DEPTH = 100
+"""Protobuf's own recursion limit."""
+_FIXED_BYTES = {WireType.FIXED32: 4, WireType.FIXED64: 8}
+_SHORT = tuple(bytes((value,)) for value in range(0x80))
+_SHORTEST = {
+    Kind.UINT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
+    Kind.INT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
+}
+"""Varints as a serialiser writes them."""
+_BOOL, _STRING = Kind.BOOL, Kind.STRING  # looking up a member costs as much as a comparison
+_SIGNED32, _UNSIGNED32 = (Kind.INT32, Kind.ENUM), (Kind.UINT32, Kind.SINT32)
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A re-encoded message, and the unknown fields that were left out: how many, and their tags."""
+
+    data: bytes
+    unknown_fields: int
+    unknown_tags: frozenset[int]
+
+
+_INTEGER, _BYTES, _FIXED, _PACKED, _UNPACKED, _MESSAGE = range(6)
+"""How the values of a field are read."""
+_LISTED = (_PACKED, _UNPACKED)
+
+
+class _Field(NamedTuple):
+    """A field as one of its tags announces it; ``head`` is the tag that a serialiser writes."""
+
+    form: int
+    number: int
+    head: bytes
+    kind: Kind
+    size: int
+    repeated: bool
+    oneof: bool
+    plan: _Plan | None
+
+
+class _Plan(NamedTuple):
+    """A message type: its fields by tag and by number, and the numbers of those that replace each other."""
+
+    by_tag: dict[int, _Field]
+    by_number: dict[int, _Field]
+    oneof: frozenset[int]
+
+
+_Values = dict[int, "bytes | list[bytes] | _Values"]
+"""By field number: a singular field with its tag, the entries of a repeated one, or a message."""
+
+
+def _plan(spec: MessageSpec) -> _Plan:
+    by_tag: dict[int, _Field] = {}
+    by_number: dict[int, _Field] = {}
+    for field in spec.fields.values():
+        made = _field(field)
+        by_tag[field.number << 3 | field.kind.wire] = made
+        if made.form == _UNPACKED:
+            made = made._replace(form=_PACKED)
+            by_tag[field.number << 3 | WireType.BYTES] = made
+        by_number[field.number] = made
+    return _Plan(by_tag, by_number, frozenset(each.number for each in spec.fields.values() if each.oneof))
+
+
+def _field(field: FieldSpec) -> _Field:
+    wire = field.kind.wire
+    packed = field.repeated and wire != WireType.BYTES
+    if field.message is not None:
+        form = _MESSAGE
+    elif packed:
+        form = _UNPACKED
+    elif wire == WireType.BYTES:
+        form = _BYTES
+    else:
+        form = _INTEGER if wire == WireType.VARINT else _FIXED
+    return _Field(
+        form=form,
+        number=field.number,
+        head=tag(field.number, WireType.BYTES if packed else wire),
+        kind=field.kind,
+        size=_FIXED_BYTES.get(wire, 0),
+        repeated=field.repeated,
+        oneof=field.oneof,
+        plan=None if field.message is None else _plan(field.message),
+    )
+
+
+_LISTS = tuple(field.message for field in ATTRIBUTE.fields.values() if field.message is not None)
+_KNOWN = {id(spec): _plan(spec) for spec in (NODE, ATTRIBUTE, IO_INFO, GLOBAL_METADATA, *_LISTS)}
+
+
+class _Reader:
+    """Reads one frame; ``base`` is its offset in the file, for messages."""
+
+    __slots__ = ("base", "data", "path", "unknown", "unknown_tags")
+
+    def __init__(self, data: bytes, base: int, path: str | None) -> None:
+        self.data = data
+        self.base = base
+        self.path = path
+        self.unknown = 0
+        self.unknown_tags: set[int] = set()
+
+    def fail(self, message: str, at: int) -> FormatError:
+        return FormatError(
+            message,
+            code="ET001",
+            path=self.path,
+            position=f"byte {self.base + at}",
+            hint="the file is damaged or is no Chakra trace; write or download it again",
+        )
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        """Return a varint (64 bits are kept) and the position behind it."""
+        if at < end and self.data[at] < 0x80:
+            return self.data[at], at + 1
+        try:
+            return decode_varint(self.data, at, end)
+        except WireError as error:
+            raise self.fail(str(error), error.position) from None
+
+    def content(self, at: int, end: int) -> tuple[int, int]:
+        """Return where the bytes of a length-delimited field begin and end."""
+        if at < end and self.data[at] < 0x80:
+            length, at = self.data[at], at + 1
+        else:
+            length, at = self.varint(at, end)
+        if length > end - at:
+            raise self._does_not_fit(length, at)
+        return at, at + length
+
+    def _does_not_fit(self, length: int, at: int) -> FormatError:
+        return self.fail(f"a field of {length} bytes does not fit into its message", at)
+
+    def tag(self, at: int, end: int) -> tuple[int, int]:
+        """Return a tag and the position behind it."""
+        value, behind = self.varint(at, end)
+        if value >> 3 == 0 or value > _MASK32:
+            raise self.fail("a field number is out of range", at)
+        return value, behind
+
+    def skip(self, key: int, at: int, end: int) -> int:
+        """Return the position behind the value of an unknown field."""
+        open_groups: list[int] = []
+        while True:
+            number, wire = key >> 3, key & 7
+            if wire == _GROUP_START:
+                open_groups.append(number)
+            elif wire == _GROUP_END:
+                if not open_groups or open_groups.pop() != number:
+                    raise self.fail("a group ends that did not start", at)
+            else:
+                at = self._skip_value(wire, at, end)
+            if not open_groups:
+                return at
+            if len(open_groups) > _MAX_GROUP_DEPTH:
+                raise self.fail("groups are nested too deeply", at)
+            key, at = self.tag(at, end)
+
+    def _skip_value(self, wire: int, at: int, end: int) -> int:
+        if wire == WireType.VARINT:
+            return self.varint(at, end)[1]
+        if wire == WireType.BYTES:
+            return self.content(at, end)[1]
+        if wire in _FIXED_BYTES:
+            return self._fixed(_FIXED_BYTES[WireType(wire)], at, end)
+        raise self.fail(f"wire type {wire} does not exist", at)
+
+    def _fixed(self, length: int, at: int, end: int) -> int:
+        if length > end - at:
+            raise self._does_not_fit(length, at)
+        return at + length
+
+    def message(self, plan: _Plan, values: _Values, at: int, end: int) -> None:
+        """Merge the fields of ``data[at:end]`` into a message, as protobuf's parser does."""
+        data, by_tag = self.data, plan.by_tag
+        while at < end:
+            key = data[at]
+            if 8 <= key < 0x80:
+                at += 1
+            else:
+                key, at = self.tag(at, end)
+            field = by_tag.get(key)
+            if field is None:
+                self.unknown += 1
+                self.unknown_tags.add(key)
+                at = at + 1 if not key & 7 and at < end and data[at] < 0x80 else self.skip(key, at, end)
+                continue
+            form, number = field.form, field.number
+            if field.oneof:
+                for other in [each for each in values if each != number and each in plan.oneof]:
+                    del values[other]
+            if form == _INTEGER:
+                if at < end and data[at] < 0x80:
+                    value, at = data[at], at + 1
+                else:
+                    value, at = self.varint(at, end)
+                encoded = _varint(field.kind, value)
+                values[number] = field.head + encoded if encoded != b"\0" or field.oneof else b""
+            elif form == _MESSAGE:
+                at = self._nested(field, values, at, end)
+            elif form in _LISTED:
+                at = self._list(field, values, at, end)
+            else:
+                at = self._bytes(field, values, at, end)
+
+    def _nested(self, field: _Field, values: _Values, at: int, end: int) -> int:
+        """Read a message. One of a field that is not repeated is merged into those before."""
+        begin, behind = self.content(at, end)
+        plan = field.plan
+        assert plan is not None
+        if field.repeated:
+            inner: _Values = {}
+            self.message(plan, inner, begin, behind)
+            _entries(values, field.number).append(field.head + _delimited(_write(plan, inner)))
+        else:
+            known = values.get(field.number)
+            target = values[field.number] = known if isinstance(known, dict) else {}
+            self.message(plan, target, begin, behind)
+        return behind
+
+    def _bytes(self, field: _Field, values: _Values, at: int, end: int) -> int:
+        """Read a text, bytes, or a number of fixed size."""
+        if field.form == _FIXED:
+            behind = self._fixed(field.size, at, end)
+            values[field.number] = field.head + self.data[at:behind]
+            return behind
+        begin, behind = self.content(at, end)
+        content = self.data[begin:behind]
+        if field.kind is _STRING and not content.isascii():
+            try:
+                content.decode()
+            except UnicodeDecodeError as error:
+                raise self.fail("a text is not UTF-8", begin + error.start) from None
+        encoded = field.head + _delimited(content)
+        if field.repeated:
+            _entries(values, field.number).append(encoded)
+        else:
+            values[field.number] = encoded if content or field.oneof else b""
+        return behind
+
+    def _list(self, field: _Field, values: _Values, at: int, end: int) -> int:
+        """Read numbers of a list, packed or one of them."""
+        entries = _entries(values, field.number)
+        if field.form == _UNPACKED:
+            content, at = self._scalar(field, at, end)
+            entries.append(content)
+            return at
+        at, behind = self.content(at, end)
+        content = self.data[at:behind]
+        if _is_shortest(field, content):
+            entries.append(content)
+            return behind
+        while at < behind:
+            content, at = self._scalar(field, at, behind)
+            entries.append(content)
+        return behind
+
+    def _scalar(self, field: _Field, at: int, end: int) -> tuple[bytes, int]:
+        if not field.size:
+            value, at = self.varint(at, end)
+            return _varint(field.kind, value), at
+        behind = self._fixed(field.size, at, end)
+        return self.data[at:behind], behind
+
+
+def _entries(values: _Values, number: int) -> list[bytes]:
+    entries = values.setdefault(number, [])
+    assert isinstance(entries, list)
+    return entries
+
+
+def _is_shortest(field: _Field, content: bytes) -> bool:
+    """Return True where packed numbers are as a serialiser writes them, as far as that is quickly told."""
+    if field.size:
+        return len(content) % field.size == 0
+    if content.isascii():
+        return field.kind is not _BOOL
+    shortest = _SHORTEST.get(field.kind)
+    return shortest is not None and shortest.fullmatch(content) is not None
+
+
+def _varint(kind: Kind, value: int) -> bytes:
+    """Return the varint that a serialiser writes for what a parser made of ``value``."""
+    if kind is _BOOL:
+        return _SHORT[value != 0]
+    if value < 0x80:
+        return _SHORT[value]
+    if kind in _SIGNED32:
+        low = value & _MASK32
+        value = low | (_MASK64 ^ _MASK32) if low >> 31 else low
+    elif kind in _UNSIGNED32:
+        value &= _MASK32
+    return encode_varint(value)
+
+
+def _delimited(content: bytes) -> bytes:
+    length = len(content)
+    return (_SHORT[length] if length < 0x80 else encode_varint(length)) + content
+
+
+def _write(plan: _Plan, values: _Values) -> bytes:
+    """Write the message as a protobuf serialiser does: ascending fields, packed lists, defaults left out."""
+    parts: list[bytes] = []
+    for number in sorted(values):
+        value = values[number]
+        if isinstance(value, bytes):
+            parts.append(value)
+            continue
+        field = plan.by_number[number]
+        if isinstance(value, dict):
+            assert field.plan is not None
+            parts.append(field.head + _delimited(_write(field.plan, value)))
+        elif field.form != _PACKED:
+            parts += value
+        elif content := b"".join(value):
+            parts.append(field.head + _delimited(content))
+    return b"".join(parts)
+
+
+def canonical_message(data: bytes, spec: MessageSpec, *, base: int = 0, path: str | None = None) -> Canonical:
+    """Return ``data`` as protobuf would write it again after parsing it, without its unknown fields.
+
+    Raises :class:`FormatError` with the offset in the file (``base`` is the offset of ``data``) when it is no
+    legal message. Costs about a microsecond per field: meant for single messages.
+    """
+    reader, plan = _Reader(data, base, path), _KNOWN.get(id(spec)) or _plan(spec)
+    values: _Values = {}
+    reader.message(plan, values, 0, len(data))
+    return Canonical(_write(plan, values), reader.unknown, frozenset(reader.unknown_tags))
