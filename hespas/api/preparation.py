@@ -252,8 +252,7 @@ class Preparation:
         from hespas.estimators import refuse_converted
         from hespas.hardware import load_device
 
-        for graph in workload.classes:
-            refuse_converted(graph, load_device(self.hardware))
+        refuse_converted(workload, load_device(self.hardware))
 
     def _estimator(self, workload: Workload) -> Callable[[OpGraph, Diagnostics], OpGraph]:
         """Return the function that gives a graph durations, or handles those that it lacks."""

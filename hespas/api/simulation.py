@@ -289,8 +289,7 @@ class _Asked:
             workload = merged(workload, self.granularity, self.diagnostics)
         else:
             if self.missing == "error":
-                for graph in workload.classes:
-                    refuse_converted(graph, load_device(self.hardware))
+                refuse_converted(workload, load_device(self.hardware))
             done = estimate(
                 workload,
                 self.hardware,

@@ -9,6 +9,7 @@ from hespas.estimators.apply import (
     kept_durations,
     refuse_converted,
     settle_missing,
+    warn_of_tf32,
 )
 from hespas.estimators.registry import Estimator, estimator_names, load_estimator
 
@@ -22,4 +23,5 @@ __all__ = [
     "load_estimator",
     "refuse_converted",
     "settle_missing",
+    "warn_of_tf32",
 ]

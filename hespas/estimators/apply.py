@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from typing import Literal
@@ -19,7 +20,9 @@ from hespas.graph import (
     OpClass,
     OpGraph,
     Severity,
+    Workload,
     find_dtype,
+    step_facts,
 )
 from hespas.graph.columns import BoolArray, DTypeKind, FloatArray, dtype
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
@@ -35,6 +38,7 @@ __all__ = [
     "kept_durations",
     "refuse_converted",
     "settle_missing",
+    "warn_of_tf32",
 ]
 
 MissingPolicy = Literal["error", "warn", "zero"]
@@ -55,15 +59,31 @@ def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGra
     return _in_own_types(_as_written(graph, device, diagnostics), device, diagnostics)
 
 
-def refuse_converted(graph: OpGraph, device: Device) -> None:
+def refuse_converted(workload: Workload, device: Device) -> None:
     """Raise ``UnsupportedError`` for matrix products in a number format that a device has no units for."""
-    changes, nodes = _converted_types(graph, device)
-    if changes:
-        names = ", ".join(f"{name} (would run in {wider})" for name, wider in changes.items())
-        raise UnsupportedError(
-            f"{device.name} has no matrix units for {names}: {int(nodes.sum()):,} operations",
-            hint="another precision or device; `missing=warn` estimates what would run",
-        )
+    hint = "another precision or device; `missing=warn` estimates what would run"
+    if _lacks_tf32(workload.metadata, device):
+        raise UnsupportedError(f"{device.name} has no TF32 units: products would run in IEEE f32", hint=hint)
+    for graph in workload.classes:
+        changes, nodes = _converted_types(graph, device)
+        if changes:
+            names = ", ".join(f"{name} (would run in {wider})" for name, wider in changes.items())
+            raise UnsupportedError(
+                f"{device.name} has no matrix units for {names}: {int(nodes.sum()):,} operations", hint=hint
+            )
+
+
+def _lacks_tf32(metadata: Mapping[str, str], device: Device) -> bool:
+    """Return True if a step was generated for TF32 products and a GPU has no units for them."""
+    facts = step_facts(metadata)
+    asked = facts is not None and facts.dtype == "tf32"
+    return asked and device.kind == "gpu" and not _rounds_to_tf32(device)
+
+
+def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagnostics: Diagnostics) -> None:
+    """Warn that products run in IEEE f32 if a step was generated for TF32 products and a GPU has no such units."""
+    message = f"{device.name} has no TF32 units: products run in IEEE f32"
+    diagnostics.warning("estimate.no-units", where, message, count=int(_lacks_tf32(metadata, device)))
 
 
 def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], BoolArray]:

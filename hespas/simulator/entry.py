@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.estimators import MissingPolicy, apply_estimate, kept_durations
+from hespas.estimators import MissingPolicy, apply_estimate, kept_durations, warn_of_tf32
 from hespas.estimators.configuration import Configuration, default_configuration
 from hespas.estimators.step_intervals import step_factors
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
@@ -64,6 +64,8 @@ def simulate(
     found = diagnostics if diagnostics is not None else Diagnostics()
     if device is not None and estimates is None:
         estimates = tuple(_stated_estimate(graph, device) for graph in workload.classes)
+    if device is not None:
+        warn_of_tf32(workload.metadata, device, workload.name, found)
     ready = _ready_classes(workload, estimates, missing, found)
     classes = tuple(each.graph for each in ready)
     chosen = _settled(simulator, workload, estimates)

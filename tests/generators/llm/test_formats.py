@@ -97,6 +97,15 @@ def test_formats_with_units_stay(device: str, name: str) -> None:
     assert type_multiplied(load_device(device), name) == name
 
 
+def test_tf32_without_units_warns_and_is_refused_where_asked() -> None:
+    found = Diagnostics()
+    assert took_ns("tf32", "V100-SXM2-32GB", found) == took_ns("f32", "V100-SXM2-32GB")
+    assert [entry.message for entry in found if "no TF32 units" in entry.message]
+    with pytest.raises(UnsupportedError, match="no TF32 units"):
+        hespas.simulate(job("tf32"), "V100-SXM2-32GB", missing="error")
+    hespas.simulate(job("tf32"), "A100-SXM-80GB", missing="error")
+
+
 def test_bf16_without_units_runs_in_f32() -> None:
     assert type_multiplied(load_device("V100-SXM2-32GB"), "bf16") == "f32"
     assert type_multiplied(load_device("TPU-v3"), "bf16") == "bf16"
