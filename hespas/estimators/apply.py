@@ -81,7 +81,7 @@ def _lacks_tf32(metadata: Mapping[str, str], device: Device) -> bool:
 
 
 def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagnostics: Diagnostics) -> None:
-    """Warn that products run in IEEE f32 if a step was generated for TF32 products and a GPU has no such units."""
+    """Warn of a step generated for TF32 products on a GPU without such units: they run in IEEE f32."""
     message = f"{device.name} has no TF32 units: products run in IEEE f32"
     diagnostics.warning("estimate.no-units", where, message, count=int(_lacks_tf32(metadata, device)))
 
