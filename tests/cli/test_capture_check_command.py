@@ -25,7 +25,7 @@ def test_what_ran_is_exit_code_0(tmp_path: Path) -> None:
     assert lines[3].split() == ["their", "bytes", "99.332", "kB", "99.332", "kB"]
     assert lines[4].split() == ["dependencies", "248", "245", "0"]
     assert lines[-1] == "0 is what ran (1 ranks, 1 runs)"
-    assert "a scope that the framework marks" in lines[-2]
+    assert "a framework scope" in lines[-2]
     written = json.loads(document.read_text())
     assert (written["schema"], written["equal"]) == ("hespas.capture-check/1", True)
     assert written["inputs"] == [str(GRAPH), str(TRACE)]

@@ -1,18 +1,18 @@
-"""Holds a captured program against a trace of its run: what ``hespas-validate capture`` does."""
+"""Comparison of a captured program with a trace of its run, as in ``hespas-validate capture``."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from hespas.converters.hlo.leaves import kind_of, module_leaves
 from hespas.converters.measured_ops import measured_workload
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Workload
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import IntArray, StringTableBuilder
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_free, without_waits
 from hespas.validators.accuracy.cases import events_of
@@ -20,8 +20,12 @@ from hespas.validators.accuracy.coverage import RULES, Matching, coverage_of
 from hespas.validators.accuracy.matching import compiled_module, match_program
 from hespas.validators.accuracy.programs import program_sizes, step_rows
 from hespas.validators.accuracy.structure import regions_around
-from hespas.validators.capture.listed import base_name, listed_profile
-from hespas.validators.capture.messages import Message, differences_of, messages_of, node_messages
+from hespas.validators.capture.messages import (
+    RankMessage,
+    node_messages,
+    program_order_messages,
+    sequence_difference,
+)
 from hespas.validators.capture.order import check_order
 from hespas.validators.capture.result import (
     CaptureCheck,
@@ -32,8 +36,9 @@ from hespas.validators.capture.result import (
 
 __all__ = ["check_capture"]
 
-_ATTACHED = "hlo/"
-_KEPT = frozenset(
+_MODULE_PREFIX = "hlo/"
+"""Prefix of attachments that hold compiled modules."""
+_PRESERVED_KINDS = frozenset(
     [
         "dot_general",
         "convolution",
@@ -46,20 +51,21 @@ _KEPT = frozenset(
         "custom_call",
     ]
 )
-"""What compilers leave as many as there are; the rest they merge, copy and remove as they like."""
+"""Operations whose number compilers preserve; they merge, copy and remove others."""
+_COMMUNICATION_PREFIXES = ("all_", "reduce_scatter", "collective_", "send", "recv", "ragged_all")
 
-_MERGED = "the compiler merged, copied or rewrote them: instructions that ran carry all of them out"
-_BRANCH = "they are in arms of branches, which were not all taken"
-_CONDITION = "the runtime knows how often the loop runs, and does not ask its condition"
-_PIECES = "the runtime runs it in pieces"
-_REMOVED = "the compiler merged them into others or removed them"
-_SCOPE = "a scope that the framework marks, and no operation: profiles do not list it among them"
-_AROUND = "calls around others, which the capture lists themselves"
+_MERGED = "merged, copied or rewritten by the compiler; instructions that ran implement all of them"
+_BRANCH = "in branches, not all of which were taken"
+_CONDITION = "a loop condition that the runtime does not evaluate, because it knows the trip count"
+_PIECES = "split into pieces by the runtime"
+_REMOVED = "merged into others or removed by the compiler"
+_SCOPE = "a framework scope, not an operation: profiles do not list it"
+_CALLER = "a call around others, which the capture lists themselves"
 
 
 @dataclass(slots=True, eq=False)
-class _Found:
-    """What the ranks seen so far gave."""
+class _CaptureTotals:
+    """Counts, differences and notes of the ranks compared so far."""
 
     ranks: list[int] = field(default_factory=list[int])
     runs: int = 0
@@ -70,11 +76,51 @@ class _Found:
     operations: list[OperationDifference] = field(default_factory=list[OperationDifference])
     orders: list[OrderCheck] = field(default_factory=list[OrderCheck])
     collectives: list[CollectiveDifference] = field(default_factory=list[CollectiveDifference])
-    captured_messages: list[Message] = field(default_factory=list[Message])
-    measured_messages: list[Message] = field(default_factory=list[Message])
+    captured_messages: list[RankMessage] = field(default_factory=list[RankMessage])
+    measured_messages: list[RankMessage] = field(default_factory=list[RankMessage])
     reordered: int = 0
     combined: int = 0
     notes: dict[str, None] = field(default_factory=dict[str, None])
+
+    def count(self, rank: int, operation: str, captured: float, measured: float, explained: str) -> None:
+        """Add the counts of one operation on a rank, and record a difference."""
+        if np.isnan(captured):
+            self.notes["operations in loops of unknown trip count are not counted"] = None
+            return
+        self.captured += captured
+        self.measured += measured
+        if captured != measured:
+            self.operations.append(
+                OperationDifference(
+                    rank=rank, operation=operation, captured=captured, measured=measured, explained=explained
+                )
+            )
+
+    def compare_messages(
+        self,
+        graph: OpGraph,
+        rank: int,
+        num_ranks: int,
+        measured: Sequence[RankMessage] | None,
+        *,
+        in_totals: bool = True,
+    ) -> None:
+        """Compare the messages of one step of a rank; add them to the totals if ``in_totals``."""
+        captured = program_order_messages(graph, rank, num_ranks)
+        if captured is None or measured is None:
+            self.notes["collectives in loops of unknown trip count are not compared"] = None
+            return
+        compared = sequence_difference(rank, captured, measured)
+        self.collectives += compared.differences
+        self.reordered += compared.reordered
+        if in_totals:
+            self.combined += compared.combined
+            self.captured_messages += captured
+            self.measured_messages += measured
+        if any(message.ranks is None for message in measured):
+            self.notes["the trace does not state the ranks of some collectives"] = None
+        if any(np.isnan(message.payload_bytes) for message in (*captured, *measured)):
+            self.notes["the bytes of some collectives are unknown"] = None
 
 
 def check_capture(
@@ -84,12 +130,14 @@ def check_capture(
     *,
     ran: Workload | None = None,
 ) -> CaptureCheck:
-    """Compare a captured program with a trace of it: a profile that names instructions of a compiled module
-    which it brings along (XLA), a profile of operations or a graph of those that ran (PyTorch, Chakra).
-    ``ran`` is a profile of operations read as a graph, whose collectives say what they did.
+    """Compare a captured program with a trace of its run.
 
-    Counts are exact; what nobody says (a group, bytes, the trips of a loop) is compared with nothing, and a
-    note tells. Raises ``UsageError`` where the trace has no rank of the program, or no events.
+    The trace is a profile with the instructions of a compiled module that it contains (XLA), or a profile or
+    graph of the operations that ran (PyTorch, Chakra). ``ran`` is a profile of operations as a graph, whose
+    collectives state their groups and bytes.
+
+    Counts are exact. Facts that are unknown (a group, bytes, a trip count) are not compared, with a note.
+    Raises ``UsageError`` if the trace has no rank of the program, or no events.
     """
     captured = Workload(
         classes=tuple(map(without_waits, workload.classes)),
@@ -97,355 +145,322 @@ def check_capture(
         name=workload.name,
         metadata=workload.metadata,
     )
-    profile = trace if isinstance(trace, Profile) else listed_profile(trace)
-    by_instruction = _names_instructions(profile)
+    profile = trace if isinstance(trace, Profile) else _listed_profile(trace)
+    modules = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    by_instruction = any(name.removeprefix(_MODULE_PREFIX) in modules for name in profile.attachments)
     if isinstance(trace, Workload):
         ran = trace
     elif ran is None and not by_instruction:
         ran = measured_workload(trace, diagnostics)
     if not by_instruction:
-        profile = _one_of_each(profile)
-    found = _Found()
-    for graph, number, part in _parts(captured, profile):
-        sizes = program_sizes(captured, number)
-        matching = match_program(graph, part, diagnostics, sizes=sizes)
+        profile = _first_events(profile)
+    totals = _CaptureTotals()
+    # A trace that does not state its rank is of rank 0.
+    rank = np.where(profile.rank < 0, 0, profile.rank)
+    is_in_job = rank < captured.num_ranks
+    event_class = np.where(is_in_job, captured.rank_class[np.where(is_in_job, rank, 0)], -1)
+    for number, graph in enumerate(captured.classes):
+        rows = np.flatnonzero(event_class == number)
+        if not len(rows):
+            continue
+        part = events_of(profile, rows, profile.name)
+        matching = match_program(graph, part, diagnostics, sizes=program_sizes(captured, number))
         if by_instruction:
-            _instructions(graph, part, matching, captured, found)
+            _compare_instructions(graph, part, matching, captured, totals)
         else:
-            _operations(graph, part, matching, found)
-            _host_messages(graph, ran, part, captured, found)
-    if not found.ranks:
+            _compare_operations(graph, part, matching, totals)
+            _compare_traced_messages(graph, ran, part, captured, totals)
+    if not totals.ranks:
         raise UsageError(
             "the trace has no event of a rank of the program",
             path=profile.name,
             hint="give the trace of a run of this program, on as many ranks",
         )
-    return _result(captured, profile, found, by="instruction" if by_instruction else "operation")
+    return _result(captured, profile, totals, by="instruction" if by_instruction else "operation")
 
 
-def _names_instructions(profile: Profile) -> bool:
-    modules = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
-    return any(name.removeprefix(_ATTACHED) in modules for name in profile.attachments)
+def _listed_profile(workload: Workload) -> Profile:
+    """Convert a graph of operations that ran to a profile: one event per node of every rank, in order.
+
+    Traces list operations in the order in which they began.
+    """
+    strings = StringTableBuilder()
+    names: list[int] = []
+    ranks: list[int] = []
+    starts: list[int] = []
+    classes: list[int] = workload.rank_class.tolist()
+    for rank, number in enumerate(classes):
+        if number < 0:
+            continue
+        graph = workload.classes[number]
+        op_rows: list[int] = graph.op_row.tolist()
+        rows = {row: strings.add(graph.strings[row]) for row in set(op_rows)}
+        names += [rows[row] for row in op_rows]
+        ranks += [rank] * len(op_rows)
+        starts += range(len(op_rows))
+    start_ns = np.array(starts, np.float64) * 1e6
+    return Profile.of(
+        workload.name,
+        (),
+        strings.build(),
+        start_ns=start_ns,
+        duration_ns=np.full(len(start_ns), 5e5),
+        op_row=np.array(names, np.int32),
+        rank=np.array(ranks, np.int32),
+    )
 
 
-def _one_of_each(profile: Profile) -> Profile:
-    """Return the profile with the first event of each operation of the host: an operation may be several
-    kernels, or a call and the work of its communication.
+def _first_events(profile: Profile) -> Profile:
+    """Return the profile with the first event of each host operation, which may have several: kernels, or a
+    call and the work of its communication.
     """
     order = np.argsort(profile.start_ns, kind="stable")
-    caused = order[profile.host_event[order] >= 0]
-    _, first = np.unique(profile.host_event[caused], return_index=True)
-    kept = profile.host_event < 0
-    kept[caused[first]] = True
-    return profile if kept.all() else events_of(profile, np.flatnonzero(kept), profile.name)
+    linked = order[profile.host_event[order] >= 0]
+    _, first = np.unique(profile.host_event[linked], return_index=True)
+    is_first = profile.host_event < 0
+    is_first[linked[first]] = True
+    return profile if is_first.all() else events_of(profile, np.flatnonzero(is_first), profile.name)
 
 
-def _parts(workload: Workload, profile: Profile) -> Iterator[tuple[OpGraph, int, Profile]]:
-    """The events of the ranks of each class, with its graph. A trace that names no rank is of the first."""
-    rank = np.where(profile.rank < 0, 0, profile.rank)
-    inside = rank < workload.num_ranks
-    of_class = np.where(inside, workload.rank_class[np.where(inside, rank, 0)], -1)
-    for number, graph in enumerate(workload.classes):
-        rows = np.flatnonzero(of_class == number)
-        if len(rows):
-            yield graph, number, events_of(profile, rows, profile.name)
+class _RankEvents(NamedTuple):
+    """Events of one rank: ``traced_rank`` is -1 if the profile does not state it, ``rank`` is then 0."""
+
+    traced_rank: int
+    rank: int
+    rows: IntArray
+    runs: int
 
 
-def _ranks_of(profile: Profile) -> list[int]:
-    """The ranks as the profile calls them (-1: it names none)."""
-    return [int(rank) for rank in np.unique(profile.rank)]
+def _events_by_rank(profile: Profile) -> list[_RankEvents]:
+    ranks: list[int] = np.unique(profile.rank).tolist()
+    events: list[_RankEvents] = []
+    for rank in ranks:
+        rows = np.flatnonzero(profile.rank == rank)
+        runs = profile.run[rows]
+        events.append(_RankEvents(rank, max(rank, 0), rows, max(len(np.unique(runs[runs >= 0])), 1)))
+    return events
 
 
-def _runs_of(profile: Profile, rank: int) -> int:
-    return max(len(np.unique(profile.run[(profile.rank == rank) & (profile.run >= 0)])), 1)
+def _base_name(name: str) -> str:
+    """Return ``aten::mm`` for ``aten::mm``, ``aten::mm.out`` and ``aten.mm.default``: one operation with its
+    overloads.
+    """
+    space, colons, rest = name.partition("::")
+    if colons:
+        return f"{space}::{rest.partition('.')[0]}" if space.islower() else name
+    parts = name.split(".")
+    return f"{parts[0]}::{parts[1]}" if parts[0] in {"aten", "prims", "c10d"} and len(parts) > 1 else name
 
 
-# Operations of a trace that has them by name.
-
-
-def _operations(graph: OpGraph, profile: Profile, matching: Matching, found: _Found) -> None:
-    """Numbers of operations of each name; the order in which they ran."""
-    wanted = Counter[str]()
-    works = set[str]()
+def _compare_operations(graph: OpGraph, profile: Profile, matching: Matching, totals: _CaptureTotals) -> None:
+    """Compare the number of operations of each name, and their order, with a trace of operations."""
+    captured = Counter[str]()
+    operations: set[str] = set()
     rows: list[int] = graph.op_row.tolist()
-    costs: list[bool] = (~is_free(graph)).tolist()
-    for row, times, is_work in zip(rows, graph.multiplicity.tolist(), costs, strict=True):
-        name = base_name(graph.strings[row])
-        wanted[name] += times
-        if is_work or "::" in name:
-            works.add(name)
-    around = _around(profile)
-    for rank in _ranks_of(profile):
-        runs = _runs_of(profile, rank)
-        events: list[int] = profile.op_row[profile.rank == rank].tolist()
-        did = Counter(base_name(profile.strings[row]) for row in events)
-        found.ranks.append(max(rank, 0))
-        found.runs = max(found.runs, runs)
-        for name in sorted(wanted.keys() | did.keys()):
-            count = did[name] / runs
-            explained = _AROUND if not wanted[name] and name in around else ""
-            explained = _SCOPE if not did[name] and name not in works else explained
-            _count(found, (max(rank, 0), name), wanted[name], count, explained)
-    found.time_ns += 1.0  # every event is counted by name: nothing is to be joined
-    found.joined_ns += 1.0
-    found.orders.append(check_order(graph, profile, matching))
-
-
-def _around(profile: Profile) -> set[str]:
-    """The names of operations that call others."""
+    has_costs: list[bool] = (~is_free(graph)).tolist()
+    for row, times, has_cost in zip(rows, graph.multiplicity.tolist(), has_costs, strict=True):
+        name = _base_name(graph.strings[row])
+        captured[name] += times
+        if has_cost or "::" in name:
+            operations.add(name)
     host = profile.host
     parents: list[int] = np.unique(host.parent[host.parent >= 0]).tolist()
-    return {base_name(profile.strings[int(host.name_row[parent])]) for parent in parents}
+    callers = {_base_name(profile.strings[int(host.name_row[parent])]) for parent in parents}
+    for events in _events_by_rank(profile):
+        ran = Counter(_base_name(profile.strings[row]) for row in profile.op_row[events.rows].tolist())
+        totals.ranks.append(events.rank)
+        totals.runs = max(totals.runs, events.runs)
+        for name in sorted(captured.keys() | ran.keys()):
+            explained = _CALLER if not captured[name] and name in callers else ""
+            explained = _SCOPE if not ran[name] and name not in operations else explained
+            totals.count(events.rank, name, captured[name], ran[name] / events.runs, explained)
+    totals.time_ns += 1.0  # events are counted by name: all of them are joined
+    totals.joined_ns += 1.0
+    totals.orders.append(check_order(graph, profile, matching))
 
 
-def _host_messages(
-    graph: OpGraph, ran: Workload | None, profile: Profile, workload: Workload, found: _Found
+def _compare_traced_messages(
+    graph: OpGraph, ran: Workload | None, profile: Profile, workload: Workload, totals: _CaptureTotals
 ) -> None:
-    """The collectives of each rank, against those that what ran states of itself."""
-    for rank in _ranks_of(profile):
-        own = max(rank, 0)
-        measured: list[Message] | None = []
-        if ran is not None and own < ran.num_ranks and int(ran.rank_class[own]) >= 0:
-            rows = messages_of(ran.classes[int(ran.rank_class[own])], own, ran.num_ranks)
-            measured = None if rows is None else [each for _, each in rows]
-        runs = _runs_of(profile, rank)
-        if measured and runs > 1 and len(measured) % runs == 0:
-            measured = measured[: len(measured) // runs]
-        _compare_messages(graph, own, workload.num_ranks, measured, found)
+    """Compare the collectives of each rank with those that the trace states."""
+    for events in _events_by_rank(profile):
+        rank = events.rank
+        measured: list[RankMessage] | None = []
+        if ran is not None and rank < ran.num_ranks and int(ran.rank_class[rank]) >= 0:
+            measured = program_order_messages(ran.classes[int(ran.rank_class[rank])], rank, ran.num_ranks)
+        if measured and events.runs > 1 and len(measured) % events.runs == 0:
+            measured = measured[: len(measured) // events.runs]
+        totals.compare_messages(graph, rank, workload.num_ranks, measured)
 
 
-def _compare_messages(
-    graph: OpGraph,
-    rank: int,
-    num_ranks: int,
-    measured: Sequence[Message] | None,
-    found: _Found,
-    *,
-    counts: bool = True,
+def _compare_instructions(
+    graph: OpGraph, profile: Profile, matching: Matching, workload: Workload, totals: _CaptureTotals
 ) -> None:
-    """Compare the messages of one step of a rank; those that ``counts`` says are added up."""
-    rows = messages_of(graph, rank, num_ranks)
-    if rows is None or measured is None:
-        found.notes["a loop runs an unknown number of times: its collectives are not compared"] = None
-        return
-    captured = [each for _, each in rows]
-    compared = differences_of(rank, captured, measured)
-    found.collectives += compared.unlike
-    found.reordered += compared.reordered
-    found.combined += compared.combined if counts else 0
-    if counts:
-        found.captured_messages += captured
-        found.measured_messages += measured
-    if any(each.ranks is None for each in measured):
-        found.notes["the trace does not say over which ranks some collectives are"] = None
-    if any(np.isnan(each.payload_bytes) for each in (*captured, *measured)):
-        found.notes["the bytes of some collectives are unknown"] = None
-
-
-# Instructions of a compiled module that the trace brings along.
-
-
-def _instructions(
-    graph: OpGraph, profile: Profile, matching: Matching, workload: Workload, found: _Found
-) -> None:
-    """What the compiled module did: only events of the module that ran the program count."""
+    """Compare with the events of the compiled module that ran the program."""
     step = step_rows(profile, matching.matched)
-    beside = len(np.unique(profile.module_row)) - len(np.unique(profile.module_row[step]))
-    if beside > 0 and len(step):
-        found.notes["modules of other programs ran beside it: their events are left out"] = None
+    other_modules = len(np.unique(profile.module_row)) - len(np.unique(profile.module_row[step]))
+    if other_modules > 0 and len(step):
+        totals.notes["events of modules of other programs are ignored"] = None
     rows = step if len(step) else np.arange(len(profile))
     part = events_of(profile, rows, profile.name)
-    keyed = Matching(
+    step_matching = Matching(
         keys=matching.keys,
         event_key=matching.event_key[rows],
         event_group=matching.event_group[rows],
         node_group=matching.node_group,
         num_groups=matching.num_groups,
     )
-    covered = coverage_of(graph, part, keyed)
-    found.time_ns += covered.time_ns
-    found.joined_ns += covered.matched_time_ns
-    found.orders.append(check_order(graph, part, keyed))
+    coverage = coverage_of(graph, part, step_matching)
+    totals.time_ns += coverage.time_ns
+    totals.joined_ns += coverage.matched_time_ns
+    totals.orders.append(check_order(graph, part, step_matching))
     modules = [part.strings[row] for row in np.unique(part.module_row).tolist()]
-    rules = {RULES[key.rule] for key in keyed.keys if key.nodes}
-    is_compiled = rules == {"instruction"}
-    carried = {} if is_compiled else _carried(part, modules)
-    compiled = [each for name in modules if (each := compiled_module(part, name)) is not None]
-    for rank in _ranks_of(part):
-        runs = _runs_of(part, rank)
-        found.ranks.append(max(rank, 0))
-        found.runs = max(found.runs, runs)
-        mine = np.flatnonzero(part.rank == rank)
+    is_compiled = {RULES[key.rule] for key in step_matching.keys if key.nodes} == {"instruction"}
+    implemented: dict[str, Counter[str]] = {}  # instruction -> kinds of the operations that it implements
+    for module in () if is_compiled else modules:
+        data = part.attachments.get(_MODULE_PREFIX + module)
+        if data is not None:
+            leaves = module_leaves(data, module)
+            for name, own in leaves.carried.items():
+                implemented[name] = Counter(leaves.leaves[leaf].kind for leaf in own)
+    compiled = [program for name in modules if (program := compiled_module(part, name)) is not None]
+    for events in _events_by_rank(part):
+        totals.ranks.append(events.rank)
+        totals.runs = max(totals.runs, events.runs)
         if is_compiled:
-            _named_instructions(graph, keyed, (part, mine, runs), found)
+            _compare_named_instructions(graph, step_matching, events, totals)
         else:
-            _kinds(graph, keyed, (part, mine, runs), carried, found)
+            names = (part.strings[row] for row in part.op_row[events.rows].tolist())
+            ran = Counter[str]()
+            for name in names:
+                ran.update(implemented.get(name, ()))
+            _compare_kinds(graph, step_matching, events, ran, totals)
         if compiled:
-            _compiled_messages(graph, compiled[0], (part, mine), workload, found)
+            _compare_compiled_messages(graph, compiled[0], part, events, workload=workload, totals=totals)
 
 
-def _carried(profile: Profile, modules: Sequence[str]) -> dict[str, Counter[str]]:
-    """The kinds of operations that each instruction carries out."""
-    found: dict[str, Counter[str]] = {}
-    for module in modules:
-        data = profile.attachments.get(_ATTACHED + module)
-        if data is None:
-            continue
-        leaves = module_leaves(data, module)
-        for name, own in leaves.carried.items():
-            found[name] = Counter(leaves.leaves[leaf].kind for leaf in own)
-    return found
-
-
-def _kinds(
-    graph: OpGraph,
-    matching: Matching,
-    ran: tuple[Profile, IntArray, int],
-    carried: dict[str, Counter[str]],
-    found: _Found,
+def _compare_kinds(
+    graph: OpGraph, matching: Matching, events: _RankEvents, ran: Counter[str], totals: _CaptureTotals
 ) -> None:
-    """Numbers of operations of each kind on one rank."""
-    profile, mine, runs = ran
-    names = [kind_of(graph.strings[row]) for row in graph.op_row.tolist()]
-    joined = {node for key in matching.keys for node in key.nodes}
-    costs = ~is_free(graph) & (graph.multiplicity != 0)
+    """Compare the number of operations of each kind on one rank; ``ran`` counts those that ran."""
+    kinds = [kind_of(graph.strings[row]) for row in graph.op_row.tolist()]
+    matched = {node for key in matching.keys for node in key.nodes}
+    runs = ~is_free(graph) & (graph.multiplicity != 0)
     times: list[float] = graph.multiplicity.tolist()
     in_branch = regions_around(graph, RegionKind.BRANCH)
-    wanted, maybe = defaultdict[str, float](float), defaultdict[str, float](float)
-    lost, did = Counter[str](), Counter[str]()
-    for node in np.flatnonzero(costs).tolist():
-        wanted[names[node]] += times[node]
-        maybe[names[node]] += times[node] * (in_branch[node] > 0)
-        lost[names[node]] += node not in joined
-    for row in profile.op_row[mine].tolist():
-        did.update(carried.get(profile.strings[row], ()))
-    for kind in sorted(wanted.keys() | (did.keys() & _KEPT)):
-        if _communicates(kind):
+    captured, conditional = defaultdict[str, float](float), defaultdict[str, float](float)
+    unmatched = Counter[str]()
+    for node in np.flatnonzero(runs).tolist():
+        captured[kinds[node]] += times[node]
+        conditional[kinds[node]] += times[node] * (in_branch[node] > 0)
+        unmatched[kinds[node]] += node not in matched
+    for kind in sorted(captured.keys() | (ran.keys() & _PRESERVED_KINDS)):
+        if kind.startswith(_COMMUNICATION_PREFIXES):
             continue
-        explained = _MERGED if not lost[kind] else _REMOVED if kind not in _KEPT else ""
-        count, rank = did[kind] / runs, max(int(profile.rank[mine[0]]), 0)
-        if wanted[kind] - maybe[kind] <= count < wanted[kind]:
+        explained = _MERGED if not unmatched[kind] else _REMOVED if kind not in _PRESERVED_KINDS else ""
+        count = ran[kind] / events.runs
+        if captured[kind] - conditional[kind] <= count < captured[kind]:
             explained = explained or _BRANCH
-        _count(found, (rank, kind), wanted[kind], count, explained if wanted[kind] else "")
+        totals.count(events.rank, kind, captured[kind], count, explained if captured[kind] else "")
 
 
-def _named_instructions(
-    graph: OpGraph, matching: Matching, ran: tuple[Profile, IntArray, int], found: _Found
+def _compare_named_instructions(
+    graph: OpGraph, matching: Matching, events: _RankEvents, totals: _CaptureTotals
 ) -> None:
-    """Numbers of runs of each instruction of a captured program that is the compiled one."""
-    profile, mine, runs = ran
-    rank = max(int(profile.rank[mine[0]]), 0)
-    events = np.bincount(
-        matching.event_key[mine][matching.event_key[mine] >= 0], minlength=len(matching.keys)
-    )
-    did = {node: int(events[number]) for number, key in enumerate(matching.keys) for node in key.nodes}
-    untimed = is_free(graph) | np.isin(graph.op_class, [int(OpClass.CONTROL), int(OpClass.FREE)])
+    """Compare the number of runs of each instruction, for a captured program that is the compiled one."""
+    keys = matching.event_key[events.rows]
+    num_events = np.bincount(keys[keys >= 0], minlength=len(matching.keys))
+    ran = {node: int(num_events[number]) for number, key in enumerate(matching.keys) for node in key.nodes}
+    is_untimed = is_free(graph) | np.isin(graph.op_class, [int(OpClass.CONTROL), int(OpClass.FREE)])
     in_branch = regions_around(graph, RegionKind.BRANCH)
     for node, times in enumerate(graph.multiplicity.tolist()):
-        if not times or (node not in did and untimed[node]):
+        if not times or (node not in ran and is_untimed[node]):
             continue
-        count = did.get(node, 0) / runs
+        count = ran.get(node, 0) / events.runs
         explained = _BRANCH if in_branch[node] and count < times else ""
-        if not count and _is_condition(graph, node):
+        if not count and _is_loop_condition(graph, node):
             explained = _CONDITION
         if count > times and not count % times:
             explained = _PIECES
-        _count(found, (rank, graph.node_name(node)), times, count, explained)
+        totals.count(events.rank, graph.node_name(node), times, count, explained)
 
 
-def _is_condition(graph: OpGraph, node: int) -> bool:
-    """Whether a node decides whether a loop of known trips goes on: it makes one truth value in the body."""
+def _is_loop_condition(graph: OpGraph, node: int) -> bool:
+    """Return True if the node makes the one truth value of a loop body that decides on the next iteration."""
     region = int(graph.region[node])
-    inside = region >= 0 and graph.regions.kind[region] == RegionKind.LOOP_BODY
+    in_body = region >= 0 and graph.regions.kind[region] == RegionKind.LOOP_BODY
     results: list[int] = graph.results.row(node).tolist()
-    if not inside or len(results) != 1:
+    if not in_body or len(results) != 1:
         return False
     element = graph.types.dtype_of(results[0])
     return element is not None and element.bits <= 1 and not len(graph.types.shape(results[0]))
 
 
-def _count(found: _Found, named: tuple[int, str], wanted: float, did: float, explained: str) -> None:
-    """Add up what was captured and what ran of one thing on a rank, and keep a difference."""
-    if np.isnan(wanted):
-        found.notes["how often a loop runs is unknown: what is inside is not counted"] = None
-        return
-    found.captured += wanted
-    found.measured += did
-    if wanted != did:
-        rank, name = named
-        found.operations.append(
-            OperationDifference(rank=rank, operation=name, captured=wanted, measured=did, explained=explained)
-        )
-
-
-def _communicates(kind: str) -> bool:
-    return kind.startswith(("all_", "reduce_scatter", "collective_", "send", "recv", "ragged_all"))
-
-
-def _compiled_messages(
+def _compare_compiled_messages(
     graph: OpGraph,
     compiled: Workload,
-    ran: tuple[Profile, IntArray],
+    profile: Profile,
+    events: _RankEvents,
+    *,
     workload: Workload,
-    found: _Found,
+    totals: _CaptureTotals,
 ) -> None:
-    """The collectives of a rank in the order of each run's events, by what the compiled module says of them;
-    one run stands for all that are like it.
+    """Compare the collectives of a rank in the order of each run's events, with groups and bytes from the
+    compiled module. Runs with the same order are compared once.
     """
-    profile, mine = ran
-    own = max(int(profile.rank[mine[0]]), 0)
-    real = compiled.classes[0]
-    told = node_messages(real, own, compiled.num_ranks)
-    by_name = {real.node_name(node): each for node, each in told.items()}
-    seen: dict[tuple[Message, ...], None] = {}
-    for run in np.unique(profile.run[mine]).tolist():
-        rows = mine[profile.run[mine] == run]
+    module = compiled.classes[0]
+    messages = node_messages(module, events.rank, compiled.num_ranks)
+    by_name = {module.node_name(node): message for node, message in messages.items()}
+    orders: dict[tuple[RankMessage, ...], None] = {}
+    for run in np.unique(profile.run[events.rows]).tolist():
+        rows = events.rows[profile.run[events.rows] == run]
         rows = rows[np.argsort(profile.start_ns[rows], kind="stable")]
         names = (profile.strings[row] for row in profile.op_row[rows].tolist())
-        seen[tuple(by_name[name] for name in names if name in by_name)] = None
-    for number, messages in enumerate(seen):
-        _compare_messages(graph, own, workload.num_ranks, messages, found, counts=not number)
-    if len(seen) > 1:
-        found.notes["runs differ in the order of their collectives: each order is compared"] = None
+        orders[tuple(by_name[name] for name in names if name in by_name)] = None
+    for number, order in enumerate(orders):
+        totals.compare_messages(graph, events.rank, workload.num_ranks, order, in_totals=not number)
+    if len(orders) > 1:
+        totals.notes["runs differ in the order of their collectives: each order is compared"] = None
     is_global = workload.num_ranks > 1 and not bool((graph.regions.kind == RegionKind.MANUAL).any())
-    if is_global and told and not len(graph.collectives) and not len(graph.p2p):
-        found.notes[
-            "the captured program is not partitioned: the collectives are those of the partitioner. Capture "
-            "one device's share of it"
+    if is_global and messages and not len(graph.collectives) and not len(graph.p2p):
+        totals.notes[
+            "the captured program is not partitioned, so that all collectives are from the partitioner: "
+            "capture the program of one device"
         ] = None
 
 
 def _result(
-    workload: Workload, profile: Profile, found: _Found, by: Literal["operation", "instruction"]
+    workload: Workload, profile: Profile, totals: _CaptureTotals, by: Literal["operation", "instruction"]
 ) -> CaptureCheck:
-    orders = found.orders
+    orders = totals.orders
     violations = sorted(
-        (each for order in orders for each in order.violations), key=lambda each: -each.early_ns
+        (violation for order in orders for violation in order.violations),
+        key=lambda violation: -violation.early_ns,
     )
     return CaptureCheck(
         program=workload.name,
         trace=profile.name,
         by=by,
-        ranks=tuple(sorted(set(found.ranks))),
-        runs=found.runs,
-        joined=found.joined_ns / found.time_ns if found.time_ns else 0.0,
-        captured_operations=found.captured,
-        measured_operations=found.measured,
-        operations=tuple(found.operations),
+        ranks=tuple(sorted(set(totals.ranks))),
+        runs=totals.runs,
+        joined=totals.joined_ns / totals.time_ns if totals.time_ns else 0.0,
+        captured_operations=totals.captured,
+        measured_operations=totals.measured,
+        operations=tuple(totals.operations),
         order=OrderCheck(
-            checked=sum(each.checked for each in orders),
-            exact=sum(each.exact for each in orders),
-            inside=sum(each.inside for each in orders),
-            unknown=sum(each.unknown for each in orders),
-            violated=sum(each.violated for each in orders),
+            checked=sum(order.checked for order in orders),
+            exact=sum(order.exact for order in orders),
+            inside=sum(order.inside for order in orders),
+            unknown=sum(order.unknown for order in orders),
+            violated=sum(order.violated for order in orders),
             violations=tuple(violations),
         ),
-        captured_collectives=len(found.captured_messages),
-        measured_collectives=len(found.measured_messages),
-        collectives=tuple(found.collectives),
-        reordered=found.reordered,
-        combined=found.combined,
-        captured_bytes=float(sum(each.payload_bytes for each in found.captured_messages)),
-        measured_bytes=float(sum(each.payload_bytes for each in found.measured_messages)),
-        notes=tuple(found.notes),
+        captured_collectives=len(totals.captured_messages),
+        measured_collectives=len(totals.measured_messages),
+        collectives=tuple(totals.collectives),
+        reordered=totals.reordered,
+        combined=totals.combined,
+        captured_bytes=float(sum(message.payload_bytes for message in totals.captured_messages)),
+        measured_bytes=float(sum(message.payload_bytes for message in totals.measured_messages)),
+        notes=tuple(totals.notes),
     )

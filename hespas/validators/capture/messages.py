@@ -1,4 +1,4 @@
-"""The collectives of a rank in their order: kind, group and bytes, of a captured graph and of a trace."""
+"""Sequences of collectives and messages of a rank, and the differences between capture and trace."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ import numpy as np
 from hespas.graph import CollectiveKind, NodeKind, OpGraph, RegionKind
 from hespas.validators.capture.result import CollectiveDifference
 
-__all__ = ["Compared", "Message", "differences_of", "messages_of", "node_messages"]
+__all__ = [
+    "RankMessage",
+    "SequenceDifference",
+    "node_messages",
+    "program_order_messages",
+    "sequence_difference",
+]
 
-_MOST_WRITTEN_OUT = 1_000_000
-_ASKED_FOR = (NodeKind.COLLECTIVE, NodeKind.PERMUTE, NodeKind.SEND, NodeKind.RECV)
+_MAX_MESSAGES = 1_000_000
+_MAX_LISTED_RANKS = 8
+_KindAndRanks = tuple[str, tuple[int, ...] | None]
 
 
-class Message(NamedTuple):
-    """One collective or message of a rank: ``ranks`` are the members of its group, or source and target;
-    None where nobody says. ``payload_bytes`` is NaN where unknown.
+class RankMessage(NamedTuple):
+    """Collective or message of a rank. ``ranks`` are the members of its group, or source and target; None if
+    unknown. ``payload_bytes`` is NaN if unknown.
     """
 
     kind: str
@@ -28,31 +35,26 @@ class Message(NamedTuple):
     payload_bytes: float
 
     def text(self) -> str:
-        """For people."""
-        group = "an unknown group" if self.ranks is None else _shown(self.ranks)
+        """Return a description such as ``all_reduce over {0, 1}, 8 bytes``."""
+        group = "an unknown group"
+        if self.ranks is not None:
+            more = f", ... ({len(self.ranks):,})" if len(self.ranks) > _MAX_LISTED_RANKS else ""
+            group = "{" + ", ".join(map(str, self.ranks[:_MAX_LISTED_RANKS])) + more + "}"
         size = "unknown bytes" if np.isnan(self.payload_bytes) else f"{self.payload_bytes:,.0f} bytes"
         return f"{self.kind} over {group}, {size}"
 
-    def is_like(self, other: Message) -> bool:
-        """Whether nothing that both say is unlike."""
+    def agrees_with(self, other: RankMessage) -> bool:
+        """Return True if all facts that are known of both messages are equal."""
         groups = self.ranks is None or other.ranks is None or self.ranks == other.ranks
         sizes = np.isnan(self.payload_bytes) or np.isnan(other.payload_bytes)
         return self.kind == other.kind and groups and bool(sizes or self.payload_bytes == other.payload_bytes)
 
 
-_FIRST = 8
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    more = f", ... ({len(ranks):,})" if len(ranks) > _FIRST else ""
-    return "{" + ", ".join(map(str, ranks[:_FIRST])) + more + "}"
-
-
-def node_messages(graph: OpGraph, rank: int, num_ranks: int) -> dict[int, Message]:
-    """What each communicating node is for one rank. Nodes whose groups leave the rank out are absent: it does
-    nothing then. A permutation that neither sends to a rank nor receives from it is nothing as well.
+def node_messages(graph: OpGraph, rank: int, num_ranks: int) -> dict[int, RankMessage]:
+    """Return the message of each communicating node for one rank. Nodes that do nothing on the rank are left
+    out: its groups or its permutation do not contain the rank.
     """
-    found: dict[int, Message] = {}
+    messages: dict[int, RankMessage] = {}
     table = graph.collectives
     for row, node in enumerate(table.node.tolist()):
         ranks: tuple[int, ...] | None = tuple(range(num_ranks))
@@ -64,95 +66,99 @@ def node_messages(graph: OpGraph, rank: int, num_ranks: int) -> dict[int, Messag
             if ranks is None or len(ranks) < 2:
                 continue
         kind = CollectiveKind(int(table.kind[row])).name.lower()
-        found[node] = Message(kind, ranks, float(table.comm_bytes[row]))
+        messages[node] = RankMessage(kind, ranks, float(table.comm_bytes[row]))
     p2p = graph.p2p
     for row, node in enumerate(p2p.node.tolist()):
         kind = NodeKind(int(graph.kind[node])).name.lower()
         number = int(p2p.permutation[row])
         peers: tuple[int, ...] | None = None
         if number >= 0:
-            pattern = graph.permutations[number]
-            peers = pattern.source_of(rank), pattern.target_of(rank)
+            permutation = graph.permutations[number]
+            peers = permutation.source_of(rank), permutation.target_of(rank)
             if max(peers) < 0:
                 continue
-        found[node] = Message(kind, peers, float(p2p.comm_bytes[row]))
-    return found
+        messages[node] = RankMessage(kind, peers, float(p2p.comm_bytes[row]))
+    return messages
 
 
-def messages_of(graph: OpGraph, rank: int, num_ranks: int) -> list[tuple[int, Message]] | None:
-    """The messages of one step of a rank in program order with their nodes, loops written out trip by trip;
-    None where a loop runs an unknown or too large a number of times. O(messages).
+def program_order_messages(graph: OpGraph, rank: int, num_ranks: int) -> list[RankMessage] | None:
+    """Return the messages of one step of a rank in program order, with loops unrolled.
+
+    Returns None if a loop runs an unknown or too large number of times. O(messages).
     """
-    told = node_messages(graph, rank, num_ranks)
+    messages = node_messages(graph, rank, num_ranks)
     regions = graph.regions
     trips: list[float] = regions.trips.tolist()
     kinds: list[int] = regions.kind.tolist()
     parents: list[int] = regions.parent.tolist()
-
-    def loops(node: int) -> tuple[int, ...]:
-        found: list[int] = []
+    nodes = [node for node in sorted(messages) if graph.multiplicity[node] != 0]
+    times = graph.multiplicity[nodes]
+    if not np.isfinite(times).all() or times.sum() > _MAX_MESSAGES:
+        return None
+    loops: dict[int, list[int]] = {}
+    first: dict[int, int] = {}  # loop -> its first node, where the loop is in program order
+    for node in nodes:
+        loops[node] = []
         region = int(graph.region[node])
         while region >= 0:
             if kinds[region] == RegionKind.LOOP_BODY:
-                found.append(region)
+                loops[node].insert(0, region)
+                first.setdefault(region, node)
             region = parents[region]
-        return tuple(reversed(found))
-
-    rows = [(node, loops(node)) for node in sorted(told) if graph.multiplicity[node] != 0]
-    times = [float(graph.multiplicity[node]) for node, _ in rows]
-    if not np.isfinite(times).all() or sum(times) > _MOST_WRITTEN_OUT:
-        return None
-    return [(node, told[node]) for node in _written_out(rows, trips)]
-
-
-def _written_out(rows: Sequence[tuple[int, tuple[int, ...]]], trips: Sequence[float]) -> list[int]:
-    """Nodes in the order in which they run: a loop stands where its first node does, trip after trip."""
-    first: dict[int, int] = {}
-    for node, around in rows:
-        for loop in around:
-            first.setdefault(loop, node)
-    found: list[tuple[tuple[int, ...], int]] = []
-    for node, around in rows:
-        for numbers in product(*(range(int(trips[loop])) for loop in around)):
-            place = [part for loop, trip in zip(around, numbers, strict=True) for part in (first[loop], trip)]
-            found.append(((*place, node), node))
-    return [node for _, node in sorted(found)]
+    positions: list[tuple[tuple[int, ...], int]] = []
+    for node in nodes:
+        for iterations in product(*(range(int(trips[loop])) for loop in loops[node])):
+            position = [
+                part
+                for loop, iteration in zip(loops[node], iterations, strict=True)
+                for part in (first[loop], iteration)
+            ]
+            positions.append(((*position, node), node))
+    return [messages[node] for _, node in sorted(positions)]
 
 
-class Compared(NamedTuple):
-    """What is ``unlike`` in the sequences of a rank; whether the same messages come in another order, which
-    is no difference by itself; and how many captured ones ran ``combined``: fewer of their kind over their
-    group, with the same bytes in all, which compilers make of them.
+class SequenceDifference(NamedTuple):
+    """Comparison of the sequences of a rank.
+
+    ``differences`` are the positions that differ. ``reordered`` is True if the same messages come in another
+    order, which is not a difference by itself. ``combined`` counts captured messages that the compiler
+    combined: fewer ran, of the same kind over the same group, with the same bytes in total.
     """
 
-    unlike: list[CollectiveDifference]
+    differences: list[CollectiveDifference]
     reordered: bool
     combined: int
 
 
-def differences_of(rank: int, captured: Sequence[Message], measured: Sequence[Message]) -> Compared:
+def sequence_difference(
+    rank: int, captured: Sequence[RankMessage], measured: Sequence[RankMessage]
+) -> SequenceDifference:
     """Compare the messages of one step of a rank."""
     pairs = zip(captured, measured, strict=False)
-    if len(captured) == len(measured) and all(one.is_like(two) for one, two in pairs):
-        return Compared([], reordered=False, combined=0)
-    left = Counter(measured)
-    missing: list[tuple[int, Message]] = []
-    for place, each in enumerate(captured):
-        others = (other for other in left if left[other] and each.is_like(other))
-        like = each if left[each] else next(others, None)
-        if like is None:
-            missing.append((place, each))
+    if len(captured) == len(measured) and all(one.agrees_with(other) for one, other in pairs):
+        return SequenceDifference([], reordered=False, combined=0)
+    unmatched = Counter(measured)
+    missing: list[tuple[int, RankMessage]] = []
+    for position, message in enumerate(captured):
+        candidates = (other for other in unmatched if unmatched[other] and message.agrees_with(other))
+        match = message if unmatched[message] else next(candidates, None)
+        if match is None:
+            missing.append((position, message))
         else:
-            left[like] -= 1
-    extra = [(place, each) for place, each in enumerate(measured) if _taken(left, each)]
-    merged = _merged(missing, extra)
-    kept = [row for row in missing if row[1][:2] not in merged]
-    extra = [row for row in extra if row[1][:2] not in merged]
-    found: list[CollectiveDifference] = []
-    for number in range(max(len(kept), len(extra))):
-        one = kept[number] if number < len(kept) else None
-        other = extra[number] if number < len(extra) else None
-        found.append(
+            unmatched[match] -= 1
+    extra: list[tuple[int, RankMessage]] = []
+    for position, message in enumerate(measured):
+        if unmatched[message]:
+            unmatched[message] -= 1
+            extra.append((position, message))
+    combined = _combined(missing, extra)
+    missing_rest = [row for row in missing if row[1][:2] not in combined]
+    extra_rest = [row for row in extra if row[1][:2] not in combined]
+    differences: list[CollectiveDifference] = []
+    for number in range(max(len(missing_rest), len(extra_rest))):
+        one = missing_rest[number] if number < len(missing_rest) else None
+        other = extra_rest[number] if number < len(extra_rest) else None
+        differences.append(
             CollectiveDifference(
                 rank=rank,
                 place=(one or other or (0,))[0],
@@ -160,26 +166,24 @@ def differences_of(rank: int, captured: Sequence[Message], measured: Sequence[Me
                 measured="" if other is None else other[1].text(),
             )
         )
-    return Compared(found, reordered=not found and not merged, combined=len(missing) - len(kept))
+    return SequenceDifference(
+        differences,
+        reordered=not differences and not combined,
+        combined=len(missing) - len(missing_rest),
+    )
 
 
-def _merged(
-    missing: Sequence[tuple[int, Message]], extra: Sequence[tuple[int, Message]]
-) -> set[tuple[str, tuple[int, ...] | None]]:
-    """The kinds and groups of which fewer messages ran, with the same bytes in all."""
-    wanted = defaultdict[tuple[str, tuple[int, ...] | None], list[float]](list)
-    did = defaultdict[tuple[str, tuple[int, ...] | None], list[float]](list)
-    for rows, sizes in ((missing, wanted), (extra, did)):
-        for _, each in rows:
-            sizes[each.kind, each.ranks].append(each.payload_bytes)
+def _combined(
+    missing: Sequence[tuple[int, RankMessage]], extra: Sequence[tuple[int, RankMessage]]
+) -> set[_KindAndRanks]:
+    """Return the kinds and groups of which fewer messages ran, with the same bytes in total."""
+    captured_bytes = defaultdict[_KindAndRanks, list[float]](list)
+    measured_bytes = defaultdict[_KindAndRanks, list[float]](list)
+    for rows, sizes in ((missing, captured_bytes), (extra, measured_bytes)):
+        for _, message in rows:
+            sizes[message.kind, message.ranks].append(message.payload_bytes)
     return {
-        key for key, sizes in wanted.items() if len(did[key]) < len(sizes) and sum(did[key]) == sum(sizes)
+        key
+        for key, sizes in captured_bytes.items()
+        if len(measured_bytes[key]) < len(sizes) and sum(measured_bytes[key]) == sum(sizes)
     }
-
-
-def _taken(left: Counter[Message], each: Message) -> bool:
-    """Take one of a kind, where any is left."""
-    if not left[each]:
-        return False
-    left[each] -= 1
-    return True

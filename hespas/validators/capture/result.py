@@ -1,18 +1,38 @@
-"""What a check of a capture finds, as values."""
+"""Result of a capture check, as values and as the document of ``hespas-validate capture --json``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Final, Literal
 
-__all__ = ["CaptureCheck", "CollectiveDifference", "OperationDifference", "OrderCheck", "OrderViolation"]
+import msgspec
+from msgspec import Meta
+
+from hespas._version import __version__
+from hespas.files.documents import Count, Figure, document_bytes
+from hespas.graph import Diagnostics
+from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
+
+__all__ = [
+    "SCHEMA_ID",
+    "CaptureCheck",
+    "CaptureCheckDocument",
+    "CollectiveDifference",
+    "OperationDifference",
+    "OrderCheck",
+    "OrderViolation",
+    "capture_check_json",
+]
+
+SCHEMA_ID: Final = "hespas.capture-check/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationDifference:
-    """Operations of one name, kind or instruction of which a rank runs another number in a step than the
-    capture has. ``explained`` says why that is no difference of the programs (``""``: it is one): the
-    compiler merged them into others, say.
+    """Operations of one name, kind or instruction whose count per step differs between capture and run on a
+    rank. ``explained`` is the reason if the programs are equal nevertheless, such as a fusion by the
+    compiler; empty for a real difference.
     """
 
     rank: int
@@ -24,8 +44,8 @@ class OperationDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderViolation:
-    """``after`` depends on ``before`` and began ``early_ns`` before that was done, in any reading of what
-    each event carries out.
+    """Dependency that the run violates: ``after`` began ``early_ns`` before ``before`` ended, under every
+    assignment of operations to events.
     """
 
     rank: int
@@ -37,9 +57,11 @@ class OrderViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderCheck:
-    """Captured dependencies held against each rank and run: ``checked`` of them; of those, ``exact`` have one
-    event at both ends (the others: in some reading); ``inside`` are within one event and ``unknown`` have an
-    end that nobody measured. ``violated`` counts, ``violations`` list some.
+    """Number of captured dependencies by outcome, over ranks and runs.
+
+    Of the ``checked`` ones, ``exact`` have one event at both ends; the others hold under some assignment.
+    ``inside`` are within one event, ``unknown`` have an end without an event. ``violations`` lists some of
+    the ``violated`` ones.
     """
 
     checked: int = 0
@@ -52,7 +74,7 @@ class OrderCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveDifference:
-    """One place of the sequence of a rank where capture and trace are unlike; ``""``: it has none there."""
+    """Position in the sequence of a rank at which capture and trace differ; an empty text: it has none."""
 
     rank: int
     place: int
@@ -62,14 +84,13 @@ class CollectiveDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureCheck:
-    """A captured program against one trace of it.
+    """Comparison of a captured program with one trace of its run.
 
-    ``by`` says how they were compared: operation by operation, or operations with the instructions of the
-    compiled module that carry them out. Counts are of one step, summed over the ``ranks`` that the trace has;
-    bytes are what the collectives of these ranks send or reduce. ``joined`` is the share of the device time
-    whose operations are known. ``reordered`` counts ranks whose collectives are the captured ones in an
-    order that its dependencies allow as well; ``combined`` counts captured collectives that the compiler made
-    fewer of, over the same groups and with the same bytes in all.
+    ``by`` is the method: operation by operation, or by the instructions of the compiled module that implement
+    the operations. Counts are of one step, summed over the ``ranks`` of the trace; bytes are those that the
+    collectives of these ranks send or reduce. ``joined`` is the share of the device time whose operations are
+    known. ``reordered`` counts ranks with the captured collectives in another order that the dependencies
+    allow; ``combined`` counts captured collectives that the compiler combined, with the same bytes.
     """
 
     program: str
@@ -93,11 +114,112 @@ class CaptureCheck:
 
     @property
     def differences(self) -> int:
-        """How many things are unlike; explained ones do not count."""
-        unlike = sum(not each.explained for each in self.operations)
-        return unlike + self.order.violated + len(self.collectives) + (self.joined < 1.0)
+        """Return the number of differences without those that are explained."""
+        unexplained = sum(not entry.explained for entry in self.operations)
+        return unexplained + self.order.violated + len(self.collectives) + (self.joined < 1.0)
 
     @property
     def equal(self) -> bool:
-        """Whether the capture is what ran."""
+        """Return True if the captured program is the one that ran."""
         return not self.differences
+
+
+class _OperationEntry(msgspec.Struct, frozen=True, kw_only=True):
+    rank: Count
+    operation: str
+    captured: Annotated[Figure, Meta(description="per step")]
+    measured: Annotated[Figure, Meta(description="per step")]
+    explained: Annotated[
+        str, Meta(description="reason if the programs are equal nevertheless; empty: a difference")
+    ]
+
+
+class _ViolationEntry(msgspec.Struct, frozen=True, kw_only=True):
+    rank: Count
+    run: int
+    before: str
+    after: str
+    early_ns: Figure
+
+
+class _OrderEntry(msgspec.Struct, frozen=True, kw_only=True):
+    checked: Count
+    exact: Annotated[Count, Meta(description="checked dependencies with one event at both ends")]
+    inside: Annotated[Count, Meta(description="dependencies within one event")]
+    unknown: Annotated[Count, Meta(description="dependencies with an end without an event")]
+    violated: Count
+    violations: list[_ViolationEntry]
+
+
+class _CollectiveEntry(msgspec.Struct, frozen=True, kw_only=True):
+    rank: Count
+    place: Count
+    captured: str
+    measured: str
+
+
+class CaptureCheckDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of hespas-validate capture."""
+
+    schema: Literal["hespas.capture-check/1"] = SCHEMA_ID
+    hespas_version: str = __version__
+    inputs: tuple[str, ...]
+    diagnostics: list[DiagnosticJson]
+    program: str
+    trace: str
+    by: Literal["operation", "instruction"]
+    equal: bool
+    differences: Count
+    ranks: tuple[int, ...]
+    runs: Count
+    joined: Annotated[Figure, Meta(description="share of the device time whose operations are known, 0 to 1")]
+    captured_operations: Figure
+    measured_operations: Figure
+    operations: Annotated[list[_OperationEntry], Meta(description="operations whose count differs")]
+    order: _OrderEntry
+    captured_collectives: Count
+    measured_collectives: Count
+    collectives: Annotated[
+        list[_CollectiveEntry], Meta(description="positions at which the sequences differ")
+    ]
+    reordered: Annotated[Count, Meta(description="ranks with the captured collectives in another order")]
+    combined: Annotated[
+        Count, Meta(description="captured collectives that the compiler combined, with the same bytes")
+    ]
+    captured_bytes: Figure
+    measured_bytes: Figure
+    notes: tuple[str, ...]
+
+
+def capture_check_json(
+    done: CaptureCheck, *, inputs: Sequence[str] = (), diagnostics: Diagnostics | None = None
+) -> bytes:
+    """Return the document ``hespas.capture-check/1`` as indented JSON that ends in a newline."""
+    order = asdict(done.order)
+    violations = [_ViolationEntry(**entry) for entry in order.pop("violations")]
+    return document_bytes(
+        CaptureCheckDocument(
+            inputs=tuple(inputs),
+            diagnostics=diagnostics_json(diagnostics or Diagnostics()),
+            program=done.program,
+            trace=done.trace,
+            by=done.by,
+            equal=done.equal,
+            differences=done.differences,
+            ranks=done.ranks,
+            runs=done.runs,
+            joined=done.joined,
+            captured_operations=done.captured_operations,
+            measured_operations=done.measured_operations,
+            operations=[_OperationEntry(**asdict(entry)) for entry in done.operations],
+            order=_OrderEntry(**order, violations=violations),
+            captured_collectives=done.captured_collectives,
+            measured_collectives=done.measured_collectives,
+            collectives=[_CollectiveEntry(**asdict(entry)) for entry in done.collectives],
+            reordered=done.reordered,
+            combined=done.combined,
+            captured_bytes=done.captured_bytes,
+            measured_bytes=done.measured_bytes,
+            notes=done.notes,
+        )
+    )

@@ -61,8 +61,10 @@ def test_an_operation_less_and_one_too_early_are_told(tmp_path: Path) -> None:
     changed = tmp_path / "kineto.json"
     changed.write_text(json.dumps(profile))
     done = api.validate_capture(folder / "et.0.json.gz", changed).result
-    unlike = [each for each in done.operations if not each.explained]
-    assert [(each.operation, each.captured, each.measured) for each in unlike] == [("aten::gelu", 1.0, 0.0)]
+    differences = [each for each in done.operations if not each.explained]
+    assert [(each.operation, each.captured, each.measured) for each in differences] == [
+        ("aten::gelu", 1.0, 0.0)
+    ]
     assert done.order.violated > 0
     assert done.order.violations[0].early_ns > 1e6
 

@@ -1,4 +1,4 @@
-"""Sequences of collectives: loops written out, groups of a rank, and what is unlike in two of them."""
+"""Sequences of collectives: loops written out, groups of a rank, and what is differences in two of them."""
 
 from __future__ import annotations
 
@@ -6,50 +6,54 @@ from math import nan
 
 import pytest
 
-from hespas.validators.capture.messages import Message, differences_of
+from hespas.validators.capture.messages import RankMessage, sequence_difference
 
-SUM = Message("all_reduce", (0, 1), 8.0)
-GATHER = Message("all_gather", (0, 1), 4.0)
+SUM = RankMessage("all_reduce", (0, 1), 8.0)
+GATHER = RankMessage("all_gather", (0, 1), 4.0)
 
 
 def test_equal_sequences_have_no_difference() -> None:
-    assert differences_of(0, [SUM, GATHER], [SUM, GATHER]) == ([], False, 0)
+    assert sequence_difference(0, [SUM, GATHER], [SUM, GATHER]) == ([], False, 0)
 
 
 def test_another_order_is_no_difference_by_itself() -> None:
-    assert differences_of(0, [SUM, GATHER], [GATHER, SUM]) == ([], True, 0)
+    assert sequence_difference(0, [SUM, GATHER], [GATHER, SUM]) == ([], True, 0)
 
 
-@pytest.mark.parametrize("known", [Message("all_reduce", None, 8.0), Message("all_reduce", (0, 1), nan)])
-def test_what_nobody_says_is_unlike_nothing(known: Message) -> None:
-    assert differences_of(0, [SUM], [known]) == ([], False, 0)
+@pytest.mark.parametrize(
+    "known", [RankMessage("all_reduce", None, 8.0), RankMessage("all_reduce", (0, 1), nan)]
+)
+def test_what_nobody_says_is_unlike_nothing(known: RankMessage) -> None:
+    assert sequence_difference(0, [SUM], [known]) == ([], False, 0)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        Message("all_gather", (0, 1), 8.0),
-        Message("all_reduce", (0, 2), 8.0),
-        Message("all_reduce", (0, 1), 9.0),
+        RankMessage("all_gather", (0, 1), 8.0),
+        RankMessage("all_reduce", (0, 2), 8.0),
+        RankMessage("all_reduce", (0, 1), 9.0),
     ],
 )
-def test_kind_group_and_bytes_tell_apart(other: Message) -> None:
-    (found,), reordered, _ = differences_of(3, [GATHER, SUM], [GATHER, other])
+def test_kind_group_and_bytes_tell_apart(other: RankMessage) -> None:
+    (found,), reordered, _ = sequence_difference(3, [GATHER, SUM], [GATHER, other])
     assert (found.rank, found.place, reordered) == (3, 1, False)
     assert (found.captured, found.measured) == (SUM.text(), other.text())
 
 
 def test_one_more_and_one_less_are_told() -> None:
-    (more,), _, _ = differences_of(0, [SUM], [SUM, GATHER])
+    (more,), _, _ = sequence_difference(0, [SUM], [SUM, GATHER])
     assert (more.place, more.captured, more.measured) == (1, "", GATHER.text())
-    (less,), _, _ = differences_of(0, [SUM, SUM], [SUM])
+    (less,), _, _ = sequence_difference(0, [SUM, SUM], [SUM])
     assert (less.place, less.captured, less.measured) == (1, SUM.text(), "")
 
 
 def test_what_compilers_combine_has_the_same_bytes() -> None:
-    both = Message("all_reduce", (0, 1), 16.0)
-    assert differences_of(0, [SUM, GATHER, SUM], [GATHER, both]) == ([], False, 2)
-    (first, second), _, combined = differences_of(0, [SUM, SUM], [Message("all_reduce", (0, 1), 17.0)])
+    both = RankMessage("all_reduce", (0, 1), 16.0)
+    assert sequence_difference(0, [SUM, GATHER, SUM], [GATHER, both]) == ([], False, 2)
+    (first, second), _, combined = sequence_difference(
+        0, [SUM, SUM], [RankMessage("all_reduce", (0, 1), 17.0)]
+    )
     assert (first.captured, second.captured, second.measured, combined) == (SUM.text(), SUM.text(), "", 0)
-    elsewhere = Message("all_reduce", (2, 3), 16.0)
-    assert len(differences_of(0, [SUM, SUM], [elsewhere]).unlike) == 2
+    elsewhere = RankMessage("all_reduce", (2, 3), 16.0)
+    assert len(sequence_difference(0, [SUM, SUM], [elsewhere]).differences) == 2
