@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -18,9 +23,9 @@ from hespas.estimators import load_estimator
 from hespas.files import budget
 from hespas.files.budget import reading_budget, untrusted
 from hespas.files.sandbox import allowance
-from hespas.files.streams import open_input
+from hespas.files.streams import limits, open_input
 from hespas.files.trust import VARIABLE, Untrusted, untrusted_limits
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, GraphBuilder, Workload
 from hespas.graph.errors import BoundaryError, BudgetError, UnsupportedError, UsageError, exit_code
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -171,7 +176,7 @@ def test_beyond_its_memory_a_command_names_the_option(monkeypatch: pytest.Monkey
 
 def test_limits_need_the_switch() -> None:
     code, text = _view("--limit", "cpu_s=5")
-    assert (code, "add --untrusted" in text) == (2, True), text
+    assert (code, "requires --untrusted" in text) == (2, True), text
 
 
 @pytest.mark.parametrize("spelling", ["xla", "scalesim:array=8x8", "composite:order=xla+roofline"])
@@ -212,3 +217,61 @@ def test_parsers_share_the_limits() -> None:
     with untrusted(cpu_s=8.0, memory_bytes=10**8):
         granted = allowance(10**9)
     assert (granted.total_bytes, granted.parser_cpu_s) == (10**8, 2.0)
+
+
+def _reader_of(size: int) -> Format:
+    """Return a format whose reader takes so many bytes of memory."""
+
+    def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+        np.ones(size, np.uint8)
+        return Workload.spmd(GraphBuilder("mine").build(), 1)
+
+    return Format(name="mine", title="", suffixes=(".mine",), specification="", read=read)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts private memory")
+def test_reading_has_a_budget_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "limits", lambda: replace(limits(), reading_bytes=1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    path = tmp_path / "x.mine"
+    path.write_bytes(bytes(1000))
+    reader = _reader_of(300 << 20).read
+    assert reader is not None
+    with pytest.raises(
+        BudgetError, match="bytes of memory to read, the limit of an input of its size"
+    ) as found:
+        reader(path, ReadOptions(), Diagnostics())
+    assert exit_code(found.value) == 3
+    assert found.value.path == str(path)
+    assert "`max_input_bytes=" in str(found.value)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    monkeypatch.setenv("HESPAS_MAX_INPUT_BYTES", str(8 << 20))
+    assert isinstance(reader(path, ReadOptions(), Diagnostics()), Workload)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts private memory")
+def test_a_lower_limit_of_memory_is_reported_by_who_set_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "limits", lambda: replace(limits(), reading_bytes=1 << 32))
+    path = tmp_path / "x.mine"
+    path.write_bytes(bytes(1000))
+    reader = _reader_of(600 << 20).read
+    assert reader is not None
+    with untrusted(memory_bytes=1 << 20), pytest.raises(MemoryError):
+        reader(path, ReadOptions(), Diagnostics())
+
+
+def test_a_system_without_memory_is_the_limit_too(tmp_path: Path) -> None:
+    """What libraries raise for it is an error of the system."""
+    path = tmp_path / "x.mine"
+    path.write_bytes(b"x")
+
+    def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    form = Format(name="mine", title="", suffixes=(".mine",), specification="", read=read)
+    assert form.read is not None
+    expected = BudgetError if sys.platform == "linux" else OSError
+    with pytest.raises(expected):
+        form.read(path, ReadOptions(), Diagnostics())

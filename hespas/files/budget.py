@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from errno import ENOMEM
 from pathlib import Path
 from time import process_time
 from types import FrameType
@@ -35,10 +36,15 @@ __all__ = [
 _READING_S, _PACKED = 10.0, 10.0
 """CPU time for any input, and how much more a compressed byte may take than another."""
 _READING_S_PER_BYTE = 1.5e-6
+_READING_BYTES_PER_BYTE = 64
+"""Memory for a byte of an input, beside ``reading_bytes`` for any. Traces of 50 to 100 MB take 3 to 5 bytes
+a byte, and 30 to 42 where they are compressed.
+"""
 _RANK_BYTES = 64
 _REPEATED_S = 0.5
 """A library may swallow what a signal raises: it is raised again."""
 _STATM = Path("/proc/self/statm")
+_MOST_BYTES = 1 << 60
 
 
 @contextmanager
@@ -85,11 +91,18 @@ def command_budget(used_s: float | None = None) -> Generator[None]:
 
 @contextmanager
 def reading_budget(path: Path) -> Generator[None]:
-    """Bound the CPU time of reading ``path``: 10 s, and 1.5 s for each MB (15 s where it is compressed).
+    """Bound what reading ``path`` takes: 10 s of CPU time, and 1.5 s for each MB; 2 GiB of memory beyond that
+    of the process, and 64 bytes for each byte. A compressed byte counts as ten.
 
     Raises ``BudgetError`` beyond. Outside of the main thread there is no bound.
     """
     size = max(_size(path), limits().trusted_bytes)
+    with _reading_memory(path, size), _reading_time(path, size):
+        yield
+
+
+@contextmanager
+def _reading_time(path: Path, size: float) -> Generator[None]:
     seconds = _READING_S + _READING_S_PER_BYTE * size
     error = BudgetError(
         f"takes more than {seconds:.0f} s of processor time to read, the limit of an input of its size",
@@ -98,6 +111,27 @@ def reading_budget(path: Path) -> Generator[None]:
     )
     with _bounded_time(seconds, error):
         yield
+
+
+@contextmanager
+def _reading_memory(path: Path, size: float) -> Generator[None]:
+    most = limits().reading_bytes + int(_READING_BYTES_PER_BYTE * size)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or most >= _MOST_BYTES:
+        yield
+        return
+    with _bounded_memory(_taken_bytes() + most) as binds:
+        try:
+            yield
+        except (MemoryError, OSError) as error:
+            if not binds or getattr(error, "errno", ENOMEM) != ENOMEM:
+                raise  # of an outer limit that is less, who has set it reports
+            enough = int(size) + most // _READING_BYTES_PER_BYTE
+            raise BudgetError(
+                f"takes more than {most:,} bytes of memory to read, the limit of an input of its size",
+                path=str(path),
+                hint=f"is it damaged? `max_input_bytes={enough}` doubles the limit",
+            ) from None
 
 
 def _size(path: Path) -> float:
@@ -196,18 +230,32 @@ def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
 
 
 @contextmanager
-def _bounded_memory(most: int) -> Generator[None]:
+def _bounded_memory(most: int) -> Generator[bool]:
     """Bound the private memory of the process within; beyond, ``MemoryError`` is raised. Only Linux counts
-    it; what the process has already stays, with as much again as its libraries need to load.
+    it; what the process has already stays, with as much again as its libraries need to load. Yields False
+    where an outer bound may be less, or there is none.
     """
-    with ExitStack() as stack:
-        if _STATM.exists():
-            import resource
+    if not _STATM.exists():
+        yield False
+        return
+    import resource
 
-            taken = int(_STATM.read_text().split()[5]) * resource.getpagesize()
-            before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            wanted = max(most, taken + (128 << 20))
-            bounds = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
-            resource.setrlimit(resource.RLIMIT_DATA, (min([wanted, *bounds]), hard))
-            stack.callback(resource.setrlimit, resource.RLIMIT_DATA, (before, hard))
-        yield
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = max(most, _taken_bytes() + (128 << 20))
+    bounds = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
+    chosen = min([wanted, *bounds])
+    resource.setrlimit(resource.RLIMIT_DATA, (chosen, hard))
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        yield chosen == wanted and (addresses == resource.RLIM_INFINITY or addresses > chosen)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def _taken_bytes() -> int:
+    """Return the private memory of the process; 0 where the system does not count it."""
+    if not _STATM.exists():
+        return 0
+    import resource
+
+    return int(_STATM.read_text().split()[5]) * resource.getpagesize()

@@ -73,6 +73,7 @@ class Limits:
 
     input_bytes: int = 64 << 30
     trusted_bytes: int = 0
+    reading_bytes: int = 2 << 30
     packed_free_bytes: int = 8 << 20
     packed_ratio: int = 100
     compressed_packets_bytes: int = 8 << 20

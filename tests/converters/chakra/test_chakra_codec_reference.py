@@ -206,7 +206,7 @@ def test_packed_numbers_are_written_as_short_as_can_be(values: bytes, written: b
     message = unknown + b"\x22" + bytes([len(values)]) + values + b"\x08\x00"
     found = canonical_message(message, NODE)
     assert found.data == b"\x22" + bytes([len(written)]) + written
-    assert (found.unknown_fields, found.unknown_tags) == (1, {99 << 3})
+    assert (found.unknown_fields, found.unknown_tags) == (1, frozenset({99 << 3}))
 
 
 def test_a_default_behind_a_value_is_left_out() -> None:

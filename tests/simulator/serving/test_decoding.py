@@ -17,7 +17,7 @@ def _pages(held: float, page_tokens: int) -> float:
     return -(-held // page_tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_SEQUENCES, st.sampled_from((1, 3, 16)), st.sampled_from((1.0, 1.73)), st.integers(1, 4))
 def test_columns_are_those_of_a_list(
     rows: list[tuple[int, int, int]], page_tokens: int, gain: float, steps: int
