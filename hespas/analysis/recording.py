@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.analysis.intervals import Intervals
-from hespas.converters.measured_ops.build import Role, event_roles
+from hespas.converters.measured_ops.event_kernels import EventRole, event_roles
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray, IntArray
 
@@ -103,14 +103,14 @@ def recordings_of(profiles: Sequence[Profile], diagnostics: Diagnostics) -> list
 
 
 _KIND_OF_ROLE = {
-    Role.WORK: Kind.COMPUTE,
-    Role.HOST_COPY: Kind.MEMORY,
-    Role.COMMUNICATION: Kind.COMMUNICATION,
-    Role.DEVICE_COPY: Kind.MEMORY,
-    Role.FILL: Kind.MEMORY,
+    EventRole.WORK: Kind.COMPUTE,
+    EventRole.HOST_COPY: Kind.MEMORY,
+    EventRole.COMMUNICATION: Kind.COMMUNICATION,
+    EventRole.DEVICE_COPY: Kind.MEMORY,
+    EventRole.FILL: Kind.MEMORY,
 }
 
 
 def _kinds(profile: Profile) -> NDArray[np.uint8]:
-    of_role = np.array([_KIND_OF_ROLE[role] for role in Role], np.uint8)
+    of_role = np.array([_KIND_OF_ROLE[role] for role in EventRole], np.uint8)
     return of_role[event_roles(profile)]

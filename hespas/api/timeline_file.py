@@ -12,7 +12,7 @@ import numpy as np
 
 from hespas.converters import WriteOptions, is_recognised
 from hespas.converters.meetings import clock_shifts, meetings_of
-from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
+from hespas.converters.tracks import Displayed, SimulatedRun, TrackSet, joined_tracks
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
@@ -38,7 +38,7 @@ _OUR_TABLE = re.compile(rb'"hardware"[^\n]*\n"simulated')
 _HEAD_BYTES = 65_536
 
 
-_WriteScene = Callable[[Scene, Path, WriteOptions], None]
+_WriteScene = Callable[[TrackSet, Path, WriteOptions], None]
 
 
 def _suffix(path: Path) -> str:
@@ -102,7 +102,7 @@ def write_timeline(
     check_timeline(path, beside=bool(beside), overwrite=overwrite)
     found = diagnostics if diagnostics is not None else Diagnostics()
     options = WriteOptions(name=path.name, progress=progress)
-    run = Simulated(timeline, workload)
+    run = SimulatedRun(timeline, workload)
 
     def fill(temporary: Path) -> None:
         suffix = _suffix(path)
@@ -113,7 +113,7 @@ def write_timeline(
         if beside:
             values = [*(("measured", each) for each in aligned(beside)), ("simulated", run)]
         write = cast("_WriteScene", import_module(_VIEWED[suffix]).write_scene)
-        write(scenes_beside(values, found), temporary, options)
+        write(joined_tracks(values, found), temporary, options)
 
     return write_atomically(path, fill, overwrite=overwrite, directory=False)
 
@@ -148,7 +148,7 @@ def _step_start(profile: Profile) -> float:
 
 
 def _write_table(
-    run: Simulated, hardware: str, path: Path, options: WriteOptions, diagnostics: Diagnostics
+    run: SimulatedRun, hardware: str, path: Path, options: WriteOptions, diagnostics: Diagnostics
 ) -> None:
     from hespas.converters.ops_table.writer import write_ops_table
     from hespas.converters.tracks.simulated import profile_of_run

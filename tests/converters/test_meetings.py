@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.converters.meetings import clock_shifts, meetings_of
-from hespas.converters.tracks import scenes_beside
+from hespas.converters.tracks import joined_tracks
 from hespas.graph import Diagnostics, MeasuredComms, Profile, StringTableBuilder
 
 Talk = tuple[str, str, Sequence[int], int, float]
@@ -76,7 +76,7 @@ def test_a_message_of_unknown_ends_has_no_arrow(ranks: list[int]) -> None:
 
 def test_arrows_lead_to_the_slices_of_their_ranks() -> None:
     ranks = [_profile(rank, [("allreduce", "0", [0, 1], n, 5.0 - n) for n in range(3)]) for rank in (0, 1)]
-    scene = scenes_beside([("measured", each) for each in ranks], Diagnostics())
+    scene = joined_tracks([("measured", each) for each in ranks], Diagnostics())
     assert scene.flows.kinds[int(scene.flows.kind[0])] == "collective"
     starts = np.concatenate([part.start_ns for part in scene.parts])
     assert sorted(scene.flows.source.tolist()) == [0, 1, 2]

@@ -28,7 +28,7 @@ from hespas.captures.torch.calls import (
     call_cost,
     makes_nothing,
 )
-from hespas.converters.pytorch.communication import Communication, named, payload_bytes
+from hespas.converters.pytorch.communication import Communication, kind_of_word, payload_bytes
 from hespas.converters.pytorch.draft import Edges, chain, flow_of
 from hespas.costs.operation import Cost
 from hespas.graph import (
@@ -215,7 +215,7 @@ class _GraphAssembly:
     def add(self, call: RecordedCall, data: list[int], control: list[int], stream: int) -> None:
         """Append one node."""
         builder, cost = self.builder, call_cost(call)
-        meaning = None if call.communication is None else named(call.communication.library_name)
+        meaning = None if call.communication is None else kind_of_word(call.communication.library_name)
         kind = NodeKind.COMPUTE if meaning is None else meaning.node
         op_class = cost.op_class if kind in {NodeKind.COMPUTE, NodeKind.COLLECTIVE} else OpClass.P2P
         short_name = call.op.partition("::")[2]
@@ -267,11 +267,11 @@ class _GraphAssembly:
             )
 
     def _add_communication(self, node: int, communication: CallCommunication) -> None:
-        meaning = named(communication.library_name)
+        meaning = kind_of_word(communication.library_name)
         assert meaning is not None
         ranks = self._ranks[communication.group]
         facts = Communication(
-            meaning=meaning,
+            kind=meaning,
             operand_bytes=communication.operand_bytes,
             result_bytes=communication.result_bytes,
             ranks=ranks,

@@ -28,7 +28,7 @@ from hespas.converters.tracks.reading import (
     report_nested,
     stream_in_name,
 )
-from hespas.converters.tracks.scene import HOST_CATEGORY
+from hespas.converters.tracks.slices import HOST_CATEGORY
 from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import ColumnTable, FloatArray, IntArray, SmallIntArray, at_rows, distinct_rows
 from hespas.graph.errors import FormatError

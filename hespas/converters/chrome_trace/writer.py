@@ -17,8 +17,16 @@ import msgspec
 import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.tracks import Scene, measured_scene
-from hespas.converters.tracks.scene import Chunk, Label, Tracks, is_whole, lanes_of, shown, shown_ns
+from hespas.converters.tracks import TrackSet, tracks_of_measurement
+from hespas.converters.tracks.slices import (
+    SliceChunk,
+    SliceLabel,
+    Tracks,
+    is_whole,
+    lanes_of,
+    shown,
+    shown_ns,
+)
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, SmallIntArray
@@ -37,10 +45,10 @@ def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnost
     """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` where the
     disk refuses.
     """
-    write_scene(measured_scene(value, path, options, diagnostics), path, options)
+    write_scene(tracks_of_measurement(value, path, options, diagnostics), path, options)
 
 
-def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:
+def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
     """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``."""
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
         _Writer(stream, scene, options.progress).write()
@@ -75,7 +83,9 @@ class _Threads:
 class _Writer:
     """Processes have the numbers 1, 2, ...; threads go on behind them, as viewers want distinct numbers."""
 
-    def __init__(self, stream: BinaryIO, scene: Scene, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self, stream: BinaryIO, scene: TrackSet, progress: Callable[[int, int], None] | None
+    ) -> None:
         self._stream = stream
         self._scene = scene
         self._progress = progress
@@ -146,7 +156,7 @@ class _Writer:
             yield ",\n".join(lines)
 
 
-def _spelled_slices(chunk: Chunk, threads: _Threads) -> Iterator[str]:
+def _spelled_slices(chunk: SliceChunk, threads: _Threads) -> Iterator[str]:
     tracks, part, identity = chunk.tracks, chunk.part, threads.identity
     exact_ns = tracks.start_ns[part], np.nan_to_num(tracks.duration_ns[part], nan=0.0)
     start, duration = map(_microseconds, shown_ns(*exact_ns))
@@ -169,12 +179,12 @@ def _text(text: str) -> str:
     return msgspec.json.encode(shown(text)).decode()
 
 
-def _name(label: Label) -> str:
+def _name(label: SliceLabel) -> str:
     category = f',"cat":{_text(label.category)}' if label.category else ""
     return f'"name":{_text(label.name)}{category}'
 
 
-def _arguments(label: Label) -> str:
+def _arguments(label: SliceLabel) -> str:
     """What stands between the braces."""
     text = {key: _number(value) if isinstance(value, float) else value for key, value in label.arguments}
     return msgspec.json.encode(text).decode()[1:-1]

@@ -1,3 +1,112 @@
-"""What databases of GPU profilers (Nsight Systems, rocprofv3) share: reading SQLite safely, and from device
-work, launches and ranges on the host to a :class:`~hespas.graph.Profile`.
+"""Recordings of GPU profilers (Nsight Systems, rocprofv3) as columns, before device work is linked to the
+host.
+
+Times are whole nanoseconds. Rows of texts are rows of ``strings``, whose row 0 is the empty text: unknown.
+Other columns hold -1 for unknown. Processes and threads are numbers of the profiler, whose low 24 bits are
+those of the operating system; a thread number occurs in one process only. :mod:`.profile` converts a
+recording to a :class:`~hespas.graph.Profile`.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from hespas.graph import StringTableBuilder
+from hespas.graph.columns import BoolArray, ColumnTable, IntArray
+
+__all__ = ["DeviceWork", "GpuLaunches", "GpuRanges", "GpuTrace", "GraphNodes", "listed"]
+
+
+def listed(column: IntArray) -> list[int]:
+    """Return a column as Python numbers, for loops."""
+    numbers: list[int] = column.tolist()
+    return numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeviceWork(ColumnTable):
+    """Kernels, copies and fills.
+
+    ``gpu`` orders the devices; ``device`` is the index of its name in the trace's ``devices``.
+    ``correlation`` is that of the launch, ``node`` the replayed graph node, ``range_row`` the range that the
+    profiler names as cause, ``op_class`` an ``OpClass`` code, ``grid_row`` the shape of the launch in the
+    form of :mod:`hespas.converters.launch_shapes`.
+    """
+
+    process: IntArray
+    gpu: IntArray
+    device: IntArray
+    stream: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    name_row: IntArray
+    category_row: IntArray
+    bytes_moved: IntArray
+    correlation: IntArray
+    node: IntArray
+    range_row: IntArray
+    op_class: IntArray
+    grid_row: IntArray
+
+    def by_start(self) -> Self:
+        """Return the same work in order of start."""
+        return self.take(np.argsort(self.start_ns, kind="stable"))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GpuLaunches(ColumnTable):
+    """Calls that enqueue work. ``range_place`` is the range that the call itself is (-1: none)."""
+
+    process: IntArray
+    thread: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    correlation: IntArray
+    range_place: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GraphNodes(ColumnTable):
+    """Creations of graph nodes; ``original`` is the node that was cloned (-1: none)."""
+
+    process: IntArray
+    thread: IntArray
+    start_ns: IntArray
+    node: IntArray
+    original: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GpuRanges(ColumnTable):
+    """Ranges on the host. ``text`` is an index of the trace's ``texts``.
+
+    Ranges that ``nests`` marks are pushed and popped on their thread. Other ranges start and end anywhere and
+    enclose nothing.
+    """
+
+    process: IntArray
+    thread: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    text: IntArray
+    nests: BoolArray
+
+    def by_process(self, rows: IntArray) -> GpuRanges:
+        """Return the ranges at these indices as if each process had one thread."""
+        return replace(self.take(rows), thread=self.process[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GpuTrace:
+    """One recording. ``texts`` are the texts of ranges; ``devices`` the distinct names of hardware."""
+
+    strings: StringTableBuilder
+    devices: tuple[str, ...]
+    work: DeviceWork
+    launches: GpuLaunches
+    ranges: GpuRanges
+    texts: list[str]
+    nodes: GraphNodes = field(default_factory=GraphNodes.empty)

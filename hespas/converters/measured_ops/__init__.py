@@ -1,10 +1,10 @@
-"""A measured profile with host operations as an op graph of its device work, each operation with its cost."""
+"""Measured profiles with host operations as op graphs of their device work, each operation with its cost."""
 
 from __future__ import annotations
 
-from hespas.converters.measured_ops.bounds import KernelBounds, kernel_bounds
 from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.converters.measured_ops.costs import EventCosts, event_costs, host_costs
+from hespas.converters.measured_ops.event_kernels import KernelBounds, kernel_bounds
 from hespas.converters.measured_ops.steps import (
     RECORDED_STEPS,
     RecordedSteps,
@@ -14,10 +14,10 @@ from hespas.converters.measured_ops.steps import (
     steps_since,
 )
 from hespas.converters.measured_ops.waits import (
-    Launches,
+    LaunchTimes,
     clock_ns,
     lanes_of,
-    tell_waits,
+    report_waits,
     with_delays_alone,
     with_waits,
 )
@@ -28,7 +28,7 @@ __all__ = [
     "CostedOps",
     "EventCosts",
     "KernelBounds",
-    "Launches",
+    "LaunchTimes",
     "RecordedSteps",
     "clock_ns",
     "costed_ops",
@@ -40,8 +40,8 @@ __all__ = [
     "recorded_steps",
     "recorded_steps_of",
     "recording_text",
+    "report_waits",
     "steps_since",
-    "tell_waits",
     "with_delays_alone",
     "with_waits",
 ]

@@ -1,7 +1,7 @@
-"""Costs of events that carry out instructions of compiled programs which their profile brings along.
+"""Costs of events that execute instructions of compiled programs, by the HLO that the profile contains.
 
-An event of XLA names its instruction, and the profile holds the HLO of its module. Several kernels may carry
-out one instruction: its cost is on the longest of them, and the others cost nothing of their own.
+An event of XLA names its instruction, and the profile has the HLO of its module. If several kernels execute
+one instruction, the longest one has its cost, and the others cost nothing.
 """
 
 from __future__ import annotations
@@ -22,47 +22,35 @@ from hespas.graph.errors import HespasError
 
 __all__ = ["names_instruction", "with_instruction_costs"]
 
-_ATTACHED = "hlo/"
+_MODULE_PREFIX = "hlo/"
 _FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
 
 
 def names_instruction(profile: Profile) -> BoolArray:
-    """Mark events that name an instruction of a compiled program."""
+    """Return a mask of the events that name an instruction of a compiled program."""
     return (profile.module_row > 0) & (profile.op_row > 0)
 
 
-class _Instruction(NamedTuple):
-    """An instruction: nodes of the program that are its executions, as rows of ``graph``."""
+class _ProgramInstruction(NamedTuple):
+    """An instruction: its executions are ``nodes`` of the program's ``graph``."""
 
     graph: OpGraph
     nodes: list[int]
 
     @property
     def executions(self) -> int:
-        """Return the executions of an instruction in one run of the program; 1 where that is unknown."""
+        """Executions of the instruction in one run of the program; 1 if unknown."""
         runs = float(np.nansum(self.graph.multiplicity[self.nodes]))
         return max(round(runs), 1) if np.isfinite(runs) else 1
 
 
-def _instructions(profile: Profile, diagnostics: Diagnostics) -> dict[tuple[str, str], _Instruction]:
-    """The instructions of the modules that ran, by module and name."""
-    found: dict[tuple[str, str], _Instruction] = {}
-    for module, workload in _programs(profile, diagnostics):
-        graph = workload.classes[0]
-        for node, row in enumerate(graph.name_row.tolist()):
-            if row:
-                key = module, graph.strings[row]
-                found.setdefault(key, _Instruction(graph, [])).nodes.append(node)
-    return found
-
-
 def _programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
-    """The compiled programs of a profile that ran in it."""
+    """Read the compiled programs of a profile that ran in it."""
     ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
     read = load_format("hlo").read
     for name, data in profile.attachments.items():
-        module = name.removeprefix(_ATTACHED)
-        if not name.startswith(_ATTACHED) or module not in ran or read is None:
+        module = name.removeprefix(_MODULE_PREFIX)
+        if not name.startswith(_MODULE_PREFIX) or module not in ran or read is None:
             continue
         with TemporaryDirectory(prefix="hespas-") as folder:
             path = Path(folder) / "module.pb"
@@ -70,7 +58,7 @@ def _programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str,
             try:
                 value = read(path, ReadOptions(), Diagnostics())
             except HespasError as error:
-                message = f"the HLO of module {module} is left out: {error.message}"
+                message = f"the HLO of module {module} is ignored: {error.message}"
                 diagnostics.warning("measured-ops.unreadable-module", profile.name, message)
                 continue
         if isinstance(value, Workload):
@@ -80,28 +68,36 @@ def _programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str,
 def with_instruction_costs(
     profile: Profile, graph: OpGraph, node: IntArray, work: BoolArray, diagnostics: Diagnostics
 ) -> OpGraph:
-    """The graph with costs of instructions. ``node`` is the node of each event, ``work`` marks events that
-    compute; each that names an instruction has a node of its own. O(events log events + instructions).
+    """Add the costs of instructions to a graph. O(events log events + instructions).
+
+    ``node`` is the node of each event, ``work`` marks events that compute. Each of those that names an
+    instruction has a node of its own.
     """
     rows = np.flatnonzero(names_instruction(profile) & work)
-    if not len(rows) or not any(name.startswith(_ATTACHED) for name in profile.attachments):
+    if not len(rows) or not any(name.startswith(_MODULE_PREFIX) for name in profile.attachments):
         return graph
-    known = _instructions(profile, diagnostics)
-    keys, place = distinct_rows(profile.module_row[rows], profile.op_row[rows])
+    instructions: dict[tuple[str, str], _ProgramInstruction] = {}
+    for module_name, workload in _programs(profile, diagnostics):
+        program = workload.classes[0]
+        for program_node, row in enumerate(program.name_row.tolist()):
+            if row:
+                key = module_name, program.strings[row]
+                instructions.setdefault(key, _ProgramInstruction(program, [])).nodes.append(program_node)
+    keys, index = distinct_rows(profile.module_row[rows], profile.op_row[rows])
     columns: dict[str, Any] = {name: getattr(graph, name).copy() for name in _FIGURES}
     op_class, rate = graph.op_class.copy(), graph.rate_dtype.copy()
     tables = [graph.contractions]
     for number, (module, op) in enumerate(keys):
-        found = known.get((profile.strings[module], profile.strings[op]))
-        if found is None:
+        instruction = instructions.get((profile.strings[module], profile.strings[op]))
+        if instruction is None:
             continue
-        events = rows[place == number]
-        program, source = found.graph, found.nodes[0]
-        stated = int(program.op_class[source])
-        if stated not in (OpClass.UNKNOWN, OpClass.FREE):
-            op_class[node[events]] = stated
+        events = rows[index == number]
+        program, source = instruction.graph, instruction.nodes[0]
+        program_class = int(program.op_class[source])
+        if program_class not in (OpClass.UNKNOWN, OpClass.FREE):
+            op_class[node[events]] = program_class
         rate[node[events]] = program.rate_dtype[source]
-        main = _longest_of_each(profile, events, found.executions)
+        main = _longest_of_each(profile, events, instruction.executions)
         for name in _FIGURES:
             columns[name][node[events]] = 0.0
             columns[name][node[main]] = getattr(program, name)[source]
@@ -121,8 +117,10 @@ def with_instruction_costs(
 
 
 def _longest_of_each(profile: Profile, events: IntArray, executions: int) -> IntArray:
-    """The longest event of each execution: events of a run are cut, in order of start, into as many equal
-    parts as the program executes the instruction; where that does not fit, each event is one.
+    """Return the longest event of each execution.
+
+    The events of a run, in order of start, are divided into as many equal parts as the program executes the
+    instruction. If that is impossible, each event is an execution.
     """
     order = events[np.lexsort((profile.start_ns[events], profile.run[events], profile.rank[events]))]
     _, run = distinct_rows(profile.rank[order], profile.run[order])

@@ -1,25 +1,24 @@
-"""A workload of what was measured alone: the device work of a profile, in the order and time it ran.
+"""Workloads of measurements alone: the device work of a profile, in its recorded order and time.
 
-Nothing but the profile is needed. Events of a queue follow each other and their launches, and delays keep
-the time between them (:mod:`.waits`), so that a simulation of the recorded times takes as long as the
-recording. What only a program could tell (which value depends on which, on other streams) is not there, and
-that is said.
+Only the profile is needed. Events of a queue follow each other and their launches, and delays keep the time
+between them (:mod:`.waits`), so a simulation with recorded times takes as long as the recording. Data
+dependencies between streams are unknown without the program; a diagnostic reports that.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from types import MappingProxyType
 
 import numpy as np
 
-from hespas.converters.measured_ops.build import Role, communication_kind, event_roles, stated_group
+from hespas.converters.measured_ops.build import kind_of_communication, stated_group
 from hespas.converters.measured_ops.costs import EventCosts, event_costs
+from hespas.converters.measured_ops.event_kernels import EventRole, event_roles
 from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps, steps_since
-from hespas.converters.measured_ops.waits import Launches, clock_ns, lanes_of, tell_waits, with_waits
+from hespas.converters.measured_ops.waits import LaunchTimes, clock_ns, lanes_of, report_waits, with_waits
 from hespas.graph import (
     ABSENT,
     CollectiveKind,
@@ -43,86 +42,78 @@ from hespas.graph.errors import UnsupportedError
 
 __all__ = ["measured_workload"]
 
-_MORE = MappingProxyType(
+_MISSING_INPUT = MappingProxyType(
     {
-        "nsys": "the program (StableHLO, HLO or an execution trace of PyTorch), and --cuda-event-trace",
+        "nsys": "the program (StableHLO, HLO or a PyTorch execution trace), and --cuda-event-trace",
         "rocpd": "the program, and with PyTorch its own trace (torch.profiler with record_shapes=True)",
-        "rocprofv3": "a rocpd database of the same run (its default output), and the program",
+        "rocprofv3": "a rocpd database of the same run (the default output), and the program",
         "xplane": "the program before it was compiled (StableHLO), or its HLO text, read as the workload",
-        "jax-trace": "the .xplane.pb beside it, and the program (StableHLO or HLO)",
+        "jax-trace": "the .xplane.pb of the same run, and the program (StableHLO or HLO)",
         "perfetto": "the profiler's own recording, and the program",
         "chrome-trace": "the profiler's own recording, and the program",
-        "ops-table": "the recording that the table was made of, and the program",
+        "ops-table": "the recording that the table was made from, and the program",
     }
 )
-"""What would say more than a profile of each format does."""
+"""Input that would add data dependencies to a profile, by format of the profile."""
 
 
 def measured_workload(profile: Profile, diagnostics: Diagnostics) -> Workload:
-    """One graph per rank: a node per device event with its time, nodes of the host's threads where launches
-    are recorded, and delays for the rest of the time in which a queue waited. Ranks with equal graphs are one
-    class. Costs are those that :func:`.event_costs` finds.
+    """Return one graph per rank, with one node per device event, in recorded order and time.
 
-    Raises ``UnsupportedError`` for a profile without device events, or without their starts.
-    O(events log events).
+    Host threads have nodes if launches are recorded, and delays take the rest of the time in which a queue
+    waited. Ranks with equal graphs are one class. Costs come from :func:`.event_costs`. Raises
+    ``UnsupportedError`` for a profile without device events, or without their starts. O(events log events).
     """
     findings = diagnostics.about(profile.name, "measured-workload")
-    known = np.isfinite(profile.start_ns) & np.isfinite(profile.duration_ns)
-    if not known.any():
-        what = "starts and durations of its device events" if len(profile) else "a device event"
+    has_times = np.isfinite(profile.start_ns) & np.isfinite(profile.duration_ns)
+    if not has_times.any():
+        missing = "starts and durations of its device events" if len(profile) else "device events"
         raise UnsupportedError(
-            f"the profile does not hold {what}, without which there is no order of work",
+            f"the profile lacks {missing}, so the order of work is unknown",
             path=profile.name,
             hint="record what the device does; a table needs columns start_ns and duration_ns",
         )
-    message = "device events without a start or a duration have no place and are left out"
-    findings.warning("no-start", message, int((~known).sum()))
-    rows = np.flatnonzero(known)
+    message = "device events without a start or a duration are skipped"
+    findings.warning("no-start", message, int((~has_times).sum()))
+    rows = np.flatnonzero(has_times)
     rows = rows[np.lexsort((profile.stream[rows], profile.start_ns[rows]))]
     costs = event_costs(profile, diagnostics)
-    talks = _Talks(profile)
+    collectives = _CollectiveRows(profile)
     first_ns = float(profile.start_ns[rows[0]])
-    recording = _Recording(profile, first_ns, costs, talks, findings)
+    recording = _MeasuredRecording(profile, first_ns, costs, collectives, findings)
     ranks = np.unique(profile.rank[rows])
     graphs: dict[bytes, OpGraph] = {}
-    found: list[int] = []
+    class_of_rank: list[int] = []
     for rank in ranks.tolist():
-        mine = rows[profile.rank[rows] == rank]
-        graph = recording.graph(mine)
-        key = _digest(graph)
+        graph = recording.graph(rows[profile.rank[rows] == rank])
+        key = _content_hash(graph)
         graphs.setdefault(key, graph)
-        found.append(list(graphs).index(key))
-    talks.report(findings)
+        class_of_rank.append(list(graphs).index(key))
+    collectives.report(findings)
     classes = tuple(graphs.values())
-    _tell(profile, classes, findings)
+    for graph in classes:
+        report_waits(graph, findings)
+    missing_input = _MISSING_INPUT.get(profile.metadata.get("format", ""))
+    if missing_input:
+        text = "order and times come from the profile alone; data dependencies would come from"
+        findings.info("profile-alone", f"{text} {missing_input}")
     metadata = dict(profile.metadata)
     if profile.device:
         metadata["device"] = profile.device
-    rank_class = _rank_classes(ranks, found, classes)
+    # The job has all ranks that are measured or members of a group. A single rank without groups is rank 0.
+    groups = [group_set for graph in classes for group_set in graph.group_sets]
+    world = max([int(ranks.max()), *(int(group_set.members(0).max()) for group_set in groups)]) + 1
+    if (not groups and len(ranks) == 1) or world > _MAX_RANKS:
+        rank_class = np.array(class_of_rank, np.int32)
+    else:
+        rank_class = np.full(world, ABSENT, np.int32)
+        rank_class[ranks] = class_of_rank
     return Workload(name=profile.name, classes=classes, rank_class=rank_class, metadata=metadata)
 
 
-_MOST_RANKS = 1 << 20
-
-
-def _rank_classes(
-    ranks: IntArray | SmallIntArray, found: list[int], classes: Sequence[OpGraph]
-) -> SmallIntArray:
-    """The class of each rank of the job, which has all ranks that are measured or members of a group. Ranks
-    whose numbers say nothing are counted.
-    """
-    groups = [each for graph in classes for each in graph.group_sets]
-    world = max([int(ranks.max()), *(int(each.members(0).max()) for each in groups)]) + 1
-    if (not groups and len(ranks) == 1) or world > _MOST_RANKS:
-        ranks, world = np.arange(len(ranks)), len(ranks)
-    rank_class = np.full(world, ABSENT, np.int32)
-    rank_class[ranks] = found
-    return rank_class
-
-
-def _digest(graph: OpGraph) -> bytes:
-    """What tells graphs of measured work of one profile apart: names, times, order."""
-    found = hashlib.blake2b(digest_size=16)
+def _content_hash(graph: OpGraph) -> bytes:
+    """Return a hash of names, times and order, by which graphs of one profile differ."""
+    content = hashlib.blake2b(digest_size=16)
     for column in (
         graph.name_row,
         graph.op_row,
@@ -130,82 +121,76 @@ def _digest(graph: OpGraph) -> bytes:
         graph.duration_ns,
         graph.collectives.group_set,
     ):
-        found.update(np.ascontiguousarray(column).tobytes())
-        found.update(b"|")
+        content.update(np.ascontiguousarray(column).tobytes())
+        content.update(b"|")
     for deps in (graph.control_deps.offsets, graph.control_deps.values):
-        found.update(np.ascontiguousarray(deps).tobytes())
-    return found.digest()
+        content.update(np.ascontiguousarray(deps).tobytes())
+    return content.digest()
 
 
-class _Talks:
-    """What each event of a profile communicates: collectives with kind, sizes and group as far as known."""
+_MAX_RANKS = 1 << 20
+
+
+class _CollectiveRows:
+    """Collectives of a profile's events, with kind, sizes and group as far as recorded."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.is_collective = event_roles(profile) == Role.COMMUNICATION
+        self.is_collective = event_roles(profile) == EventRole.COMMUNICATION
         self.is_collective &= profile.op_class != int(OpClass.P2P)
         self.row_of = {event: row for row, event in enumerate(profile.comms.event.tolist())}
         self.groups: dict[int, GroupSet | None] = {}
         self.kinds: dict[tuple[int, int, int], CollectiveKind] = {}
         self.without_kind = self.without_size = self.without_group = 0
 
-    def _kind(self, event: int, row: int) -> CollectiveKind:
-        profile = self.profile
-        stated = int(profile.comms.kind_row[row]) if row >= 0 else 0
-        key = stated, int(profile.op_row[event]), int(profile.kernel_row[event])
-        if key not in self.kinds:
-            stated_word, op, kernel = (profile.strings[text] for text in key)
-            self.kinds[key] = communication_kind([stated_word, op], kernel)
-        return self.kinds[key]
-
-    def _group(self, row: int) -> GroupSet | None:
-        """The group set of a list of ranks written as JSON; None: unknown."""
-        listed = int(self.profile.comms.ranks_row[row]) if row >= 0 else 0
-        if listed not in self.groups:
-            self.groups[listed] = stated_group(self.profile.strings[listed])
-        return self.groups[listed]
-
     def table(self, events: IntArray) -> tuple[CollectiveTable, tuple[GroupSet, ...]]:
-        """The rows of nodes that are ``events``, in this order."""
-        comms = self.profile.comms
+        """Return the collectives of nodes that are ``events``, in this order, and their group sets."""
+        profile, comms = self.profile, self.profile.comms
         sets: dict[GroupSet, int] = {}
         rows: list[tuple[float, ...]] = []
         nodes = np.flatnonzero(self.is_collective[events])
         for node, event in zip(nodes.tolist(), events[nodes].tolist(), strict=True):
             row = self.row_of.get(event, -1)
-            kind, group = self._kind(event, row), self._group(row)
+            word_row = int(comms.kind_row[row]) if row >= 0 else 0
+            key = word_row, int(profile.op_row[event]), int(profile.kernel_row[event])
+            if key not in self.kinds:
+                word, op, kernel = (profile.strings[text] for text in key)
+                self.kinds[key] = kind_of_communication([word, op], kernel)
+            ranks_row = int(comms.ranks_row[row]) if row >= 0 else 0
+            if ranks_row not in self.groups:
+                self.groups[ranks_row] = stated_group(profile.strings[ranks_row])
+            kind, group = self.kinds[key], self.groups[ranks_row]
             operand = float(comms.operand_bytes[row]) if row >= 0 else nan
             result = float(comms.result_bytes[row]) if row >= 0 else nan
-            place = -1 if group is None else sets.setdefault(group, len(sets))
-            rows.append((node, kind, place, operand, operand, result, -1, 0))
+            group_row = -1 if group is None else sets.setdefault(group, len(sets))
+            rows.append((node, kind, group_row, operand, operand, result, -1, 0))
             self.without_kind += kind is CollectiveKind.UNKNOWN
             self.without_size += isnan(operand)
             self.without_group += group is None
         return CollectiveTable.from_rows(rows), tuple(sets)
 
     def report(self, findings: Findings) -> None:
-        """Say what is not known of collectives."""
-        size = "collectives whose size is not recorded have their measured time, and no other network's"
-        findings.warning("collective-without-size", size, self.without_size)
-        findings.warning(
-            "unknown-collective", "collectives whose operation is not recorded", self.without_kind
-        )
-        group = "collectives whose process group is not recorded are taken for those of all ranks"
-        findings.info("group-not-stated", group, self.without_group)
+        """Report unknown figures of collectives."""
+        message = "collectives whose size is not recorded keep their measured time on any network"
+        findings.warning("collective-without-size", message, self.without_size)
+        message = "collectives whose operation is not recorded"
+        findings.warning("unknown-collective", message, self.without_kind)
+        message = "collectives whose process group is not recorded are assumed to span all ranks"
+        findings.info("group-not-stated", message, self.without_group)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recording:
-    """A profile with what its events cost and communicate; ``first_ns`` is when the first of them starts."""
+class _MeasuredRecording:
+    """A profile with the costs and collectives of its events; ``first_ns`` is the start of the first one."""
 
     profile: Profile
     first_ns: float
     costs: EventCosts
-    talks: _Talks
+    collectives: _CollectiveRows
     findings: Findings
 
     def graph(self, rows: IntArray) -> OpGraph:
-        """The graph of one rank's events, which are ``rows`` in order of start."""
+        """Return the graph of one rank's events, which are ``rows`` in order of start."""
         profile = self.profile
         start_ns = profile.start_ns[rows] - self.first_ns
         duration_ns = np.maximum(profile.duration_ns[rows], 0.0)
@@ -216,30 +201,42 @@ class _Recording:
         self.findings.warning("overlap-on-stream", message, int((lanes >= len(queues)).sum()))
         launch_ns = profile.launch_start_ns[rows] - self.first_ns
         thread = np.unique(profile.launch_thread_row[rows], return_inverse=True)[1].reshape(-1)
-        message = "device events start before their launch does, which is left out: two clocks"
+        message = "launches after the start of their device event are ignored: two clocks"
         self.findings.warning("launch-after-start", message, int((launch_ns > start_ns).sum()))
-        launches = Launches.recorded(launch_ns, thread, start_ns)
-        graph = with_waits(self._work(rows, lanes, _streams(queues, lanes)), start_ns, launches)
+        launches = LaunchTimes.recorded(launch_ns, thread, start_ns)
+        numbers = np.array([stream for _, stream in queues], np.int64)
+        is_one_device = len({device for device, _ in queues}) == 1
+        if is_one_device and int(numbers.max()) < 1 << 30 and int(numbers.min()) >= 0:
+            first_free = int(numbers.max()) + 1  # streams keep their numbers; lanes of overlaps get new ones
+            num_added = int(lanes.max()) + 1 - len(numbers)
+            stream = np.concatenate([numbers, first_free + np.arange(num_added)])[lanes].astype(np.int32)
+        else:
+            stream = lanes.astype(np.int32)
+        graph = with_waits(self._device_work(rows, lanes, stream), start_ns, launches)
         ranges = steps_since(profile, rows)
         steps = recorded_steps(start_ns, duration_ns, profile.run[rows], ranges)
         if steps is None:
             return graph
         return replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})
 
-    def _work(self, rows: IntArray, lanes: IntArray, stream: SmallIntArray) -> OpGraph:
-        """The device work alone."""
+    def _device_work(self, rows: IntArray, lanes: IntArray, stream: SmallIntArray) -> OpGraph:
+        """Return the graph of the device work alone; each event waits for the previous one on its stream."""
         profile, count = self.profile, len(rows)
         costs = self.costs.placed(rows, np.arange(count), count)
-        collectives, groups = self.talks.table(rows)
+        collectives, groups = self.collectives.table(rows)
         kind = np.zeros(count, np.uint8)
         kind[collectives.node] = int(NodeKind.COLLECTIVE)
-        stated = profile.op_class[rows].astype(np.uint8)
-        op_class = np.where(costs.op_class == int(OpClass.UNKNOWN), stated, costs.op_class)
+        own_class = profile.op_class[rows].astype(np.uint8)
+        op_class = np.where(costs.op_class == int(OpClass.UNKNOWN), own_class, costs.op_class)
         op_class[collectives.node] = int(OpClass.COLLECTIVE)
         host = at_rows(profile.host.name_row, profile.host_event[rows], 0)
         kernel, op, category = (
             column[rows] for column in (profile.kernel_row, profile.op_row, profile.category_row)
         )
+        name_row = np.where(kernel > 0, kernel, op)
+        op_row = np.where(op > 0, op, np.where(host > 0, host, np.where(category > 0, category, kernel)))
+        order = np.argsort(lanes, kind="stable")
+        same = lanes[order[1:]] == lanes[order[:-1]]
         return OpGraph(
             name=profile.name,
             strings=profile.strings,
@@ -247,8 +244,8 @@ class _Recording:
             group_sets=groups,
             permutations=(),
             id=np.arange(count, dtype=np.uint64),
-            name_row=_first_known(kernel, op),
-            op_row=_first_known(op, host, category, kernel),
+            name_row=name_row.astype(np.int32),
+            op_row=op_row.astype(np.int32),
             kind=kind,
             op_class=op_class.astype(np.uint8),
             resource=np.broadcast_to(np.uint8(Resource.DEVICE), (count,)),
@@ -265,7 +262,7 @@ class _Recording:
             duration_ns=np.maximum(profile.duration_ns[rows], 0.0),
             multiplicity=constant(1.0, count),
             data_deps=RaggedArray.empty(count),
-            control_deps=_stream_order(lanes),
+            control_deps=RaggedArray.from_pairs(order[1:][same], order[:-1][same], count),
             operands=costs.operands,
             results=costs.results,
             collectives=collectives,
@@ -274,38 +271,3 @@ class _Recording:
             regions=RegionTable.empty(),
             extra=ExtraTable.empty(),
         )
-
-
-def _first_known(*rows: IntArray | SmallIntArray) -> SmallIntArray:
-    """Of several texts for each event the first that is there."""
-    found = rows[-1]
-    for each in rows[-2::-1]:
-        found = np.where(each > 0, each, found)
-    return found.astype(np.int32)
-
-
-def _streams(queues: list[list[int]], lanes: IntArray) -> SmallIntArray:
-    """The stream of each event, as the profile numbers them where that fits; else queues are counted."""
-    numbers = np.array([stream for _, stream in queues], np.int64)
-    distinct = len({device for device, _ in queues}) == 1 and int(numbers.max()) < 1 << 30
-    if not distinct or int(numbers.min()) < 0:
-        return lanes.astype(np.int32)
-    own = np.concatenate([numbers, int(numbers.max()) + 1 + np.arange(int(lanes.max()) + 1 - len(numbers))])
-    return own[lanes].astype(np.int32)
-
-
-def _stream_order(lanes: IntArray) -> RaggedArray:
-    """Each event waits for the one before it on its stream."""
-    rows = np.argsort(lanes, kind="stable")
-    same = lanes[rows[1:]] == lanes[rows[:-1]]
-    return RaggedArray.from_pairs(rows[1:][same], rows[:-1][same], len(lanes))
-
-
-def _tell(profile: Profile, graphs: Sequence[OpGraph], findings: Findings) -> None:
-    """How much was waiting, and what another file would have added."""
-    for graph in graphs:
-        tell_waits(graph, findings)
-    more = _MORE.get(profile.metadata.get("format", ""))
-    if more:
-        text = f"order and times are of the profile alone; what depends on what would come from {more}"
-        findings.info("profile-alone", text)

@@ -1,4 +1,4 @@
-"""Nsight Systems profiles exported to SQLite: ``nsys export --type sqlite``. Schema:
+"""Nsight Systems profiles exported to SQLite with ``nsys export --type sqlite``. Schema:
 https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference
 
 Importing this module is cheap.
@@ -19,7 +19,7 @@ def _is_wanted(table: str) -> bool:
 
 
 def _sniff(head: Head) -> int:
-    """By the tables: all are optional, but a profile worth reading has one of these."""
+    """Recognise an export by its tables. All are optional, but a useful profile has one of these."""
     from hespas.files.sqlite import has_table
 
     return 95 if has_table(head.path, head.data, _is_wanted, _SIGNS) else 0

@@ -33,7 +33,7 @@ from hespas.converters.tracks.reading import (
     report_halves,
     report_nested,
 )
-from hespas.converters.tracks.scene import HOST_CATEGORY
+from hespas.converters.tracks.slices import HOST_CATEGORY
 from hespas.files.streams import read_bytes
 from hespas.files.wire import WireError, signed
 from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTableBuilder

@@ -17,8 +17,8 @@ import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID
-from hespas.converters.tracks import Scene, measured_scene
-from hespas.converters.tracks.scene import Chunk, End, Label, Lanes, shown, shown_ns
+from hespas.converters.tracks import TrackSet, tracks_of_measurement
+from hespas.converters.tracks.slices import LaneAssigner, SliceChunk, SliceEnd, SliceLabel, shown, shown_ns
 from hespas.files.streams import open_output
 from hespas.files.wire import encode_varint, field_bytes, fixed64
 from hespas.graph import Diagnostics, RaggedArray
@@ -60,10 +60,10 @@ def write_perfetto(value: Value, path: Path, options: WriteOptions, diagnostics:
     """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` where the
     disk refuses.
     """
-    write_scene(measured_scene(value, path, options, diagnostics), path, options)
+    write_scene(tracks_of_measurement(value, path, options, diagnostics), path, options)
 
 
-def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:
+def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
     """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``.
 
     Raises ``UnsupportedError`` for times that the format has no room for.
@@ -73,7 +73,7 @@ def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:
         _Writer(stream, scene, options.progress).write()
 
 
-def _check_times(scene: Scene, path: str) -> None:
+def _check_times(scene: TrackSet, path: str) -> None:
     """All ends must fit beside the first start: a packet's time is an unsigned number, ours have 63 bits."""
     parts = [part for part in scene.parts if len(part)]
     first_ns = min((float(part.start_ns.min()) for part in parts), default=0.0)
@@ -97,7 +97,9 @@ def _packet(content: bytes) -> bytes:
 class _Writer:
     """Processes have the uuids 1, 2, ...; tracks follow, then lanes in the order in which they are opened."""
 
-    def __init__(self, stream: BinaryIO, scene: Scene, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self, stream: BinaryIO, scene: TrackSet, progress: Callable[[int, int], None] | None
+    ) -> None:
         self._stream = stream
         self._scene = scene
         self._progress = progress
@@ -119,11 +121,11 @@ class _Writer:
         numbers = np.arange(1, len(flows) + 1)
         leaving = RaggedArray.from_pairs(flows.source, numbers, count)
         arriving = RaggedArray.from_pairs(flows.target, numbers, count)
-        lanes, current = Lanes(), 0
+        lanes, current = LaneAssigner(), 0
         for chunk in self._scene.chunks(_CHUNK_ROWS):
             if chunk.index != current:
                 self._stream.write(b"".join(map(self._end, self._global(lanes.rest(), current))))
-                lanes, current = Lanes(), chunk.index
+                lanes, current = LaneAssigner(), chunk.index
             self._chunk(chunk, lanes, leaving, arriving)
             if self._progress:
                 self._progress(chunk.first + chunk.part.stop - chunk.part.start, count)
@@ -160,7 +162,7 @@ class _Writer:
     def _describe(self, descriptor: bytes) -> None:
         self._stream.write(_packet(_OF_SEQUENCE + field_bytes(PacketField.TRACK_DESCRIPTOR, descriptor)))
 
-    def _uuid(self, chunk: Chunk, track: int, lane: int) -> int:
+    def _uuid(self, chunk: SliceChunk, track: int, lane: int) -> int:
         """The uuid of a lane; a new one is described first. Lanes of a track share its name, by which
         viewers show them together.
         """
@@ -181,15 +183,17 @@ class _Writer:
         self._ends[key] = _REFERS + field_bytes(PacketField.TRACK_EVENT, event)
         return uuid
 
-    def _global(self, ended: Sequence[End], index: int) -> list[End]:
+    def _global(self, ended: Sequence[SliceEnd], index: int) -> list[SliceEnd]:
         first = self._scene.first_track[index] if self._scene.parts else 0
         return [(time_ns, first + track, lane) for time_ns, track, lane in ended]
 
-    def _end(self, ended: End) -> bytes:
+    def _end(self, ended: SliceEnd) -> bytes:
         time_ns, track, lane = ended
         return _packet(_STAMP + encode_varint(time_ns) + self._ends[track, lane])
 
-    def _chunk(self, chunk: Chunk, lanes: Lanes, leaving: RaggedArray, arriving: RaggedArray) -> None:
+    def _chunk(
+        self, chunk: SliceChunk, lanes: LaneAssigner, leaving: RaggedArray, arriving: RaggedArray
+    ) -> None:
         part, tracks = chunk.part, chunk.tracks
         labels = [self._label(label) for label in chunk.labels]
         new = self._texts.taken()
@@ -208,7 +212,7 @@ class _Writer:
         first = chunk.first
         arrows = self._arrows(leaving, arriving, first, first + len(begins))
         out: list[bytes] = []
-        for row, (lane, ended) in enumerate(lanes.placed(where, begins, ends)):
+        for row, (lane, ended) in enumerate(lanes.assign(where, begins, ends)):
             out.extend(map(self._end, self._global(ended, chunk.index)))
             uuid = self._uuid(chunk, where[row], lane)
             event = labels[label[row]] + field_bytes(EventField.TRACK_UUID, uuid) + arrows.get(row, b"")
@@ -230,7 +234,7 @@ class _Writer:
                 found[row] = found.get(row, b"") + fixed64(kind, flow)
         return found
 
-    def _label(self, label: Label) -> bytes:
+    def _label(self, label: SliceLabel) -> bytes:
         number = self._texts.number
         encoded = _BEGIN + field_bytes(EventField.NAME_IID, number(InternedDataField.EVENT_NAMES, label.name))
         if label.category:

@@ -1,6 +1,6 @@
-"""PyTorch's records of a run, https://docs.pytorch.org/docs/stable/profiler.html: three formats.
+"""PyTorch's traces of a run, https://docs.pytorch.org/docs/stable/profiler.html, in three formats.
 
-``kineto`` is the profiler's trace of one rank, a profile. ``pytorch-et`` is the host execution trace of one
+``kineto`` is the profiler trace of one rank, a profile. ``pytorch-et`` is the host execution trace of one
 rank, a graph without times. ``pytorch`` is a folder with files of all ranks, linked into one measured
 workload. Importing this module is cheap.
 """
@@ -20,7 +20,7 @@ ET_SCHEMAS = (
     "1.1.1-chakra.0.0.4",
     "1.1.1-chakra.1.0.0",
 )
-"""What execution traces say of their layout, oldest first."""
+"""Schemas of execution traces that are read, oldest first."""
 
 
 FORMAT_KINETO = Format(
@@ -28,9 +28,9 @@ FORMAT_KINETO = Format(
     title="PyTorch profiler trace (Kineto)",
     suffixes=(".pt.trace.json", ".trace.json"),
     specification="https://github.com/pytorch/kineto",
-    sniff=lazily("hespas.converters.pytorch.records:score_profile"),
-    read=lazily("hespas.converters.pytorch.reader:read_kineto"),
-    copy=lazily("hespas.converters.pytorch.copy:copy_kineto"),
+    sniff=lazily("hespas.converters.pytorch.recognition:score_profile"),
+    read=lazily("hespas.converters.pytorch.kineto:read_kineto"),
+    copy=lazily("hespas.converters.pytorch.kineto:copy_kineto"),
     as_workload="pytorch",
 )
 
@@ -39,7 +39,7 @@ FORMAT_ET = Format(
     title="PyTorch host execution trace",
     suffixes=(".et.json",),
     specification="https://github.com/pytorch/pytorch",
-    sniff=lazily("hespas.converters.pytorch.records:score_execution_trace"),
+    sniff=lazily("hespas.converters.pytorch.recognition:score_execution_trace"),
     read=lazily("hespas.converters.pytorch.host_trace:read_execution_trace"),
     read_versions=ET_SCHEMAS,
 )
@@ -49,7 +49,7 @@ FORMAT = Format(
     title="PyTorch profiles and execution traces of all ranks, linked",
     suffixes=(),
     specification="https://github.com/pytorch/kineto",
-    sniff=lazily("hespas.converters.pytorch.records:score_folder"),
+    sniff=lazily("hespas.converters.pytorch.recognition:score_folder"),
     read=lazily("hespas.converters.pytorch.folder:read_folder"),
     read_versions=ET_SCHEMAS,
 )

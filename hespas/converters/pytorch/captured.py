@@ -1,14 +1,17 @@
-"""The trace of a graph's capture: which launches went into which graph, and the operations behind them.
+"""Captured graphs: the launches of each graph, the operations that made them, and the names of their kernels.
 
-While a stream is captured its launches are recorded and nothing runs. What ran before (warm-up) has device
-events of its own and is no part of a graph.
+While a stream is captured, its launches are recorded and nothing runs. Work that ran before (a warm-up) has
+device events and is not part of a graph.
+
+A kernel name may be mangled in one recording and not in the other. A mangled name is read up to the end of
+the function's own name: https://itanium-cxx-abi.github.io/cxx-abi/abi.html (5.1, Mangling).
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,28 +21,40 @@ import numpy as np
 
 from hespas.converters.linking import Nesting, around_launch
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace, read_events
-from hespas.converters.pytorch.kernel_names import COPY, FILL, canonical_name
-from hespas.converters.pytorch.kernels import link, nesting_of, thread_key
-from hespas.converters.pytorch.records import is_profile
+from hespas.converters.pytorch.links import link_device_events, nesting_of, thread_key
+from hespas.converters.pytorch.recognition import is_profile
 from hespas.files.streams import first_bytes
 from hespas.graph.columns import BoolArray, IntArray, mapped
 from hespas.graph.errors import FormatError, UsageError
 
 __all__ = [
+    "COPY",
+    "FILL",
+    "UNNAMED",
     "Capture",
-    "Segment",
+    "CapturedGraph",
     "begins_captures",
+    "canonical_name",
     "capture_of",
+    "function_name",
     "is_capture",
+    "kernel_symbols",
     "launches_graphs",
     "numbers_in",
     "read_captures",
+    "runtime_symbol",
 ]
 
+UNNAMED = -1
+"""Symbol of a launch that does not state its kernel: equal to no other symbol."""
+COPY, FILL = 0, 1
+"""Symbols of copies and fills, however they are implemented."""
+
+
 _HEAD_BYTES = 65_536
-_DETAILS = "execution_details.json"
-_MOST_DETAILS_BYTES = 1 << 24
-_MOST_FILES = 4096
+_DETAILS_FILE = "execution_details.json"
+_MAX_DETAILS_BYTES = 1 << 24
+_MAX_FILES = 4096
 _BEGIN = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
 _END = re.compile(r"(?:cuda|hip|cu)StreamEndCapture")
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
@@ -47,19 +62,21 @@ _KERNEL_LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*Launch\w*Kernel")
 _COPIES = re.compile(r"(?:cuda|hip|cu)Memcpy")
 _FILLS = re.compile(r"(?:cuda|hip|cu)Memset")
 _NUMBER = re.compile(r"\d{1,9}")
-_MODULE = "nn.Module: "
+_MODULE_PREFIX = "nn.Module: "
 _KERNEL, _OTHER = 2, -1
-"""Kinds of calls, beside ``COPY`` and ``FILL``."""
-_LEAST_RAN = 0.5
-"""Of the launches of a run at least this share ran; one of a capture runs its warm-up."""
+"""Kinds of calls besides ``COPY`` and ``FILL``."""
+_MIN_SHARE_RUN = 0.5
+"""Minimum share of launches that run in a trace of a run; in a capture only the warm-up runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """One captured graph: ``launch`` are rows of the capture's calls in the order of the capture, ``host``
-    the innermost operation around each (-1: none), ``kind`` and ``name`` what each launches: ``COPY``,
-    ``FILL``, or a kernel, by its canonical name (empty: not stated). ``family`` numbers the graphs that were
-    captured one after another for the same size; ``numbers`` are those in the names of that size.
+class CapturedGraph:
+    """One captured graph.
+
+    ``launch`` are rows of the capture's calls in order of capture; ``host`` is the innermost operation around
+    each (-1: none). ``kind`` is ``COPY``, ``FILL`` or a kernel; ``name`` the canonical name of the kernel
+    (empty: not stated). ``family`` numbers the groups of graphs that were captured one after another for the
+    same size; ``numbers`` are the numbers in the name of that size.
     """
 
     launch: IntArray
@@ -75,136 +92,208 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """A trace of captures. ``segments`` are in the order of time."""
+    """Trace of captures. ``graphs`` are in order of time."""
 
     path: Path
     trace: KinetoTrace
     nesting: Nesting
-    segments: tuple[Segment, ...]
+    graphs: tuple[CapturedGraph, ...]
 
-    def described(self, segment: Segment) -> tuple[tuple[str, ...], ...]:
-        """What is recorded of the operations behind each launch: name, shapes and types. Modules count the
-        layers in their names: they say nothing here.
+    def described(self, graph: CapturedGraph) -> tuple[tuple[str, ...], ...]:
+        """Return name, shapes and types of the operation of each launch.
+
+        Modules have no description, because their names count layers.
         """
         host, strings = self.trace.host, self.trace.strings
         columns = (host.name_row, host.dims_row, host.types_row)
-        modules = mapped(host.name_row, lambda row: strings[row].startswith(_MODULE), np.bool_)
+        modules = mapped(host.name_row, lambda row: strings[row].startswith(_MODULE_PREFIX), np.bool_)
         return tuple(
             tuple(strings[int(column[op])] for column in columns) if op >= 0 and not modules[op] else ()
-            for op in segment.host.tolist()
+            for op in graph.host.tolist()
         )
 
 
 def launches_graphs(trace: KinetoTrace) -> BoolArray:
-    """Which calls launch a captured graph."""
+    """Return a mask of the calls that launch a captured graph."""
     rows = trace.launch.name_row
     return mapped(rows, lambda row: _GRAPH_LAUNCH.match(trace.strings[row]) is not None, np.bool_)
 
 
 def numbers_in(text: str) -> frozenset[int]:
-    """The whole numbers that a name states."""
+    """Return the whole numbers in a name."""
     return frozenset(map(int, _NUMBER.findall(text)))
 
 
 def _with_modules(trace: KinetoTrace) -> KinetoTrace:
-    """A trace whose calls of modules (``nn.Module: Linear_3``) are operations of the host as well: operations
-    of a capture have the modules around them.
+    """Add calls of modules (``nn.Module: Linear_3``) to the host operations of a trace.
+
+    Then modules enclose the operations of a capture.
     """
     calls, host = trace.function, trace.host
-    is_module = mapped(calls.name_row, lambda row: trace.strings[row].startswith(_MODULE), np.bool_)
+    is_module = mapped(calls.name_row, lambda row: trace.strings[row].startswith(_MODULE_PREFIX), np.bool_)
     rows = np.flatnonzero(is_module)
     if not len(rows):
         return trace
-    common = {each.name for each in fields(Events)}
+    common = {column.name for column in fields(Events)}
     columns: dict[str, Any] = {}
-    for each in fields(HostEvents):
-        before = getattr(host, each.name)
-        unknown = np.full(len(rows), 0 if each.name.endswith("_row") else -1)
-        more = getattr(calls, each.name)[rows] if each.name in common else unknown
-        columns[each.name] = np.concatenate([before, more]).astype(before.dtype)
+    for column in fields(HostEvents):
+        before = getattr(host, column.name)
+        unknown = np.full(len(rows), 0 if column.name.endswith("_row") else -1)
+        more = getattr(calls, column.name)[rows] if column.name in common else unknown
+        columns[column.name] = np.concatenate([before, more]).astype(before.dtype)
     return replace(trace, host=HostEvents(**columns))
 
 
-class _Detail(msgspec.Struct):
-    """What a serving engine's traces of captures are said to be, one entry a file."""
+class _CaptureDetail(msgspec.Struct):
+    """Entry of ``execution_details.json``, with which a serving engine describes its captures."""
 
     file: str = ""
     batch_size: int | None = None
 
 
-def _capture_files(paths: Sequence[Path]) -> list[Path]:
-    """The files named, and those in the folders named that are traces of PyTorch's profiler.
+def read_captures(paths: Sequence[Path], max_bytes: int) -> list[Capture]:
+    """Read traces of captures; of a folder, all traces in it.
 
-    Raises ``UsageError`` for a folder without any.
+    Raises what :func:`read_events` raises, and ``UsageError`` for a folder without a trace.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
-        entries = [each for each in sorted(path.iterdir()) if each.is_file() and ".json" in each.suffixes]
-        files = [
-            each
-            for each in entries[:_MOST_FILES]
-            if each.name != _DETAILS and is_profile(first_bytes(each, _HEAD_BYTES))
+        entries = [entry for entry in sorted(path.iterdir()) if entry.is_file() and ".json" in entry.suffixes]
+        traces = [
+            entry
+            for entry in entries[:_MAX_FILES]
+            if entry.name != _DETAILS_FILE and is_profile(first_bytes(entry, _HEAD_BYTES))
         ]
-        if not files:
-            raise UsageError("no trace of a capture in this folder", path=str(path), hint="name the files")
-        found.extend(files)
-    return list(dict.fromkeys(found))
-
-
-def read_captures(paths: Sequence[Path], max_bytes: int) -> list[Capture]:
-    """Read traces of captures, and of folders all in them. Raises what :func:`read_events` does."""
+        if not traces:
+            message = "the folder has no trace of a capture"
+            raise UsageError(message, path=str(path), hint="name the files")
+        files.extend(traces)
     captures: list[Capture] = []
     first_family = 0
-    for path in _capture_files(paths):
+    for path in dict.fromkeys(files):
         trace = _with_modules(read_events(path, max_bytes))
         capture = capture_of(path, trace, nesting_of(trace.host), first_family)
-        first_family += 1 + max((segment.family for segment in capture.segments), default=0)
+        first_family += 1 + max((graph.family for graph in capture.graphs), default=0)
         captures.append(capture)
     return captures
 
 
 def capture_of(path: Path, trace: KinetoTrace, nesting: Nesting, first_family: int = 0) -> Capture:
-    """What a trace says of captures; ``nesting`` is that of its host operations."""
-    return Capture(path, trace, nesting, tuple(_segments(path, trace, nesting, first_family)))
+    """Return the captured graphs of a trace; ``nesting`` is that of its host operations.
+
+    A graph is the launches between the calls that begin and end a capture. Without such calls, all launches
+    that ran nothing are one graph. Graphs of one family are captured for one size: until the named range
+    around them changes, or, without such ranges, until the first graph of the family comes again.
+    """
+    calls, strings = trace.launch, trace.strings
+    kind = mapped(calls.name_row, lambda row: _call_kind(strings[row]), np.int64)
+    did_not_run = (kind != _OTHER) & ~np.isin(calls.correlation, trace.device.correlation)
+    launches = np.flatnonzero(did_not_run)
+    launches = launches[np.argsort(calls.start_ns[launches], kind="stable")]
+    enclosing = Nesting.of(thread_key(calls), calls.start_ns, calls.end_ns, launches).parent
+    launches = launches[enclosing[launches] < 0]  # a call inside another one is the same node
+    host = around_launch(nesting, launches, thread_key(calls), calls.start_ns)
+    names = _kernel_names(trace, nesting, launches, host)
+    kinds: list[int] = kind[launches].tolist()
+    starts = calls.start_ns[launches]
+    spans = _capture_spans(trace)
+    ends = [(int(np.searchsorted(starts, begin)), int(np.searchsorted(starts, end))) for begin, end in spans]
+    bounds = [(first, last) for first, last in ends if last > first]
+    if not spans and len(launches):
+        bounds = [(0, len(launches))]
+    stated_numbers = _stated_numbers(path)
+    labels = _capture_labels(trace, [int(starts[first]) for first, _ in bounds])
+    graphs: list[CapturedGraph] = []
+    family, head, head_label = first_family - 1, None, None
+    for (first, last), label in zip(bounds, labels, strict=True):
+        content = kinds[first:last], names[first:last]
+        if head is None or label != head_label or (not label and content == head):
+            family, head, head_label = family + 1, content, label
+        graphs.append(
+            CapturedGraph(
+                launch=launches[first:last],
+                host=host[first:last],
+                kind=kinds[first:last],
+                name=names[first:last],
+                family=family,
+                numbers=stated_numbers or numbers_in(label),
+            )
+        )
+    return Capture(path, trace, nesting, tuple(graphs))
+
+
+def _stated_numbers(path: Path) -> frozenset[int]:
+    """Return the batch size that ``execution_details.json`` states for a file, nothing without that file."""
+    details = path.parent / _DETAILS_FILE
+    if not details.is_file() or details.stat().st_size > _MAX_DETAILS_BYTES:
+        return frozenset()
+    try:
+        entries = msgspec.json.decode(details.read_bytes(), type=list[_CaptureDetail])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"malformed list of captures: {error}",
+            path=str(details),
+            position="document",
+            hint='expected [{"file": NAME, "batch_size": N}, ...]; remove the file to read without it',
+        ) from error
+    sizes = (entry.batch_size for entry in entries if entry.file == path.name)
+    return frozenset(size for size in sizes if size is not None)
+
+
+def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:
+    """Return begin and end of each capture [ns]; a capture without an end lasts to the end of time."""
+    calls, strings = trace.launch, trace.strings
+    begins = mapped(calls.name_row, lambda row: _BEGIN.match(strings[row]) is not None, np.bool_)
+    ends = mapped(calls.name_row, lambda row: _END.match(strings[row]) is not None, np.bool_)
+    thread = thread_key(calls)
+    spans: list[tuple[int, int]] = []
+    for key in np.unique(thread[begins]).tolist():
+        end_ns = np.sort(calls.start_ns[ends & (thread == key)])
+        begin_ns: list[int] = np.sort(calls.start_ns[begins & (thread == key)]).tolist()
+        for begin in begin_ns:
+            index = int(np.searchsorted(end_ns, begin))
+            spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
+    return sorted(spans)
+
+
+def _capture_labels(trace: KinetoTrace, times_ns: Sequence[int]) -> list[str]:
+    """Return the named ranges around each time that describe a capture, outermost first.
+
+    Examples are ``capture_32_FULL`` and ``graph_capture: batch=32 mode=FULL``.
+    """
+    note, strings = trace.annotation, trace.strings
+    rows = np.flatnonzero(mapped(note.name_row, lambda row: "capture" in strings[row].lower(), np.bool_))
+    rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
+    start_ns, end_ns = note.start_ns[rows], note.end_ns[rows]
+    names: list[int] = note.name_row[rows].tolist()
+    labels: list[str] = []
+    for at_ns in times_ns:
+        last = int(np.searchsorted(start_ns, at_ns, side="right"))
+        around = np.flatnonzero(end_ns[:last] >= at_ns).tolist()
+        labels.append("\n".join(strings[names[index]] for index in around))
+    return labels
 
 
 def is_capture(trace: KinetoTrace) -> bool:
-    """Whether a trace is that of a capture and not of a run: it begins captures, or launches kernels and no
-    graphs, and hardly anything ran.
+    """Return True if a trace is of a capture and not of a run.
+
+    It begins captures, or launches kernels and no graphs, and few of its launches ran.
     """
     calls, strings = trace.launch, trace.strings
     kind = mapped(calls.name_row, lambda row: _call_kind(strings[row]), np.int64)
     launches = int((kind != _OTHER).sum())
     if not launches or (launches_graphs(trace).any() and not begins_captures(trace)):
         return False
-    return len(trace.device) < _LEAST_RAN * launches
+    return len(trace.device) < _MIN_SHARE_RUN * launches
 
 
 def begins_captures(trace: KinetoTrace) -> bool:
-    """Whether graphs were captured while this was recorded."""
+    """Return True if graphs were captured during the recording."""
     rows = np.unique(trace.launch.name_row).tolist()
     return any(_BEGIN.match(trace.strings[row]) for row in rows)
-
-
-def _stated_numbers(path: Path) -> frozenset[int]:
-    """The batch size of a capture's file by the ``execution_details.json`` beside it; none without."""
-    details = path.parent / _DETAILS
-    if not details.is_file() or details.stat().st_size > _MOST_DETAILS_BYTES:
-        return frozenset()
-    try:
-        entries = msgspec.json.decode(details.read_bytes(), type=list[_Detail])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(
-            f"it does not list captures: {error}",
-            path=str(details),
-            position="document",
-            hint='expected [{"file": NAME, "batch_size": N}, ...]; remove it to do without',
-        ) from error
-    sizes = (each.batch_size for each in entries if each.file == path.name)
-    return frozenset(size for size in sizes if size is not None)
 
 
 def _call_kind(name: str) -> int:
@@ -215,136 +304,134 @@ def _call_kind(name: str) -> int:
     return FILL if _FILLS.match(name) else _OTHER
 
 
-def _segments(path: Path, trace: KinetoTrace, nesting: Nesting, first_family: int) -> list[Segment]:
-    """The graphs of a trace: between the calls that begin and end a capture; without those all launches that
-    ran nothing are one.
-    """
-    calls, strings = trace.launch, trace.strings
-    kind = mapped(calls.name_row, lambda row: _call_kind(strings[row]), np.int64)
-    silent = (kind != _OTHER) & ~np.isin(calls.correlation, trace.device.correlation)
-    launches = np.flatnonzero(silent)
-    launches = _outermost(trace, launches[np.argsort(calls.start_ns[launches], kind="stable")])
-    host = around_launch(nesting, launches, thread_key(calls), calls.start_ns)
-    names = _names(trace, nesting, launches, host)
-    spans = _spans(trace)
-    starts = calls.start_ns[launches]
-    edges = [(int(np.searchsorted(starts, begin)), int(np.searchsorted(starts, end))) for begin, end in spans]
-    bounds = [(first, last) for first, last in edges if last > first]
-    if not spans and len(launches):
-        bounds = [(0, len(launches))]
-    kinds: list[int] = kind[launches].tolist()
-    stated, told = _stated_numbers(path), _Labels(trace)
-    signatures = [(tuple(kinds[first:last]), tuple(names[first:last])) for first, last in bounds]
-    labels = [told.around(int(starts[first])) for first, _ in bounds]
-    families = _families(signatures, labels, first_family)
-    return [
-        Segment(
-            launch=launches[first:last],
-            host=host[first:last],
-            kind=kinds[first:last],
-            name=names[first:last],
-            family=family,
-            numbers=stated or numbers_in(label),
-        )
-        for (first, last), family, label in zip(bounds, families, labels, strict=True)
-    ]
+def _kernel_names(trace: KinetoTrace, nesting: Nesting, launches: IntArray, host: IntArray) -> list[str]:
+    """Return the kernel name of each captured launch.
 
-
-def _outermost(trace: KinetoTrace, launches: IntArray) -> IntArray:
-    """Calls, in order of start, without those made by another of them: one launch is one node."""
-    calls = trace.launch
-    inside = Nesting.of(thread_key(calls), calls.start_ns, calls.end_ns, launches).parent
-    return launches[inside[launches] < 0]
-
-
-def _spans(trace: KinetoTrace) -> list[tuple[int, int]]:
-    """When each capture begins and ends [ns]; one that the trace does not end, at the end of time."""
-    calls, strings = trace.launch, trace.strings
-    begins = mapped(calls.name_row, lambda row: _BEGIN.match(strings[row]) is not None, np.bool_)
-    ends = mapped(calls.name_row, lambda row: _END.match(strings[row]) is not None, np.bool_)
-    thread = thread_key(calls)
-    found: list[tuple[int, int]] = []
-    for key in np.unique(thread[begins]).tolist():
-        mine = thread == key
-        closing = np.sort(calls.start_ns[ends & mine])
-        opening: list[int] = np.sort(calls.start_ns[begins & mine]).tolist()
-        for begin in opening:
-            place = int(np.searchsorted(closing, begin))
-            found.append((begin, int(closing[place]) if place < len(closing) else np.iinfo(np.int64).max))
-    return sorted(found)
-
-
-class _Labels:
-    """Named ranges that say what is captured: ``capture_32_FULL``, ``graph_capture: batch=32 mode=FULL``."""
-
-    def __init__(self, trace: KinetoTrace) -> None:
-        note = trace.annotation
-        told = mapped(note.name_row, lambda row: "capture" in trace.strings[row].lower(), np.bool_)
-        order = np.flatnonzero(told)
-        order = order[np.argsort(note.start_ns[order], kind="stable")]
-        self.starts: IntArray = note.start_ns[order]
-        self.ends: IntArray = note.end_ns[order]
-        self.rows: list[int] = note.name_row[order].tolist()
-        self.strings = trace.strings
-
-    def around(self, at_ns: int) -> str:
-        """Their names around a moment, outermost first."""
-        last = int(np.searchsorted(self.starts, at_ns, side="right"))
-        around = np.flatnonzero(self.ends[:last] >= at_ns).tolist()
-        return "\n".join(self.strings[self.rows[place]] for place in around)
-
-
-def _families(signatures: Sequence[object], labels: Sequence[str], first: int) -> list[int]:
-    """Graphs captured for one size: until the name around them changes; without such names, until the first
-    of them comes again.
-    """
-    families: list[int] = []
-    number, head, label = first - 1, None, None
-    for signature, mine in zip(signatures, labels, strict=True):
-        if head is None or mine != label or (not mine and signature == head):
-            number, head, label = number + 1, signature, mine
-        families.append(number)
-    return families
-
-
-def _names(trace: KinetoTrace, nesting: Nesting, launches: IntArray, host: IntArray) -> list[str]:
-    """The kernel of each captured launch. Where the call does not state it, that of a launch which ran (a
-    warm-up) from the same place of an operation of the same name, shapes and types, if all such agree.
+    If the call does not state it, the name comes from launches that ran (a warm-up) at the same site: same
+    place in an operation of the same name, shapes and types. They must all agree.
     """
     strings = trace.strings
     stated: list[int] = trace.launch.kernel_row[launches].tolist()
     texts = {row: canonical_name(strings[row]) for row in set(stated)}
     if all(stated):
         return [texts[row] for row in stated]
-    ran = link(trace, nesting)
-    of_launch = np.full(len(trace.launch), -1, np.int64)
-    linked = np.flatnonzero(ran.launch >= 0)
-    of_launch[ran.launch[linked]] = linked
-    eager = np.flatnonzero(of_launch >= 0)
+    links = link_device_events(trace, nesting)
+    event_of_launch = np.full(len(trace.launch), -1, np.int64)
+    linked = np.flatnonzero(links.launch >= 0)
+    event_of_launch[links.launch[linked]] = linked
+    eager = np.flatnonzero(event_of_launch >= 0)
     eager = eager[np.argsort(trace.launch.start_ns[eager], kind="stable")]
     around = around_launch(nesting, eager, thread_key(trace.launch), trace.launch.start_ns)
-    taught: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
-    kernels: list[int] = trace.device.name_row[of_launch[eager]].tolist()
-    for place, kernel in zip(_places(trace, around), kernels, strict=True):
-        taught[place].add(kernel)
-    found: list[str] = []
-    for row, place in zip(stated, _places(trace, host), strict=True):
-        known = taught.get(place, set())
-        lesson = next(iter(known)) if len(known) == 1 and place[0] >= 0 else 0
-        found.append(texts[row] if row else canonical_name(strings[lesson]))
-    return found
+    kernels_at: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+    kernels: list[int] = trace.device.name_row[event_of_launch[eager]].tolist()
+    for site, kernel in zip(_launch_sites(trace, around), kernels, strict=True):
+        kernels_at[site].add(kernel)
+    names: list[str] = []
+    for row, site in zip(stated, _launch_sites(trace, host), strict=True):
+        candidates = kernels_at.get(site, set())
+        kernel = next(iter(candidates)) if len(candidates) == 1 and site[0] >= 0 else 0
+        names.append(texts[row] if row else canonical_name(strings[kernel]))
+    return names
 
 
-def _places(trace: KinetoTrace, host: IntArray) -> list[tuple[int, ...]]:
-    """Name, shapes and types of the operation around each launch, and the launch's number in it."""
+def _launch_sites(trace: KinetoTrace, host: IntArray) -> list[tuple[int, ...]]:
+    """Return, for each launch, name, shapes and types of its operation, and its number in that operation."""
     ops = trace.host
-    before: defaultdict[int, int] = defaultdict(int)
-    found: list[tuple[int, ...]] = []
+    num_before: defaultdict[int, int] = defaultdict(int)
+    sites: list[tuple[int, ...]] = []
     columns: tuple[list[int], ...] = tuple(
         column.tolist() for column in (ops.name_row, ops.dims_row, ops.types_row)
     )
-    around: list[int] = host.tolist()
-    for op in around:
-        found.append((*(column[op] if op >= 0 else -1 for column in columns), before[op]))
-        before[op] += 1
-    return found
+    op_of_launch: list[int] = host.tolist()
+    for op in op_of_launch:
+        sites.append((*(column[op] if op >= 0 else -1 for column in columns), num_before[op]))
+        num_before[op] += 1
+    return sites
+
+
+_FIRST_KERNEL = 2
+_RUNTIME_KERNELS = (("__amd_rocclr_copy", COPY), ("__amd_rocclr_fill", FILL))
+_LOADER_SUFFIX = re.compile(r"(?: \[clone [^\]]*\]|\.kd)+$")
+_LENGTH = re.compile(r"\d{1,4}")
+_ANONYMOUS = "(anonymous namespace)"
+_MANGLED = "_Z"
+
+
+def runtime_symbol(name: str) -> int:
+    """Return ``COPY`` or ``FILL`` for a kernel with which the runtime copies or fills, else ``UNNAMED``."""
+    return next((symbol for prefix, symbol in _RUNTIME_KERNELS if name.startswith(prefix)), UNNAMED)
+
+
+def canonical_name(name: str) -> str:
+    """Return a name without the suffixes of the loader (``.kd``, ``[clone .kd]``)."""
+    return _LOADER_SUFFIX.sub("", name.strip())
+
+
+def function_name(name: str) -> tuple[str, ...]:
+    """Return the function's name with its namespaces and classes, without template arguments.
+
+    A member of a class template is cut before the arguments of the class. The result is empty for a malformed
+    name.
+    """
+    if name.startswith(_MANGLED):
+        return _source_names(name)
+    # A demangled instance of a function template begins with the type of its result.
+    text = name.replace(_ANONYMOUS, "")
+    ends = [end for end in (text.find("<"), text.find("(")) if end >= 0]
+    words = text[: min(ends, default=len(text))].split()
+    return tuple(part for part in words[-1].split("::") if part) if words else ()
+
+
+def _source_names(name: str) -> tuple[str, ...]:
+    """Return the source names in a mangled name, up to the first template argument or the end of nesting."""
+    offset = len(_MANGLED)
+    parts: list[str] = []
+    nested = name[offset : offset + 1] == "N"
+    if nested:
+        offset += 1
+        while name[offset : offset + 1] in {"r", "V", "K", "R", "O"}:
+            offset += 1
+    while offset < len(name):
+        if name.startswith("St", offset):  # std
+            parts.append("std")
+            offset += 2
+            continue
+        offset += name[offset] == "L"  # internal linkage
+        length = _LENGTH.match(name, offset)
+        if length is None:
+            break
+        offset = length.end() + int(length[0])
+        part = name[length.end() : offset]
+        if part and not part.startswith("_GLOBAL__N"):
+            parts.append(part)
+        if not nested and part != "std":
+            break
+    return tuple(parts)
+
+
+def kernel_symbols(replayed: Iterable[str], captured: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return a number for each canonical name of both sides; equal numbers are the same kernel.
+
+    A text that both sides have is compared as it is. A text that only one side has is compared by its
+    function name, and only with texts that are mangled if it is not, or the reverse: two different texts of
+    the same form are two kernels. The empty name is ``UNNAMED``.
+    """
+    sides = [dict.fromkeys(replayed), dict.fromkeys(captured)]
+    one_sided = [{name for name in sides[side] if name not in sides[1 - side]} for side in (0, 1)]
+    mangled, demangled = (
+        [{function_name(name) for name in names if name.startswith(_MANGLED) is form} for names in one_sided]
+        for form in (True, False)
+    )
+    shared = ((mangled[0] & demangled[1]) | (demangled[0] & mangled[1])) - {()}
+    numbers: dict[str | tuple[str, ...], int] = {}
+    symbols: list[dict[str, int]] = []
+    for side, names in zip(sides, one_sided, strict=True):
+        symbol_of: dict[str, int] = {}
+        for name in side:
+            function = function_name(name) if name in names else ()
+            key = function if function in shared else name
+            runtime = runtime_symbol(name)
+            number = runtime if runtime >= 0 else numbers.setdefault(key, len(numbers) + _FIRST_KERNEL)
+            symbol_of[name] = number if name else UNNAMED
+        symbols.append(symbol_of)
+    return symbols[0], symbols[1]

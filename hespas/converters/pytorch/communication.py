@@ -1,7 +1,9 @@
-"""What an operation of the host says of the communication it starts: kind, sizes, group, peer, tag.
+"""Communication of host operations: kind, sizes, process group, peer and tag.
 
-Two forms: dispatcher operations (``c10d::allreduce_``), whose arguments tell, and ``record_param_comms`` of
-NCCL-like libraries, which states the collective by name, as attributes since schema 1.1.0.
+Operations have two forms. Dispatcher operations (``c10d::allreduce_``) describe themselves by their
+arguments. ``record_param_comms`` of NCCL-like libraries states the collective by name, and as attributes
+since schema 1.1.0. Spellings follow ``torch/csrc/distributed/c10d`` (``Ops.cpp``, ``ParamCommsUtils``) and
+the kernel names of NCCL and RCCL.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from math import isnan, nan, prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,12 +21,13 @@ import numpy as np
 from hespas.converters.pytorch.et_records import (
     COMMUNICATION_RECORD,
     EtNode,
-    Tensor,
-    Values,
+    EtTensor,
+    EtValues,
     argument,
     is_list,
     tensors_of,
 )
+from hespas.converters.pytorch.events import KinetoTrace
 from hespas.costs.kernels import kernel_facts
 from hespas.graph import (
     CollectiveKind,
@@ -43,33 +46,30 @@ __all__ = [
     "GROUPS_NODE",
     "UNKNOWN",
     "Communication",
-    "Groups",
+    "CommunicationKind",
+    "JobGroups",
     "Members",
-    "Named",
     "ProcessGroup",
     "communication_of",
     "is_communication_kernel",
     "kernel_operation",
+    "kind_of_word",
     "listed_groups",
     "merged",
-    "named",
     "payload_bytes",
+    "recorded_communication",
     "states_communication",
 ]
 
-# What libraries call their collectives and messages, and what that is to us: one table for all spellings.
-#
-# Sources: ``torch/csrc/distributed/c10d`` (``Ops.cpp``, ``ParamCommsUtils``), NCCL and RCCL kernel names.
 
-
-class Named(NamedTuple):
-    """A kind of communication: a collective's, or the direction of a message."""
+class CommunicationKind(NamedTuple):
+    """A kind of communication: a collective, or the direction of a message."""
 
     node: NodeKind
     collective: CollectiveKind = CollectiveKind.UNKNOWN
 
 
-_WORDS: dict[CollectiveKind, str] = {
+_COLLECTIVE_WORDS: dict[CollectiveKind, str] = {
     CollectiveKind.ALL_REDUCE: "allreduce allreducecoalesced allreducesparse",
     CollectiveKind.ALL_GATHER: "allgather allgatherv allgatherbase allgathercoalesced allgatherintotensor"
     " allgatherintotensorcoalesced",
@@ -82,42 +82,48 @@ _WORDS: dict[CollectiveKind, str] = {
     CollectiveKind.SCATTER: "scatter",
     CollectiveKind.BARRIER: "barrier monitoredbarrier",
 }
-_NAMES: MappingProxyType[str, Named] = MappingProxyType(
-    {word: Named(NodeKind.COLLECTIVE, kind) for kind, words in _WORDS.items() for word in words.split()}
-    | {"send": Named(NodeKind.SEND)}
-    | dict.fromkeys(("recv", "recvanysource"), Named(NodeKind.RECV))
+_KIND_OF_WORD: MappingProxyType[str, CommunicationKind] = MappingProxyType(
+    {
+        word: CommunicationKind(NodeKind.COLLECTIVE, kind)
+        for kind, words in _COLLECTIVE_WORDS.items()
+        for word in words.split()
+    }
+    | {"send": CommunicationKind(NodeKind.SEND)}
+    | dict.fromkeys(("recv", "recvanysource"), CommunicationKind(NodeKind.RECV))
 )
-UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
+UNKNOWN = CommunicationKind(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
 """A communication of unknown kind."""
 
 
-def named(spelling: str) -> Named | None:
-    """What a library's word for a communication means; None for other words (``wait``, ``init``)."""
-    return _NAMES.get(_letters(spelling))
+def kind_of_word(word: str) -> CommunicationKind | None:
+    """Return the kind that a library's word states, None for other words (``wait``, ``init``)."""
+    return _KIND_OF_WORD.get(_letters(word))
 
 
-def _letters(spelling: str) -> str:
-    return re.sub(r"[^a-z]", "", spelling.lower())
+def _letters(word: str) -> str:
+    return re.sub(r"[^a-z]", "", word.lower())
 
 
 def is_communication_kernel(kernel: str) -> bool:
-    """Return True if the name of a kernel is that of a communication library's."""
+    """Return True if a kernel name belongs to a communication library."""
     return kernel_facts(kernel).op_class is OpClass.COLLECTIVE
 
 
-def kernel_operation(kernel: str) -> Named | None:
-    """The operation in a kernel's name; None where it holds none (``Generic``) or several (``SendRecv``)."""
-    return named(kernel_facts(kernel).family) if is_communication_kernel(kernel) else None
+def kernel_operation(kernel: str) -> CommunicationKind | None:
+    """Return the operation that a kernel name states, None for none (``Generic``) or several
+    (``SendRecv``).
+    """
+    return kind_of_word(kernel_facts(kernel).family) if is_communication_kernel(kernel) else None
 
 
-class _C10dOp(NamedTuple):
-    """The arguments of a dispatcher operation by place (-1: none): where tensors, peer and tag are, and the
-    first of the two lists of splits.
+class _DispatcherOp(NamedTuple):
+    """Argument positions of a dispatcher operation (-1: none): tensors, peer, tag, and the first of the two
+    lists of splits.
 
-    ``output`` and ``input`` are the same place where the operation works in place.
+    ``output`` equals ``input`` for an in-place operation.
     """
 
-    meaning: Named
+    kind: CommunicationKind
     output: int = -1
     input: int = -1
     peer: int = -1
@@ -125,60 +131,67 @@ class _C10dOp(NamedTuple):
     splits: int = -1
 
 
-def _c10d(names: str, *places: int, **others: int) -> dict[str, _C10dOp]:
-    """Operations whose arguments stand in the same places; their names say what they mean."""
-    return {f"c10d::{name}": _C10dOp(_NAMES[_letters(name)], *places, **others) for name in names.split()}
+def _dispatcher_ops(names: str, *places: int, **others: int) -> dict[str, _DispatcherOp]:
+    """Return operations with the same argument positions; their names state their kinds."""
+    return {
+        f"c10d::{name}": _DispatcherOp(_KIND_OF_WORD[_letters(name)], *places, **others)
+        for name in names.split()
+    }
 
 
-C10D: MappingProxyType[str, _C10dOp] = MappingProxyType(
-    _c10d("allreduce_ allreduce_coalesced_ broadcast_ reduce_", 0, 0)
-    | _c10d("allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_", 0, 1)
-    | _c10d("reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_", 0, 1)
-    | _c10d("gather_ scatter_ alltoall_", 0, 1)
-    | _c10d("alltoall_base_", 0, 1, splits=3)
-    | _c10d("barrier monitored_barrier_")
-    | _c10d("send", -1, 0, peer=2, tag=3)
-    | _c10d("recv_", 0, -1, peer=2, tag=3)
-    | _c10d("recv_any_source_", 0, -1, tag=2)
+C10D: MappingProxyType[str, _DispatcherOp] = MappingProxyType(
+    _dispatcher_ops("allreduce_ allreduce_coalesced_ broadcast_ reduce_", 0, 0)
+    | _dispatcher_ops(
+        "allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_", 0, 1
+    )
+    | _dispatcher_ops("reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_", 0, 1)
+    | _dispatcher_ops("gather_ scatter_ alltoall_", 0, 1)
+    | _dispatcher_ops("alltoall_base_", 0, 1, splits=3)
+    | _dispatcher_ops("barrier monitored_barrier_")
+    | _dispatcher_ops("send", -1, 0, peer=2, tag=3)
+    | _dispatcher_ops("recv_", 0, -1, peer=2, tag=3)
+    | _dispatcher_ops("recv_any_source_", 0, -1, tag=2)
 )
-"""The dispatcher's communication operations, with the places of their arguments."""
+"""Communication operations of the dispatcher, with the positions of their arguments."""
 
-_COLLECTIVE_WORD = re.compile(
+_COLLECTIVE_OP = re.compile(
     r"(?:\w{0,40}_)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
     r"(?:_into_tensor|_tensor|_single|_vdev\w{0,6})?(?:_coalesced)?(?:_fusion)?(?:_out|_copy)?_?"
 )
 """Names of library operations that only communicate."""
-_NOT_OF_LIBRARIES = ("aten", "prims", "inductor", "c10d")
+_FRAMEWORK_NAMESPACES = ("aten", "prims", "inductor", "c10d")
 
 
 def states_communication(name: str) -> bool:
-    """Return True for an operation of a library whose name is a collective's.
+    """Return True if the name of a library operation is that of a collective.
 
-    Such are operations of symmetric memory (``symm_mem::multimem_all_reduce_``), of vLLM
+    Examples are operations of symmetric memory (``symm_mem::multimem_all_reduce_``), of vLLM
     (``_C_custom_ar::all_reduce``) and functional ones (``_c10d_functional::all_gather_into_tensor``).
     """
     space, _, word = name.rpartition("::")
-    return bool(space) and space not in _NOT_OF_LIBRARIES and _COLLECTIVE_WORD.fullmatch(word) is not None
+    return bool(space) and space not in _FRAMEWORK_NAMESPACES and _COLLECTIVE_OP.fullmatch(word) is not None
 
 
 def _of_library(node: EtNode) -> Communication | None:
-    """Communication of an operation of a library: of its first tensor (the second, behind a buffer that it
-    copies into), in place or into the last tensor of an ``_out`` operation.
+    """Return the communication of a library operation.
+
+    The operand is the first tensor (the second if the first is a buffer that the operation copies into). The
+    result is the last tensor of an ``_out`` operation, else the operand itself.
     """
     word = node.name.rpartition("::")[2]
-    found = _COLLECTIVE_WORD.fullmatch(word)
-    meaning = named(found[1]) if found else None
-    if meaning is None:
+    match = _COLLECTIVE_OP.fullmatch(word)
+    kind = kind_of_word(match[1]) if match else None
+    if kind is None:
         return None
-    listed = [argument(node.inputs, place) for place in range(len(node.inputs.values))]
-    tensors = [each for each in listed if each]
-    place = 1 if word.endswith("_copy") and len(tensors) > 1 else 0
-    operands = tensors[place] if tensors else []
+    arguments = [argument(node.inputs, index) for index in range(len(node.inputs.values))]
+    tensors = [tensors for tensors in arguments if tensors]
+    first = 1 if word.endswith("_copy") and len(tensors) > 1 else 0
+    operands = tensors[first] if tensors else []
     has_result = word.endswith("_out") and len(tensors) > 1
-    results = tensors[-1] if has_result else operands if meaning.collective in _AS_LARGE else []
+    results = tensors[-1] if has_result else operands if kind.collective in _SAME_SIZE_RESULT else []
     names = [value for value in node.inputs.values if type(value) in (str, int) and value not in _REDUCTIONS]
     return Communication(
-        meaning=meaning,
+        kind=kind,
         operand_bytes=_bytes(operands),
         result_bytes=_bytes(results),
         group=str(names[-1]) if names and "symm_mem::" in node.name else "",
@@ -186,21 +199,19 @@ def _of_library(node: EtNode) -> Communication | None:
 
 
 _REDUCTIONS = ("", "sum", "avg", "min", "max", "prod", "product")
-_AS_LARGE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL})
+_SAME_SIZE_RESULT = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL})
 """Collectives whose result has the size of their operand."""
 
-
-# Process groups: from the node that lists them, or from what the profiler says of the run.
 
 GROUPS_NODE = "## process_group:init ##"
 
 
 Members = tuple[int, ...] | range
-"""Global ranks in ring order; what a step says is not written out, as a few bytes may stand for a million."""
+"""Global ranks in ring order. A range avoids listing up to a million ranks."""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False):
-    """One group as listed; an empty ``ranks`` means all ranks."""
+    """A process group as a trace lists it; empty ``ranks`` means all ranks."""
 
     name: str = msgspec.field(default="", name="pg_name")
     ranks: msgspec.Raw = msgspec.Raw(b"")
@@ -209,55 +220,51 @@ class ProcessGroup(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Number of members, -1 where not stated."""
+        """Number of members, -1 if not stated."""
         return max(self.group_size, self.pg_size)
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Global ranks in ring order; none where the list is not there or cut."""
+        """Global ranks in ring order; empty if the list is missing or truncated."""
         try:
-            found = msgspec.json.decode(self.ranks, type=list[int])
+            ranks = msgspec.json.decode(self.ranks, type=list[int])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return ()
-        good = len(found) <= _MOST_RANKS and all(0 <= rank < 1 << 31 for rank in found)
-        return tuple(found) if good else ()
+        is_valid = len(ranks) <= _MAX_RANKS and all(0 <= rank < 1 << 31 for rank in ranks)
+        return tuple(ranks) if is_valid else ()
 
 
-_LIST = msgspec.json.Decoder(list[ProcessGroup])
+_GROUP_LIST = msgspec.json.Decoder(list[ProcessGroup])
+_ANY_LIST = msgspec.json.Decoder(list[Any])
 
 
 def listed_groups(document: bytes | str) -> tuple[ProcessGroup, ...]:
-    """The groups of a JSON list; none where it is no such list."""
+    """Return the groups of a JSON list, none if the text is not such a list."""
     try:
-        return tuple(_LIST.decode(document))
+        return tuple(_GROUP_LIST.decode(document))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
 
 
-def _is_everybody(members: Members, world: int) -> bool:
-    """Whether these are all ranks in order; a job may be said to be larger than memory."""
-    return len(members) == world and all(rank == place for place, rank in enumerate(members))
-
-
-class Groups(NamedTuple):
-    """The groups of a job by name. ``world`` is the number of ranks."""
+class JobGroups(NamedTuple):
+    """Process groups of a job by name. ``world`` is the number of ranks."""
 
     members: dict[str, tuple[int, ...]]
     world: int
 
     @classmethod
-    def of(cls, groups: Iterable[ProcessGroup], world: int) -> Groups:
-        """Groups of one rank; the size of the job where nobody states it is that of the largest group."""
-        found = {group.name: group.members for group in groups}
-        stated = [group.size for group in groups if group.size <= _MOST_RANKS]
-        largest = max((max(ranks) + 1 for ranks in found.values() if ranks), default=1)
-        return cls(found, max(world, largest, *stated, 1))
+    def of(cls, groups: Iterable[ProcessGroup], world: int) -> JobGroups:
+        """Collect the groups that one rank lists. A job of unknown size is as large as its largest group."""
+        members = {group.name: group.members for group in groups}
+        sizes = [group.size for group in groups if group.size <= _MAX_RANKS]
+        largest = max((max(ranks) + 1 for ranks in members.values() if ranks), default=1)
+        return cls(members, max(world, largest, *sizes, 1))
 
     def find(self, name: str, ranks: Members, size: int) -> Members | None:
-        """The members of a group; None where nobody says. An empty list is all ranks.
+        """Return the members of a group, None if they are unknown. An empty tuple means all ranks.
 
-        A name that no list holds is all ranks where its size says so; a communication without a name belongs
-        to the only group there is.
+        A group that is not listed has all ranks if its size is that of the job. A communication without a
+        group name belongs to the only group, if there is exactly one.
         """
         if ranks:
             return ranks
@@ -270,8 +277,9 @@ class Groups(NamedTuple):
         return None
 
     def group_set(self, members: Members) -> GroupSet:
-        """The group set that has this group only."""
-        if not members or _is_everybody(members, self.world):
+        """Return the group set that contains only this group."""
+        is_world = len(members) == self.world and all(rank == index for index, rank in enumerate(members))
+        if not members or is_world:
             return StridedGroups.all_ranks(self.world)
         if isinstance(members, range) and members.step == 1:
             return StridedGroups((), ((len(members), 1),), members.start)
@@ -280,21 +288,21 @@ class Groups(NamedTuple):
         return compress_groups(rows) if len(set(members)) == len(members) else ExplicitGroups((members,))
 
 
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 _SILENT = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coalesced"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """One communication of one rank. Bytes are NaN, numbers -1, and texts empty where nobody says.
+    """One communication of one rank. Unknown bytes are NaN, unknown numbers -1, unknown texts empty.
 
-    ``group`` is the name of the process group, ``ranks`` its members (empty: look the name up).
-    ``local_peer`` counts within the group, ``peer`` over all ranks.
-    ``waits``: the host waits for the end. ``ragged``: parts
-    of an exchange differ in size. ``reads`` and ``writes`` are storages.
+    ``group`` is the name of the process group and ``ranks`` its members (empty: look up the name).
+    ``local_peer`` counts within the group, ``peer`` over all ranks. ``waits`` is True if the host waits for
+    the end. ``ragged`` is True if the parts of an exchange differ in size. ``reads`` and ``writes`` are
+    storages.
     """
 
-    meaning: Named
+    kind: CommunicationKind
     operand_bytes: float = nan
     result_bytes: float = nan
     group: str = ""
@@ -311,32 +319,32 @@ class Communication:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether nothing is stated of the group."""
+        """True if the group has neither a name, nor members, nor a size."""
         return not self.group and not self.ranks and self.group_size < 0
 
     def with_size(self, operand_bytes: float) -> Communication:
-        """The same with the bytes of its operands, where it states no size itself."""
+        """Return a copy with these operand bytes if the communication states no size itself."""
         if not (isnan(self.operand_bytes) and isnan(self.result_bytes)):
             return self
         return replace(self, operand_bytes=operand_bytes)
 
 
 def communication_of(node: EtNode) -> Communication | None:
-    """The communication that a node starts; None where it starts none."""
+    """Return the communication that a node starts, None if it starts none."""
     if node.name == COMMUNICATION_RECORD:
-        return _recorded(node)
-    known = C10D.get(node.name)
-    if known:
-        return _dispatched(node, known)
+        return _of_record(node)
+    dispatcher_op = C10D.get(node.name)
+    if dispatcher_op:
+        return _of_dispatcher_op(node, dispatcher_op)
     return _of_library(node) if states_communication(node.name) else None
 
 
-def _bytes(tensors: list[Tensor]) -> float:
+def _bytes(tensors: list[EtTensor]) -> float:
     return float(sum(tensor.bytes for tensor in tensors)) if tensors else nan
 
 
-def _number(values: list[Any], place: int) -> int:
-    value = values[place] if 0 <= place < len(values) else None
+def _number(values: list[Any], index: int) -> int:
+    value = values[index] if 0 <= index < len(values) else None
     return value if type(value) is int and -1 <= value < 1 << 31 else -1
 
 
@@ -344,98 +352,137 @@ def _differ(value: object) -> bool:
     return is_list(value) and len(set(map(str, value))) > 1
 
 
-def _dispatched(node: EtNode, known: _C10dOp) -> Communication:
+def _of_dispatcher_op(node: EtNode, op: _DispatcherOp) -> Communication:
     values = node.inputs.values
-    operands, results = argument(node.inputs, known.input), argument(node.inputs, known.output)
+    operands, results = argument(node.inputs, op.input), argument(node.inputs, op.output)
     names = [part.strip().split("=")[0].split(" ")[-1] for part in node.op_schema.split(") ->")[0].split(",")]
     blocks = "async_op" in names and values[names.index("async_op") : names.index("async_op") + 1] == [False]
     return Communication(
-        meaning=known.meaning,
+        kind=op.kind,
         operand_bytes=_bytes(operands),
         result_bytes=_bytes(results),
-        local_peer=_number(values, known.peer),
-        tag=_number(values, known.tag),
+        local_peer=_number(values, op.peer),
+        tag=_number(values, op.tag),
         waits=blocks,
-        ragged=known.splits >= 0 and any(map(_differ, values[known.splits : known.splits + 2])),
+        ragged=op.splits >= 0 and any(map(_differ, values[op.splits : op.splits + 2])),
         reads=tuple(tensor.storage for tensor in operands),
         writes=tuple(tensor.storage for tensor in results),
     )
 
 
-def _recorded(node: EtNode) -> Communication | None:
+def _of_record(node: EtNode) -> Communication | None:
     values, facts = node.inputs.values, node.facts
-    place = next((at for at, value in enumerate(values) if type(value) is str and _is_word(value)), -1)
-    word = facts.get("collective_name", "") or (values[place] if place >= 0 else "")
-    meaning = named(word)
-    if meaning is None:
+
+    def is_word(value: object) -> bool:
+        return isinstance(value, str) and (
+            kind_of_word(value) is not None or value.lower().replace("_", "") in _SILENT
+        )
+
+    index = next((number for number, value in enumerate(values) if is_word(value)), -1)
+    word = facts.get("collective_name", "") or (values[index] if index >= 0 else "")
+    kind = kind_of_word(word)
+    if kind is None:
         return None
     head = node.inputs
-    if place >= 0:
-        head = Values(values[:place], head.shapes[:place], head.types[:place])
+    if index >= 0:
+        head = EtValues(values[:index], head.shapes[:index], head.types[:index])
     operands, results = tensors_of(head), tensors_of(node.outputs)
-    number = values[place - 3] if place >= 3 else -1
-    group, ranks, size = _group(values[place - 2] if place >= 2 else None, dict(facts))
-    splits = [
-        *values[place + 1 : place + 3],
-        *(facts.get(name, "") for name in ("in_split_size", "out_split_size")),
-    ]
-    element = find_dtype(facts.get("dtype", ""))
-    return Communication(
-        meaning=meaning,
-        operand_bytes=_first(_bytes(operands), _stated(facts.get("in_msg_nelems", ""), element)),
-        result_bytes=_first(_bytes(results), _stated(facts.get("out_msg_nelems", ""), element)),
-        group=group,
-        ranks=ranks,
-        group_size=size,
-        local_peer=_number(values, place - 1) if meaning.node is not NodeKind.COLLECTIVE else -1,
-        sequence=_number(number if is_list(number) else [number], 0),
-        ragged=any(_differ(_split(part)) for part in splits),
-        reads=tuple(tensor.storage for tensor in operands),
-        writes=tuple(tensor.storage for tensor in results),
-    )
-
-
-def _is_word(value: str) -> bool:
-    return named(value) is not None or value.lower().replace("_", "") in _SILENT
-
-
-def _split(value: object) -> object:
-    return value.strip("[] ").split(",") if isinstance(value, str) else value
-
-
-def _first(*candidates: float) -> float:
-    return next((value for value in candidates if not isnan(value)), nan)
-
-
-def _stated(elements: str, element: DType | None) -> float:
-    if not elements.isdecimal() or len(elements) > 18 or element is None:
-        return nan
-    return float(element.storage_bytes(int(elements)))
-
-
-def _group(value: object, facts: dict[str, str]) -> tuple[str, Members, int]:
-    """Name, members and size of a process group, as far as stated."""
-    name = facts.get("pg_name", "")
-    if not name and is_list(value) and value:
-        name = str(value[0])
-    elif not name and isinstance(value, int | str):
-        name = str(value)
+    sequence = values[index - 3] if index >= 3 else -1
+    group = facts.get("pg_name", "")
+    pair = values[index - 2] if index >= 2 else None
+    if not group and is_list(pair) and pair:
+        group = str(pair[0])
+    elif not group and isinstance(pair, int | str):
+        group = str(pair)
     size, start, stride = (
         int(text) if (text := facts.get(key, "")).isdecimal() and len(text) < 10 else -1
         for key in ("pg_size", "global_rank_start", "global_rank_stride")
     )
-    listed = start >= 0 and stride > 0 and 0 < size <= _MOST_RANKS
-    return name, range(start, start + stride * size, stride) if listed else (), size
+    has_range = start >= 0 and stride > 0 and 0 < size <= _MAX_RANKS
+    splits = [
+        *values[index + 1 : index + 3],
+        *(facts.get(name, "") for name in ("in_split_size", "out_split_size")),
+    ]
+    parts = [split.strip("[] ").split(",") if isinstance(split, str) else split for split in splits]
+    dtype = find_dtype(facts.get("dtype", ""))
+    return Communication(
+        kind=kind,
+        operand_bytes=_first_known(_bytes(operands), _stated_bytes(facts.get("in_msg_nelems", ""), dtype)),
+        result_bytes=_first_known(_bytes(results), _stated_bytes(facts.get("out_msg_nelems", ""), dtype)),
+        group=group,
+        ranks=range(start, start + stride * size, stride) if has_range else (),
+        group_size=size,
+        local_peer=_number(values, index - 1) if kind.node is not NodeKind.COLLECTIVE else -1,
+        sequence=_number(sequence if is_list(sequence) else [sequence], 0),
+        ragged=any(map(_differ, parts)),
+        reads=tuple(tensor.storage for tensor in operands),
+        writes=tuple(tensor.storage for tensor in results),
+    )
+
+
+def _first_known(*candidates: float) -> float:
+    return next((value for value in candidates if not isnan(value)), nan)
+
+
+def _stated_bytes(elements: str, dtype: DType | None) -> float:
+    if not elements.isdecimal() or len(elements) > 18 or dtype is None:
+        return nan
+    return float(dtype.storage_bytes(int(elements)))
+
+
+def recorded_communication(kineto: KinetoTrace, event: int) -> Communication | None:
+    """Return the communication that a host operation of a profile starts, None if it starts none.
+
+    The operation is described as an execution trace would describe it, as far as the profile has its inputs.
+    """
+    host, strings = kineto.host, kineto.strings
+    name = strings[int(host.name_row[event])]
+    dims = _decoded_list(strings[int(host.dims_row[event])])
+    kinds = _decoded_list(strings[int(host.types_row[event])])
+    concrete = _decoded_list(strings[int(host.concrete_row[event])])
+    inputs = EtValues()
+    for index in range(max(len(dims), len(concrete))):
+        kind = str(kinds[index]) if index < len(kinds) else ""
+        shape: object = dims[index] if index < len(dims) else []
+        tensor = _tensor_fields(shape, kind)
+        value = concrete[index] if index < len(concrete) else ""
+        if isinstance(value, str):  # the profiler writes scalars as Python does
+            digits = value.removeprefix("-")
+            is_integer = digits.isdecimal() and len(digits) < 19
+            value = value == "True" if value in ("True", "False") else int(value) if is_integer else value
+        inputs.values.append(value if tensor is None else tensor)
+        inputs.shapes.append(shape)
+        inputs.types.append("" if tensor is None else f"Tensor({kind})")
+    schema = "(bool async_op) ->" if name not in C10D else ""
+    return communication_of(EtNode(event, name, -1, -1, 0, -1, schema, inputs, EtValues(), {}))
+
+
+def _decoded_list(text: str) -> list[Any]:
+    try:
+        return _ANY_LIST.decode(text or "[]")
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def _tensor_fields(shape: object, kind: str) -> list[Any] | None:
+    """Return the six fields of a tensor, of which only size and element type are known; None for a scalar."""
+    dtype = find_dtype(kind) if kind else None
+    if dtype is None or not is_list(shape):
+        return None
+    if not all(type(extent) is int and extent >= 0 for extent in shape):
+        return None
+    elements = prod(shape)
+    return [0, 0, 0, elements, dtype.storage_bytes(1), ""] if elements < 1 << 60 else None
 
 
 def merged(facts: Communication, others: Communication | None) -> Communication:
-    """``facts`` with what only ``others`` say of the same communication."""
+    """Return ``facts`` completed by those that only ``others`` state about the same communication."""
     if others is None:
         return facts
     return replace(
         facts,
-        operand_bytes=_first(facts.operand_bytes, others.operand_bytes),
-        result_bytes=_first(facts.result_bytes, others.result_bytes),
+        operand_bytes=_first_known(facts.operand_bytes, others.operand_bytes),
+        result_bytes=_first_known(facts.result_bytes, others.result_bytes),
         group=facts.group or others.group,
         ranks=facts.ranks or others.ranks,
         group_size=max(facts.group_size, others.group_size),
@@ -451,17 +498,17 @@ def merged(facts: Communication, others: Communication | None) -> Communication:
 
 
 def payload_bytes(facts: Communication, group_size: int) -> float:
-    """The payload in Chakra's sense: the shard of a gather, else the whole buffer of the rank."""
+    """Return the payload as Chakra defines it: the shard of a gather, else the whole buffer of the rank."""
     operand, result = facts.operand_bytes, facts.result_bytes
     size = float(group_size) if group_size > 0 else nan
-    match facts.meaning.node, facts.meaning.collective:
+    match facts.kind.node, facts.kind.collective:
         case NodeKind.RECV, _:
-            return _first(result, operand)
+            return _first_known(result, operand)
         case _, CollectiveKind.ALL_GATHER | CollectiveKind.GATHER:
-            return _first(operand, result / size)
+            return _first_known(operand, result / size)
         case _, CollectiveKind.REDUCE_SCATTER:
-            return _first(operand, result * size)
+            return _first_known(operand, result * size)
         case _, CollectiveKind.SCATTER:
-            return _first(result * size, operand)
+            return _first_known(result * size, operand)
         case _:
-            return _first(operand, result)
+            return _first_known(operand, result)

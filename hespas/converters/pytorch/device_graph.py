@@ -1,8 +1,13 @@
-"""The graph of a rank's device work: one node per device event, in order of start.
+"""Graph of the device work of one rank: one node per device event, in order of start.
 
-Nodes of a queue follow each other; streams wait for each other where the trace tells; data dependencies come
-from the storages of the operations behind the nodes. An event whose cause is not in the trace (launched
-before the window, replayed from a captured graph) is a node like any other.
+Nodes of a queue follow each other. Streams wait for each other where the trace shows it. Data dependencies
+come from the storages of the operations that caused the nodes. An event whose cause is not in the trace
+(launched before the window, or replayed from a captured graph) is a node like any other.
+
+If the profiler recorded synchronisation (category ``cuda_sync``), waits name their streams. Otherwise only
+the calls are recorded. Then a stream wait belongs to the next launch of its thread and waits for the last
+launch on each other stream; a synchronisation of the host waits for all work that had ended when it returned.
+Inferred waits that the measured times contradict are dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,25 +20,28 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops import EventCosts, Launches, clock_ns, event_costs, lanes_of
-from hespas.converters.pytorch.communication import Communication, states_communication
-from hespas.converters.pytorch.draft import Draft, Edges, chain, flow_of
+from hespas.converters.measured_ops import LaunchTimes, clock_ns, event_costs, lanes_of
+from hespas.converters.pytorch.communication import states_communication
+from hespas.converters.pytorch.draft import Edges, GraphDraft, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
-from hespas.converters.pytorch.kernels import owner_with_shapes, thread_key
 from hespas.converters.pytorch.linked import LinkedTrace
+from hespas.converters.pytorch.links import owner_with_shapes, thread_key
 from hespas.graph import Diagnostics, Findings, RaggedArray
 from hespas.graph.columns import FloatArray, IntArray, at_rows, distinct_rows
 
 __all__ = ["device_draft"]
 
+_COARSE_CLOCK_NS = 1000
+_MAX_HISTORY = 256
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Nodes:
-    """Device events in order of start, and behind them communications that no event shows.
+class _DeviceNodes:
+    """Device events and communications without a device event, in order of start, then of stream.
 
-    ``event`` is the row of the device event (-1: none), ``host`` the operation of the host that caused it,
-    ``queue`` a number for its device and stream (-1 for what no event shows), or one of its own where it
-    overlaps what is ahead of it on its stream.
+    ``event`` is the row of the device event (-1: none), ``host`` the host operation that caused it. ``queue``
+    numbers device and stream (-1 without a device event); a node that overlaps the one before it on its
+    stream has a queue of its own, numbered after those in ``queues``.
     """
 
     event: IntArray
@@ -44,172 +52,87 @@ class _Nodes:
     queue: IntArray
     queues: dict[tuple[int, int], int]
 
+    @classmethod
+    def of(cls, linked: LinkedTrace, hidden: list[int]) -> _DeviceNodes:
+        """Return the nodes of all device events and of ``hidden``, the host operations without one."""
+        device, host = linked.kineto.device, linked.kineto.host
+        extra = np.array(hidden, np.int64)
+        event = np.concatenate([np.arange(len(device)), np.full(len(extra), -1)])
+        start = np.concatenate([device.start_ns, host.start_ns[extra]])
+        duration = np.concatenate([device.duration_ns.astype(np.float64), np.full(len(extra), np.nan)])
+        end = np.concatenate([device.end_ns, host.start_ns[extra]])
+        stream = np.concatenate([device.stream, np.full(len(extra), -1)])
+        order = np.lexsort((stream, start))
+        cause = np.concatenate([linked.links.host, extra])
+        keys, queue_of_event = distinct_rows(device.device, device.stream)
+        queues = {(number, stream): queue for queue, (number, stream) in enumerate(keys)}
+        queue = at_rows(queue_of_event, event[order], -1)
+        nodes = cls(event[order], cause[order], start[order], end[order], duration[order], queue, queues)
+        since_ns = nodes.since_first_ns
+        until_ns = since_ns + (nodes.end_ns - nodes.start_ns)
+        lanes = lanes_of(queue, since_ns, until_ns, clock_ns(since_ns, until_ns))
+        return replace(nodes, queue=lanes)
 
-def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> Draft:
-    """The nodes and dependencies of all device work. Device time is that of the events, to the ns."""
-    device = linked.kineto.device
-    talks_of_host = linked.communications()
-    talks, used = linked.kernel_talks()
-    strings, names = linked.kineto.strings, linked.kineto.host.name_row
+    @property
+    def first_ns(self) -> int:
+        """Start of the first device event."""
+        shown = self.event >= 0
+        return int(self.start_ns[shown].min()) if shown.any() else 0
+
+    @property
+    def since_first_ns(self) -> FloatArray:
+        """Start of each node since the first device event."""
+        return (self.start_ns - self.first_ns).astype(np.float64)
+
+    def possible(self, edges: Edges, findings: Findings) -> Edges:
+        """Drop dependencies that the measured times contradict; they come from a reused storage."""
+        fits = edges.possible(self.queue, self.start_ns, self.end_ns)
+        message = "dependencies through a storage that the measured times contradict are dropped"
+        findings.info("contradicted-dependency", message, int((~fits).sum()))
+        return edges.where(fits)
+
+
+def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> GraphDraft:
+    """Return the nodes and dependencies of all device work. Device time equals that of the events,
+    to the ns.
+    """
+    device, host, trace = linked.kineto.device, linked.kineto.host, linked.trace
+    host_comms = linked.host_communications()
+    event_comms, used = linked.kernel_communications()
+    strings = linked.kineto.strings
     hidden = [
         event
-        for event in talks_of_host
-        if event not in used and not states_communication(strings[int(names[event])])
+        for event in host_comms
+        if event not in used and not states_communication(strings[int(host.name_row[event])])
     ]
-    nodes = _nodes(linked, hidden)
-    place = np.full(len(device), -1, np.int64)
-    shown = nodes.event >= 0
-    place[nodes.event[shown]] = np.flatnonzero(shown)
-    all_talks = {int(place[event]): talk for event, talk in talks.items()}
-    for node in np.flatnonzero(~shown).tolist():
-        all_talks[node] = talks_of_host[int(nodes.host[node])]
+    nodes = _DeviceNodes.of(linked, hidden)
     findings = diagnostics.about(path, "pytorch")
-    message = "communications that no device event shows, kept without a time"
+    message = "communications have no device event and no time"
     findings.warning("communication-without-kernel", message, len(hidden))
-    order = _order(linked, nodes, findings)
-    types = _dataflow(linked, _owners(linked, nodes.host))
-    data = _possible(types.data, nodes, findings)
-    later = _possible(types.order, nodes, findings)
-    flow = replace(types, data=data, order=Edges.joined(order.waits, later))
-    costs = event_costs(linked.profile(path), diagnostics)
-    costs = costs.placed(nodes.event[shown], np.flatnonzero(shown), len(nodes.event))
-    launches = _launches(linked, nodes, order.let_go, findings)
-    draft = _draft(linked, nodes, costs, flow, name=name, talks=all_talks)
-    return replace(draft, launches=launches)
-
-
-def _nodes(linked: LinkedTrace, hidden: list[int]) -> _Nodes:
-    """Device events and hidden communications by start, then by stream."""
-    device, host = linked.kineto.device, linked.kineto.host
-    extra = np.array(hidden, np.int64)
-    event = np.concatenate([np.arange(len(device)), np.full(len(extra), -1)])
-    start = np.concatenate([device.start_ns, host.start_ns[extra]])
-    duration = np.concatenate([device.duration_ns.astype(np.float64), np.full(len(extra), np.nan)])
-    end = np.concatenate([device.end_ns, host.start_ns[extra]])
-    stream = np.concatenate([device.stream, np.full(len(extra), -1)])
-    order = np.lexsort((stream, start))
-    cause = np.concatenate([linked.links.host, extra])
-    keys, of_event = distinct_rows(device.device, device.stream)
-    queues = {(number, stream): place for place, (number, stream) in enumerate(keys)}
-    start, end = start[order], end[order]
-    since = _since_first(start, event[order])
-    until = since + (end - start)
-    queue = lanes_of(at_rows(of_event, event[order], -1), since, until, clock_ns(since, until))
-    return _Nodes(event[order], cause[order], start, end, duration[order], queue, queues)
-
-
-def _since_first(start_ns: IntArray, event: IntArray) -> FloatArray:
-    """Time since the first device event."""
-    shown = event >= 0
-    first_ns = int(start_ns[shown].min()) if shown.any() else 0
-    return (start_ns - first_ns).astype(np.float64)
-
-
-def _possible(edges: Edges, nodes: _Nodes, findings: Findings) -> Edges:
-    """Dependencies between queues that the measured times allow; a reused storage makes others."""
-    fits = edges.possible(nodes.queue, nodes.start_ns, nodes.end_ns)
-    message = "dependencies through a storage that the measured times contradict are left out"
-    findings.info("contradicted-dependency", message, int((~fits).sum()))
-    return edges.where(fits)
-
-
-class _Order(NamedTuple):
-    """``waits``: of device work for device work, on its stream or another. ``let_go``: of a call of the host
-    that launched a node, for device work whose end a synchronisation before it waited for.
-    """
-
-    waits: Edges
-    let_go: Edges
-
-
-def _launches(linked: LinkedTrace, nodes: _Nodes, let_go: Edges, findings: Findings) -> Launches:
-    """The calls that launched nodes, on the clock of their starts."""
-    launch, calls = linked.kineto.launch, at_rows(linked.links.launch, nodes.event, -1)
-    known = calls >= 0
-    since = _since_first(nodes.start_ns, nodes.event)
-    if not known.any():
-        return Launches.none(len(since))
-    first_ns = int(nodes.start_ns[nodes.event >= 0].min())
-    at_ns = np.where(known, (launch.start_ns - first_ns)[calls].astype(np.float64), np.nan)
-    thread = np.unique(thread_key(launch)[calls], return_inverse=True)[1].reshape(-1)
-    message = "device events start before their launch does, which is left out: two clocks"
-    findings.warning("launch-after-start", message, int((at_ns > since).sum()))
-    found = Launches.recorded(at_ns, thread, since)
-    of = found.of[let_go.consumer]
-    return replace(found, let_go=(of[of >= 0], let_go.producer[of >= 0]))
-
-
-def _order(linked: LinkedTrace, nodes: _Nodes, findings: Findings) -> _Order:
-    """Stream order and waits."""
-    waits, let_go = _waits(linked.kineto, at_rows(linked.links.launch, nodes.event, -1), nodes, findings)
+    launch = at_rows(linked.links.launch, nodes.event, -1)
+    waits, released = _waits(linked.kineto, launch, nodes, findings)
     message = "device events overlap the one before them on their stream and get streams of their own"
     findings.warning("overlap-on-stream", message, int((nodes.queue >= len(nodes.queues)).sum()))
-    return _Order(Edges.joined(chain(nodes.queue), waits), let_go)
-
-
-def _streams(own: IntArray, nodes: _Nodes) -> IntArray:
-    """The stream of each node; those of queues that no stream has follow the largest."""
-    streams = at_rows(own, nodes.event, -1)
-    apart = nodes.queue - len(nodes.queues)
-    return np.where(apart >= 0, int(streams.max(initial=-1)) + 1 + apart, streams)
-
-
-def _owners(linked: LinkedTrace, host: IntArray) -> IntArray:
-    """The row of the execution trace behind each node: the innermost operation that both records have."""
-    rows = linked.rows[: len(linked.kineto.host)]
-    return at_rows(rows, nearest(rows >= 0, linked.nesting.parent, host), -1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Dataflow:
-    """Dependencies, and tensor types per node."""
-
-    data: Edges
-    order: Edges
-    operands: RaggedArray
-    results: RaggedArray
-
-
-def _dataflow(linked: LinkedTrace, owner: IntArray) -> _Dataflow:
-    """Data and order dependencies, and tensor types: operands at the first node of an operation, results at
-    its last.
-    """
-    count = len(owner)
-    trace = linked.trace
-    owned = np.flatnonzero(owner >= 0)
-    if trace is None or not len(owned):
-        return _Dataflow(Edges.empty(), Edges.empty(), RaggedArray.empty(count), RaggedArray.empty(count))
-    rows, first = np.unique(owner[owned], return_index=True)
-    first = owned[first]
-    last = np.zeros(len(rows), np.int64)
-    np.maximum.at(last, np.searchsorted(rows, owner[owned]), owned)
-    flow = flow_of(trace.reads.take(rows), trace.writes.take(rows))
-    data = Edges(first[flow.data.consumer], last[flow.data.producer])
-    order = Edges(first[flow.order.consumer], last[flow.order.producer])
-    operands, results = (
-        trace.operands.take(rows).moved(first, count),
-        trace.results.take(rows).moved(last, count),
-    )
-    return _Dataflow(data, order, operands, results)
-
-
-def _draft(
-    linked: LinkedTrace,
-    nodes: _Nodes,
-    costs: EventCosts,
-    flow: _Dataflow,
-    *,
-    name: str,
-    talks: dict[int, Communication],
-) -> Draft:
-    device, host, trace = linked.kineto.device, linked.kineto.host, linked.trace
+    flow = _dataflow(linked, nodes.host)
+    data = nodes.possible(flow.data, findings)
+    control = Edges.joined(chain(nodes.queue), waits, nodes.possible(flow.order, findings))
     shown = nodes.event >= 0
+    node_of = np.full(len(device), -1, np.int64)
+    node_of[nodes.event[shown]] = np.flatnonzero(shown)
+    comms = {int(node_of[event]): comm for event, comm in event_comms.items()}
+    for node in np.flatnonzero(~shown).tolist():
+        comms[node] = host_comms[int(nodes.host[node])]
+    costs = event_costs(linked.profile(path), diagnostics)
+    costs = costs.placed(nodes.event[shown], np.flatnonzero(shown), len(nodes.event))
+    if trace:
+        costs = replace(costs, types=trace.types.build(), operands=flow.operands, results=flow.results)
     owner = owner_with_shapes(host, linked.nesting, nodes.host)
     framework = at_rows(host.name_row, np.where(owner >= 0, owner, nodes.host), 0)
     category = at_rows(device.category_row, nodes.event, 0)
-    if trace:
-        costs = replace(costs, types=trace.types.build(), operands=flow.operands, results=flow.results)
-    return Draft(
+    stream = at_rows(device.own_streams(), nodes.event, -1)
+    extra_queue = nodes.queue - len(nodes.queues)
+    stream = np.where(extra_queue >= 0, int(stream.max(initial=-1)) + 1 + extra_queue, stream)
+    return GraphDraft(
         name=name,
         strings=linked.strings.build(),
         id=np.arange(len(nodes.event), dtype=np.uint64),
@@ -217,35 +140,82 @@ def _draft(
         op_row=np.where(framework > 0, framework, category),
         framework_row=framework,
         costs=costs,
-        stream=_streams(device.own_streams(), nodes),
+        stream=stream,
         queue=nodes.queue,
         duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
-        start_ns=np.where(shown, _since_first(nodes.start_ns, nodes.event), np.nan),
-        data=flow.data,
-        control=flow.order,
-        talks=talks,
+        start_ns=np.where(shown, nodes.since_first_ns, np.nan),
+        data=data,
+        control=control,
+        communications=comms,
+        launches=_launch_times(linked, nodes, released, findings),
     )
 
 
-# Which device work waits for other streams or for the host, as far as a trace tells.
-#
-# Where the profiler recorded synchronisation (category ``cuda_sync``), streams are stated. Elsewhere the
-# calls are there, but not their streams; then a stream wait belongs to the next launch of its thread and is
-# for what was launched last on the other streams, a synchronisation of the host is for what had ended when
-# it returned. An inferred wait that the measured times contradict is dropped and counted.
+def _launch_times(
+    linked: LinkedTrace, nodes: _DeviceNodes, released: Edges, findings: Findings
+) -> LaunchTimes:
+    """Return the calls that launched nodes, on the clock of the nodes' starts."""
+    calls, call = linked.kineto.launch, at_rows(linked.links.launch, nodes.event, -1)
+    since_ns = nodes.since_first_ns
+    if not (call >= 0).any():
+        return LaunchTimes.none(len(since_ns))
+    at_ns = np.where(call >= 0, (calls.start_ns - nodes.first_ns)[call].astype(np.float64), np.nan)
+    thread = np.unique(thread_key(calls)[call], return_inverse=True)[1].reshape(-1)
+    message = "launches after the start of their device event are ignored: two clocks"
+    findings.warning("launch-after-start", message, int((at_ns > since_ns).sum()))
+    times = LaunchTimes.recorded(at_ns, thread, since_ns)
+    launch = times.of[released.consumer]
+    return replace(times, released=(launch[launch >= 0], released.producer[launch >= 0]))
 
 
-class _Call(Enum):
+class _StorageDataflow(NamedTuple):
+    """Dependencies through storages, and tensor types per node."""
+
+    data: Edges
+    order: Edges
+    operands: RaggedArray
+    results: RaggedArray
+
+
+def _dataflow(linked: LinkedTrace, host: IntArray) -> _StorageDataflow:
+    """Return data and order dependencies of nodes that these host operations caused.
+
+    An operation has its operands at its first node and its results at its last one. It is the innermost
+    operation that both the profile and the execution trace have.
+    """
+    count, trace = len(host), linked.trace
+    trace_rows = linked.rows[: len(linked.kineto.host)]
+    owner = at_rows(trace_rows, nearest(trace_rows >= 0, linked.nesting.parent, host), -1)
+    owned = np.flatnonzero(owner >= 0)
+    if trace is None or not len(owned):
+        nothing = RaggedArray.empty(count)
+        return _StorageDataflow(Edges.empty(), Edges.empty(), nothing, nothing)
+    rows, first = np.unique(owner[owned], return_index=True)
+    first = owned[first]
+    last = np.zeros(len(rows), np.int64)
+    np.maximum.at(last, np.searchsorted(rows, owner[owned]), owned)
+    flow = flow_of(trace.reads.take(rows), trace.writes.take(rows))
+    return _StorageDataflow(
+        data=Edges(first[flow.data.consumer], last[flow.data.producer]),
+        order=Edges(first[flow.order.consumer], last[flow.order.producer]),
+        operands=trace.operands.take(rows).moved(first, count),
+        results=trace.results.take(rows).moved(last, count),
+    )
+
+
+class _SyncCall(Enum):
+    """Calls of the host that wait, or make a stream wait, for device work."""
+
     DEVICE_SYNC = 0
     STREAM_SYNC = 1
     STREAM_WAIT = 2
     BLOCKING_COPY = 3
 
 
-_CALLS: MappingProxyType[str, _Call] = MappingProxyType(
+_SYNC_CALLS: MappingProxyType[str, _SyncCall] = MappingProxyType(
     {
         **dict.fromkeys(
-            ["cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"], _Call.DEVICE_SYNC
+            ["cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"], _SyncCall.DEVICE_SYNC
         ),
         **dict.fromkeys(
             [
@@ -256,152 +226,158 @@ _CALLS: MappingProxyType[str, _Call] = MappingProxyType(
                 "hipEventSynchronize",
                 "cuEventSynchronize",
             ],
-            _Call.STREAM_SYNC,
+            _SyncCall.STREAM_SYNC,
         ),
         **dict.fromkeys(
-            ["cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"], _Call.STREAM_WAIT
+            ["cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"], _SyncCall.STREAM_WAIT
         ),
-        **dict.fromkeys(["cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"], _Call.BLOCKING_COPY),
+        **dict.fromkeys(["cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"], _SyncCall.BLOCKING_COPY),
     }
 )
-_COARSE_CLOCK_NS = 1000
 
 
-class _Stated(NamedTuple):
-    """A wait with its streams: ``queue`` waits for what ``producer`` had launched before ``record_ns``."""
+class _StreamWait(NamedTuple):
+    """A wait with its streams: ``queue`` waits for the work of ``producer`` launched before ``record_ns``."""
 
     queue: int
     producer: int
     record_ns: int
 
+    @classmethod
+    def recorded(cls, trace: KinetoTrace, queues: dict[tuple[int, int], int]) -> dict[int, _StreamWait]:
+        """Return the recorded stream waits by the correlation of their call."""
+        sync = trace.sync
+        if not len(sync):
+            return {}
+        start_ns = dict(zip(trace.launch.correlation.tolist(), trace.launch.start_ns.tolist(), strict=True))
+        waits: dict[int, _StreamWait] = {}
+        columns = (sync.correlation, sync.device, sync.stream, sync.wait_on_stream, sync.record)
+        for correlation, device, stream, wait_on, record in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            queue = queues.get((max(device, 0), stream), -1)
+            producer = queues.get((max(device, 0), wait_on), -1)
+            if correlation >= 0 and queue >= 0 and producer >= 0 and record in start_ns:
+                waits[correlation] = cls(queue, producer, start_ns[record])
+        return waits
+
 
 @dataclass(slots=True)
-class _Barrier:
-    """What a thread of the host has waited for, and the queues that know of it."""
+class _HostBarrier:
+    """Nodes that a thread of the host has waited for, and the queues that already wait for them."""
 
     producers: list[int] = field(default_factory=list[int])
     informed: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
-class _Walk:
-    """The calls of the host in order of time, with what they launched."""
+class _LaunchOrder:
+    """Calls of the host in order of time, with the nodes that they launched.
+
+    ``last`` is the last node of each queue, ``history`` all with their launch times. ``by_thread`` and
+    ``by_queue`` are nodes for which the next launch of a thread or into a queue waits. ``pairs`` are the
+    waits of nodes for nodes; ``synced`` holds, per pair of queues, the last node waited for. ``released`` are
+    pairs of a launched node and a node whose end released the launching thread.
+    """
 
     queue: list[int]
     start_ns: list[int]
     end_ns: list[int]
     last: dict[int, int] = field(default_factory=dict[int, int])
     history: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
-    barriers: dict[int, _Barrier] = field(default_factory=dict[int, _Barrier])
+    barriers: dict[int, _HostBarrier] = field(default_factory=dict[int, _HostBarrier])
     by_thread: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     by_queue: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    released: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    let_go: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    known: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    waited_for: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    released: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    synced: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     contradicted: int = 0
 
-    def launched(self, node: int, thread: int, at_ns: int) -> None:
-        """A node is put into its queue."""
+    def launch(self, node: int, thread: int, at_ns: int) -> None:
+        """Append a node to its queue."""
         queue = self.queue[node]
-        self.let_go += [(node, producer) for producer in self.released.pop(thread, ())]
+        self.released += [(node, producer) for producer in self.waited_for.pop(thread, ())]
         waiting = self.by_thread.pop(thread, [])
-        others = [producer for producer in waiting if self.queue[producer] != queue]
-        others += self.by_queue.pop(queue, [])
+        producers = [producer for producer in waiting if self.queue[producer] != queue]
+        producers += self.by_queue.pop(queue, [])
         barrier = self.barriers.get(thread)
         if barrier and queue not in barrier.informed:
             barrier.informed.add(queue)
-            others += barrier.producers
-        for producer in dict.fromkeys(others):
-            way = queue, self.queue[producer]
-            if producer <= self.known.get(way, -1) or producer == node:
-                continue  # an earlier node of the queue waited for it, or for something behind it
+            producers += barrier.producers
+        for producer in dict.fromkeys(producers):
+            queues = queue, self.queue[producer]
+            if producer <= self.synced.get(queues, -1) or producer == node:
+                continue  # an earlier node of the queue waited for it, or for a later node
             if producer < node and self.end_ns[producer] <= self.start_ns[node]:
                 self.pairs.append((node, producer))
-                self.known[way] = producer
+                self.synced[queues] = producer
             else:
                 self.contradicted += 1
         self.last[queue] = node
         self.history.setdefault(queue, []).append((at_ns, node))
 
-    def host_waits(self, thread: int, until_ns: int, *, all_queues: bool) -> None:
-        """The thread goes on at ``until_ns``, when what it waited for had ended."""
+    def wait_on_host(self, thread: int, until_ns: int, *, all_queues: bool) -> None:
+        """Block a thread until ``until_ns``, when the work that it waits for has ended."""
         ended = [node for node in self.last.values() if self.end_ns[node] <= until_ns + _COARSE_CLOCK_NS]
         if not all_queues and ended:
             ended = [max(ended, key=lambda node: self.end_ns[node])]
         if ended:
-            self.barriers[thread] = _Barrier(ended)
-            self.released[thread] = ended
+            self.barriers[thread] = _HostBarrier(ended)
+            self.waited_for[thread] = ended
 
-    def stated_wait(self, wait: _Stated) -> None:
-        """A queue waits for what stood in another one when an event was recorded there."""
-        before = [
-            node for at_ns, node in self.history.get(wait.producer, [])[-256:] if at_ns <= wait.record_ns
-        ]
+    def wait_on_stream(self, wait: _StreamWait) -> None:
+        """Make a queue wait for the last node of another one when the event was recorded there."""
+        recent = self.history.get(wait.producer, [])[-_MAX_HISTORY:]
+        before = [node for at_ns, node in recent if at_ns <= wait.record_ns]
         if before:
             self.by_queue.setdefault(wait.queue, []).append(before[-1])
 
 
-def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Findings) -> _Order:
-    """Dependencies of nodes that a call ``launched`` (-1: it is not in the trace). Walks over the calls in
-    order of time: O((calls + launches) log).
+def _waits(
+    trace: KinetoTrace, launch: IntArray, nodes: _DeviceNodes, findings: Findings
+) -> tuple[Edges, Edges]:
+    """Return waits of nodes for nodes, and releases of launching threads by nodes.
+
+    ``launch`` is the call that launched each node (-1: not in the trace). Releases are pairs of a launched
+    node and a node for whose end a synchronisation before the launch waited. O((calls + launches) log).
     """
-    launch = trace.launch
-    if not len(launch):
-        return _Order(Edges.empty(), Edges.empty())
-    names: list[int] = np.unique(launch.name_row).tolist()
-    kind_of = {row: _CALLS.get(trace.strings[row]) for row in names}
-    called: list[_Call | None] = [kind_of[row] for row in launch.name_row.tolist()]
-    stated = _stated(trace, nodes.queues)
-    caused: dict[int, list[int]] = {}
-    for node, call in enumerate(launched.tolist()):
+    calls = trace.launch
+    if not len(calls):
+        return Edges.empty(), Edges.empty()
+    names: list[int] = np.unique(calls.name_row).tolist()
+    kind_of = {row: _SYNC_CALLS.get(trace.strings[row]) for row in names}
+    kinds: list[_SyncCall | None] = [kind_of[row] for row in calls.name_row.tolist()]
+    recorded = _StreamWait.recorded(trace, nodes.queues)
+    launched: dict[int, list[int]] = {}
+    for node, call in enumerate(launch.tolist()):
         if call >= 0:
-            caused.setdefault(call, []).append(node)
-    walk = _Walk(nodes.queue.tolist(), nodes.start_ns.tolist(), nodes.end_ns.tolist())
-    wanted = np.array([kind is not None for kind in called])
-    wanted[list(caused)] = True
-    rows = np.flatnonzero(wanted)
-    rows = rows[np.argsort(launch.start_ns[rows], kind="stable")]
-    columns = (
-        rows,
-        *(each[rows] for each in (thread_key(launch), launch.start_ns, launch.end_ns, launch.correlation)),
-    )
-    counts = [0, 0]
-    listed: list[list[int]] = [each.tolist() for each in columns]
-    for row, thread, start_ns, end_ns, correlation in zip(*listed, strict=True):
-        for node in caused.get(row, ()):
-            walk.launched(node, thread, start_ns)
-        kind = called[int(row)]
+            launched.setdefault(call, []).append(node)
+    order = _LaunchOrder(nodes.queue.tolist(), nodes.start_ns.tolist(), nodes.end_ns.tolist())
+    relevant = np.array([kind is not None for kind in kinds])
+    relevant[list(launched)] = True
+    rows = np.flatnonzero(relevant)
+    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
+    columns = (thread_key(calls), calls.start_ns, calls.end_ns, calls.correlation)
+    lists: list[list[int]] = [rows.tolist(), *(column[rows].tolist() for column in columns)]
+    num_stated = num_inferred = 0
+    for row, thread, start_ns, end_ns, correlation in zip(*lists, strict=True):
+        for node in launched.get(row, ()):
+            order.launch(node, thread, start_ns)
+        kind = kinds[row]
         if kind is None:
             continue
-        exact = stated.get(correlation)
-        counts[exact is None] += 1
-        if exact is not None and kind is _Call.STREAM_WAIT:
-            walk.stated_wait(exact)
-        elif kind is _Call.STREAM_WAIT:
-            walk.by_thread.setdefault(thread, []).extend(walk.last.values())
+        wait = recorded.get(correlation)
+        num_stated += wait is not None
+        num_inferred += wait is None
+        if kind is not _SyncCall.STREAM_WAIT:
+            order.wait_on_host(thread, end_ns, all_queues=kind is _SyncCall.DEVICE_SYNC)
+        elif wait is not None:
+            order.wait_on_stream(wait)
         else:
-            walk.host_waits(thread, end_ns, all_queues=kind is _Call.DEVICE_SYNC)
-    findings.info("stated-waits", "waits recorded with their streams", counts[0])
-    findings.info("inferred-waits", "waits whose streams are inferred from the order of calls", counts[1])
-    message = "inferred dependencies that the measured times contradict, left out"
-    findings.info("contradicted-waits", message, walk.contradicted)
-    return _Order(Edges.of(walk.pairs), Edges.of(walk.let_go))
-
-
-def _stated(trace: KinetoTrace, queues: dict[tuple[int, int], int]) -> dict[int, _Stated]:
-    """Recorded stream waits by the correlation of their call."""
-    sync = trace.sync
-    if not len(sync):
-        return {}
-    recorded = dict(zip(trace.launch.correlation.tolist(), trace.launch.start_ns.tolist(), strict=True))
-    found: dict[int, _Stated] = {}
-    columns = (sync.correlation, sync.device, sync.stream, sync.wait_on_stream, sync.record)
-    for correlation, device, stream, producer, record in zip(
-        *(each.tolist() for each in columns), strict=True
-    ):
-        waiting = queues.get((max(device, 0), stream), -1)
-        waited_for = queues.get((max(device, 0), producer), -1)
-        if correlation >= 0 and waiting >= 0 and waited_for >= 0 and record in recorded:
-            found[correlation] = _Stated(waiting, waited_for, recorded[record])
-    return found
+            order.by_thread.setdefault(thread, []).extend(order.last.values())
+    findings.info("stated-waits", "waits recorded with their streams", num_stated)
+    findings.info("inferred-waits", "waits whose streams are inferred from the order of calls", num_inferred)
+    message = "inferred dependencies that the measured times contradict are dropped"
+    findings.info("contradicted-waits", message, order.contradicted)
+    return Edges.of(order.pairs), Edges.of(order.released)

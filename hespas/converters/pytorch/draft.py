@@ -1,4 +1,4 @@
-"""A graph while it is put together: columns, dependencies, and what communicates with whom."""
+"""Drafts of op graphs: nodes as columns, dependencies, and the communication of each node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.measured_ops import EventCosts, Launches, tell_waits, with_waits
-from hespas.converters.pytorch.communication import Communication, Groups, Members, payload_bytes
+from hespas.converters.measured_ops import EventCosts, LaunchTimes, report_waits, with_waits
+from hespas.converters.pytorch.communication import Communication, JobGroups, Members, payload_bytes
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
@@ -33,138 +33,138 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import FormatError
 
-__all__ = ["Draft", "Edges", "Rank", "assembled", "chain", "flow_of"]
-
-# Who needs whose data: from the storages that operations read and write, in order of execution.
+__all__ = ["Edges", "GraphDraft", "TraceRank", "assembled", "chain", "flow_of"]
 
 
 class Edges(NamedTuple):
-    """Dependencies as pairs: ``consumer`` waits for ``producer``."""
+    """Dependencies as pairs of nodes: ``consumer`` waits for ``producer``."""
 
     consumer: IntArray
     producer: IntArray
 
     @classmethod
     def empty(cls) -> Self:
-        """No dependency."""
+        """Return no dependencies."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[int, int]]) -> Self:
-        """Those of pairs of consumer and producer."""
+        """Return dependencies from pairs of consumer and producer."""
         consumer, producer = np.array(pairs, np.int64).reshape(-1, 2).T
         return cls(consumer, producer)
 
     @classmethod
-    def joined(cls, *several: Edges) -> Self:
-        """All of them."""
+    def joined(cls, *parts: Edges) -> Self:
+        """Concatenate dependencies."""
         return cls(
-            np.concatenate([each.consumer for each in several]),
-            np.concatenate([each.producer for each in several]),
+            np.concatenate([part.consumer for part in parts]),
+            np.concatenate([part.producer for part in parts]),
         )
 
     def where(self, mask: BoolArray) -> Edges:
-        """Those of the mask."""
+        """Return the dependencies that a mask selects."""
         return Edges(self.consumer[mask], self.producer[mask])
 
     def possible(self, queue: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
-        """Which are within a queue, or allowed by measured times."""
-        found: BoolArray = queue[self.consumer] == queue[self.producer]
-        return found | (end_ns[self.producer] <= start_ns[self.consumer])
+        """Return a mask of dependencies within a queue, or that the measured times allow."""
+        same_queue: BoolArray = queue[self.consumer] == queue[self.producer]
+        return same_queue | (end_ns[self.producer] <= start_ns[self.consumer])
 
     def distinct(self, nodes: int) -> Edges:
-        """Each pair once, by consumer and producer; nobody waits for itself."""
+        """Return each pair once, sorted by consumer and producer, without nodes that wait for themselves."""
         keys = np.unique((self.consumer * max(nodes, 1) + self.producer)[self.consumer != self.producer])
         return Edges(keys // max(nodes, 1), keys % max(nodes, 1))
 
     def without(self, others: Edges, nodes: int) -> Edges:
-        """Those that are not among ``others``."""
+        """Return the dependencies that are not in ``others``."""
         keys = self.consumer * max(nodes, 1) + self.producer
         return self.where(~np.isin(keys, others.consumer * max(nodes, 1) + others.producer))
 
     def latest(self, queue: IntArray) -> Edges:
-        """Of several producers in one queue, the last: nodes of a queue follow each other; -1 is none."""
-        place = queue[self.producer]
-        alone = place < 0
-        rows = np.flatnonzero(~alone)
-        rows = rows[np.lexsort((self.producer[rows], place[rows], self.consumer[rows]))]
-        consumer, where = self.consumer[rows], place[rows]
+        """Keep only the last producer in each queue, because nodes of a queue follow each other; queue -1 is
+        none.
+        """
+        queue_of = queue[self.producer]
+        without_queue = queue_of < 0
+        rows = np.flatnonzero(~without_queue)
+        rows = rows[np.lexsort((self.producer[rows], queue_of[rows], self.consumer[rows]))]
+        consumer, queues = self.consumer[rows], queue_of[rows]
         last = np.ones(len(rows), np.bool_)
-        last[:-1] = (consumer[1:] != consumer[:-1]) | (where[1:] != where[:-1])
-        kept = np.concatenate([np.flatnonzero(alone), rows[last]])
-        return Edges(self.consumer[kept], self.producer[kept])
+        last[:-1] = (consumer[1:] != consumer[:-1]) | (queues[1:] != queues[:-1])
+        selected = np.concatenate([np.flatnonzero(without_queue), rows[last]])
+        return Edges(self.consumer[selected], self.producer[selected])
 
     def csr(self, nodes: int) -> RaggedArray:
-        """As ragged rows, by consumer."""
+        """Return the producers of each consumer as ragged rows."""
         return RaggedArray.from_pairs(self.consumer, self.producer, nodes)
 
 
 def chain(queue: IntArray) -> Edges:
-    """Each node waits for the one before it in its queue; queue -1 is none."""
+    """Make each node wait for the one before it in its queue; queue -1 is none."""
     rows = np.flatnonzero(queue >= 0)
     rows = rows[np.argsort(queue[rows], kind="stable")]
     same = queue[rows[1:]] == queue[rows[:-1]]
     return Edges(rows[1:][same], rows[:-1][same])
 
 
-class _Flow(NamedTuple):
-    """``data``: a reader waits for the last writer. ``order``: a writer waits for earlier readers and writers
-    of the same storage.
+class _StorageFlow(NamedTuple):
+    """Dependencies through storages. ``data``: a reader waits for the last writer. ``order``: a writer waits
+    for earlier readers and writers of the same storage.
     """
 
     data: Edges
     order: Edges
 
 
-def flow_of(reads: RaggedArray, writes: RaggedArray) -> _Flow:
-    """Dependencies between operations that stand in order of execution. O(reads + writes)."""
+def flow_of(reads: RaggedArray, writes: RaggedArray) -> _StorageFlow:
+    """Return dependencies between operations that are in order of execution. O(reads + writes)."""
     data, order = (array("q"), array("q")), (array("q"), array("q"))
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for node, (read, written) in enumerate(zip(reads.to_lists(), writes.to_lists(), strict=True)):
         for storage in read:
-            made = writer.get(storage, -1)
-            if made >= 0:
+            last_writer = writer.get(storage, -1)
+            if last_writer >= 0:
                 data[0].append(node)
-                data[1].append(made)
+                data[1].append(last_writer)
         for storage in written:
             before = readers.pop(storage, [])
-            made = writer.get(storage, -1)
-            if made >= 0:
-                before.append(made)
+            last_writer = writer.get(storage, -1)
+            if last_writer >= 0:
+                before.append(last_writer)
             order[0].extend([node] * len(before))
             order[1].extend(before)
             writer[storage] = node
         for storage in read:
             readers.setdefault(storage, []).append(node)
-    return _Flow(_edges(data), _edges(order))
+    return _StorageFlow(_edges(data), _edges(order))
 
 
 def _edges(pairs: tuple[array[int], array[int]]) -> Edges:
     return Edges(np.array(pairs[0], np.int64), np.array(pairs[1], np.int64))
 
 
-_MOST_LISTED = 1 << 23
-"""Members of all groups that have to be listed one by one."""
+_MAX_LISTED = 1 << 23
+"""Maximum number of members that all groups list one by one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """Which rank of which job a trace is of. ``path`` names it in findings."""
+class TraceRank:
+    """Rank and job of a trace. ``path`` names the trace in diagnostics."""
 
     number: int
-    groups: Groups
+    groups: JobGroups
     path: str
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Draft:
-    """Nodes in order of execution, and what they cost. ``talks`` says which of them communicate.
+class GraphDraft:
+    """Nodes in order of execution with their costs. ``communications`` are by node.
 
-    ``start_ns`` is when nodes started after the first of them (NaN: not measured; None: none was), and
-    ``launches`` what the host did for them. ``data`` and ``control`` are dependencies; those that run against
-    the order are dropped by :func:`assembled`, with a finding. Nodes of a ``queue`` (-1: none) all follow
-    each other in ``control``.
+    ``start_ns`` are starts after the first node (NaN: not measured; None: no node was measured), ``launches``
+    the host calls that launched nodes. ``data`` and ``control`` are dependencies; :func:`assembled` drops and
+    reports those against the order of execution. Nodes of a ``queue`` (-1: none) all follow each other in
+    ``control``.
     """
 
     name: str
@@ -179,32 +179,34 @@ class Draft:
     duration_ns: FloatArray
     data: Edges
     control: Edges
-    talks: dict[int, Communication] = field(default_factory=dict[int, Communication])
+    communications: dict[int, Communication] = field(default_factory=dict[int, Communication])
     start_ns: FloatArray | None = None
-    launches: Launches | None = None
+    launches: LaunchTimes | None = None
 
     def __len__(self) -> int:
         return len(self.name_row)
 
 
-def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
-    """The graph, with waits where starts are known (:mod:`hespas.converters.measured_ops.waits`). Findings:
-    groups and peers that nobody names, dependencies against the order of time.
+def assembled(draft: GraphDraft, rank: TraceRank, diagnostics: Diagnostics) -> OpGraph:
+    """Return the graph, with waits if starts are known (:mod:`hespas.converters.measured_ops.waits`).
+
+    Diagnostics report groups and peers that the trace does not name, and dependencies against the order of
+    time.
     """
     nodes = len(draft)
     backward = draft.data.producer >= draft.data.consumer
     findings = diagnostics.about(rank.path, "pytorch")
     count = int((backward & (draft.data.producer != draft.data.consumer)).sum())
-    findings.info("backward-dependency", "data dependencies against the order of time are left out", count)
+    findings.info("backward-dependency", "data dependencies against the order of time are dropped", count)
     data = draft.data.where(~backward).distinct(nodes)
     control = draft.control.where(draft.control.producer < draft.control.consumer).distinct(nodes)
     control = control.latest(draft.queue).without(data, nodes)
     kind, costs = np.zeros(nodes, np.uint8), draft.costs
-    op_class, tables = costs.op_class.copy(), _Tables(rank)
-    for node, talk in sorted(draft.talks.items()):
-        kind[node] = talk.meaning.node
-        op_class[node] = OpClass.COLLECTIVE if talk.meaning.node is NodeKind.COLLECTIVE else OpClass.P2P
-        tables.add(node, talk)
+    op_class, tables = costs.op_class.copy(), _CommunicationTables(rank)
+    for node, comm in sorted(draft.communications.items()):
+        kind[node] = comm.kind.node
+        op_class[node] = OpClass.COLLECTIVE if comm.kind.node is NodeKind.COLLECTIVE else OpClass.P2P
+        tables.add(node, comm)
     tables.report(findings)
     graph = OpGraph(
         name=draft.name,
@@ -243,14 +245,14 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
     if draft.start_ns is None:
         return graph
     graph = with_waits(graph, draft.start_ns, draft.launches)
-    tell_waits(graph, findings)
+    report_waits(graph, findings)
     return graph
 
 
-class _Tables:
-    """The communication of one rank, as rows of :class:`CollectiveTable` and :class:`P2pTable`."""
+class _CommunicationTables:
+    """Communication of one rank, as rows of :class:`CollectiveTable` and :class:`P2pTable`."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: TraceRank) -> None:
         self.rank = rank
         self.group_sets: dict[GroupSet, int] = {}
         self.permutations: dict[Permutation, int] = {}
@@ -261,64 +263,63 @@ class _Tables:
         self._listed = 0
         self._no_kind = self._no_peer = self._assumed = 0
 
-    def add(self, node: int, talk: Communication) -> None:
-        """Take one communication."""
+    def add(self, node: int, comm: Communication) -> None:
+        """Append one communication."""
         groups = self.rank.groups
-        members = groups.find(talk.group, talk.ranks, talk.group_size)
-        if members is None and talk.is_anonymous and not groups.members and groups.world > 1:
+        members = groups.find(comm.group, comm.ranks, comm.group_size)
+        if members is None and comm.is_anonymous and not groups.members and groups.world > 1:
             members = ()
             self._assumed += 1
-        if members is None and (talk.meaning.node is NodeKind.COLLECTIVE or talk.peer < 0):
-            self._no_group[talk.group] = self._no_group.get(talk.group, 0) + 1
-        size = talk.group_size if members is None else len(members) or groups.world
-        if talk.meaning.node is NodeKind.COLLECTIVE:
+        if members is None and (comm.kind.node is NodeKind.COLLECTIVE or comm.peer < 0):
+            self._no_group[comm.group] = self._no_group.get(comm.group, 0) + 1
+        size = comm.group_size if members is None else len(members) or groups.world
+        if comm.kind.node is NodeKind.COLLECTIVE:
             row = -1 if members is None else self._group_row(members)
-            kind = talk.meaning.collective
-            if talk.ragged and kind is CollectiveKind.ALL_TO_ALL:
+            kind = comm.kind.collective
+            if comm.ragged and kind is CollectiveKind.ALL_TO_ALL:
                 kind = CollectiveKind.RAGGED_ALL_TO_ALL
             self._no_kind += kind is CollectiveKind.UNKNOWN
-            payload = payload_bytes(talk, size)
-            sizes = payload, talk.operand_bytes, talk.result_bytes
+            payload = payload_bytes(comm, size)
+            sizes = payload, comm.operand_bytes, comm.result_bytes
             self.collectives.append((node, kind, row, *sizes, -1, 0))  # no channel, no reduction
             return
-        way, payload = self._way(talk, members), payload_bytes(talk, size)
-        self.messages.append((node, way, payload, max(talk.tag, 0), False))
+        permutation, payload = self._permutation_row(comm, members), payload_bytes(comm, size)
+        self.messages.append((node, permutation, payload, max(comm.tag, 0), False))
 
     def _group_row(self, members: Members) -> int:
-        """The row of the group set of these members. Raises ``FormatError`` for far too many."""
+        """Return the row of the group set of these members. Raises ``FormatError`` for too many members."""
         row = self._rows.get(members)
         if row is None:
-            found = self.rank.groups.group_set(members)
-            self._listed += len(members) if isinstance(found, ExplicitGroups) else 0
-            if self._listed > _MOST_LISTED:
+            group_set = self.rank.groups.group_set(members)
+            self._listed += len(members) if isinstance(group_set, ExplicitGroups) else 0
+            if self._listed > _MAX_LISTED:
                 raise FormatError(
-                    f"its process groups have more than {_MOST_LISTED:,} members",
+                    f"the process groups have more than {_MAX_LISTED:,} members",
                     path=self.rank.path,
-                    position=f"process group {len(self._rows) + 1} of those that are used",
+                    position=f"used process group {len(self._rows) + 1}",
                     hint="was the trace edited? record it again",
                 )
-            row = self._rows[members] = self.group_sets.setdefault(found, len(self.group_sets))
+            row = self._rows[members] = self.group_sets.setdefault(group_set, len(self.group_sets))
         return row
 
-    def _way(self, talk: Communication, members: Members | None) -> int:
-        """The permutation of a message, -1 where the peer is not known."""
-        peer, world, own = talk.peer, self.rank.groups.world, self.rank.number
+    def _permutation_row(self, comm: Communication, members: Members | None) -> int:
+        """Return the row of the permutation of a message, -1 if its peer is unknown."""
+        peer, world, own = comm.peer, self.rank.groups.world, self.rank.number
         if peer < 0 and members is not None:
-            local = talk.local_peer
+            local = comm.local_peer
             peer = local if not members else members[local] if 0 <= local < len(members) else -1
         if not (0 <= peer < world and own < world):
             self._no_peer += 1
             return -1
-        pair = (own, peer) if talk.meaning.node is NodeKind.SEND else (peer, own)
+        pair = (own, peer) if comm.kind.node is NodeKind.SEND else (peer, own)
         return self.permutations.setdefault(Permutation.from_pairs([pair], world), len(self.permutations))
 
     def report(self, findings: Findings) -> None:
-        """Say what nobody stated."""
-        everybody = f"taken for all {self.rank.groups.world:,} ranks"
-        assumed = f"no process group is stated, here or in a list: {everybody}"
+        """Report groups, kinds and peers that the trace does not state."""
+        assumed = f"no process group is stated, so a group of all {self.rank.groups.world:,} ranks is assumed"
         findings.warning("group-assumed", assumed, self._assumed)
         names = ", ".join(sorted(self._no_group)[:4]) or "no name"
-        message = f"communications of process groups that no list holds ({names}): taken for all ranks"
+        message = f"communications of unlisted process groups ({names}): all ranks are assumed"
         findings.info("group-not-stated", message, sum(self._no_group.values()))
         message = "communication kernels whose operation is not recorded"
         findings.warning("unknown-collective", message, self._no_kind)

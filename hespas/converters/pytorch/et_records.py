@@ -1,14 +1,16 @@
-"""The JSON of a host execution trace, by schema (``execution_trace_observer.cpp`` of PyTorch).
+"""JSON of host execution traces, by schema (``execution_trace_observer.cpp`` of PyTorch).
 
-Source: https://github.com/pytorch/pytorch.
-Schema 1.0.1 has flat nodes; from 1.0.2 on nodes have Chakra's layout, with ``ctrl_deps`` the call-stack
-parent. Either becomes an :class:`EtNode`.
+Source: https://github.com/pytorch/pytorch. Schema 1.0.1 has flat nodes. From 1.0.2 on nodes have Chakra's
+layout, and ``ctrl_deps`` is the call-stack parent. Both become an :class:`EtNode`. A tensor is recorded as
+``[tensor, storage, offset, elements, element bytes, device]``; its shape and its element type
+(``Tensor(float)``) are separate fields. Lists of tensors nest.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -25,8 +27,8 @@ __all__ = [
     "COMMUNICATION_RECORD",
     "SCHEMAS",
     "EtNode",
-    "Tensor",
-    "Values",
+    "EtTensor",
+    "EtValues",
     "argument",
     "is_list",
     "mutated_arguments",
@@ -39,8 +41,8 @@ _LARGEST = (1 << 63) - 1
 COMMUNICATION_RECORD = "record_param_comms"
 
 
-class Values(msgspec.Struct, gc=False):
-    """Arguments or results: what they are, their shapes, the names of their types, and their strides."""
+class EtValues(msgspec.Struct, gc=False):
+    """Arguments or results: values, shapes, names of types, and strides."""
 
     values: list[Any] = msgspec.field(default_factory=list[Any])
     shapes: list[Any] = msgspec.field(default_factory=list[Any])
@@ -49,8 +51,8 @@ class Values(msgspec.Struct, gc=False):
 
 
 class EtNode(NamedTuple):
-    """One operation of the host. ``parent`` is the id of the call around it, ``facts`` what a record of
-    communication states by name.
+    """One operation of the host. ``parent`` is the id of the enclosing call; ``facts`` are the attributes of
+    a communication record.
     """
 
     id: int
@@ -60,20 +62,20 @@ class EtNode(NamedTuple):
     thread: int
     sequence: int
     op_schema: str
-    inputs: Values
-    outputs: Values
+    inputs: EtValues
+    outputs: EtValues
     facts: Mapping[str, str]
 
 
 class _EtFile(NamedTuple):
-    """A trace, with its nodes still to be decoded."""
+    """A trace whose nodes are decoded lazily."""
 
     schema: str
     process: str
     nodes: Iterator[EtNode]
 
 
-class _File(msgspec.Struct):
+class _EtDocument(msgspec.Struct):
     schema: str = ""
     pid: int | str | None = None
     nodes: list[msgspec.Raw] | None = None
@@ -95,7 +97,7 @@ class _FlatNode(msgspec.Struct, gc=False):
     output_types: list[str] = msgspec.field(default_factory=list[str])
 
 
-class _Attribute(msgspec.Struct, gc=False):
+class _NodeAttribute(msgspec.Struct, gc=False):
     name: str
     value: msgspec.Raw = msgspec.Raw(b"")
 
@@ -104,54 +106,49 @@ class _ChakraNode(msgspec.Struct, gc=False):
     id: int
     name: str
     ctrl_deps: int | list[int] | None = None
-    inputs: Values = msgspec.field(default_factory=Values)
-    outputs: Values = msgspec.field(default_factory=Values)
-    attrs: list[_Attribute] = msgspec.field(default_factory=list[_Attribute])
+    inputs: EtValues = msgspec.field(default_factory=EtValues)
+    outputs: EtValues = msgspec.field(default_factory=EtValues)
+    attrs: list[_NodeAttribute] = msgspec.field(default_factory=list[_NodeAttribute])
 
 
-_FLAT = msgspec.json.Decoder(_FlatNode)
-_CHAKRA = msgspec.json.Decoder(_ChakraNode)
+_FLAT_NODE = msgspec.json.Decoder(_FlatNode)
+_CHAKRA_NODE = msgspec.json.Decoder(_ChakraNode)
 _TEXT = msgspec.json.Decoder(str)
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_FACTS: Mapping[str, str] = MappingProxyType({})
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """Whether a recorded value is a list."""
+    """Return True if a recorded value is a list."""
     return type(value) is list
 
 
-def _flat(raw: msgspec.Raw) -> EtNode:
-    node = _FLAT.decode(raw)
-    inputs = Values(node.inputs, node.input_shapes, node.input_types)
-    outputs = Values(node.outputs, node.output_shapes, node.output_types)
+def _from_flat_node(raw: msgspec.Raw) -> EtNode:
+    node = _FLAT_NODE.decode(raw)
+    inputs = EtValues(node.inputs, node.input_shapes, node.input_types)
+    outputs = EtValues(node.outputs, node.output_shapes, node.output_types)
     numbers = _fitting(node.rf_id, 0), _fitting(node.tid, 0), _fitting(node.seq_id, -1)
-    return EtNode(node.id, node.name, node.parent, *numbers, node.op_schema, inputs, outputs, _NOTHING)
+    return EtNode(node.id, node.name, node.parent, *numbers, node.op_schema, inputs, outputs, _NO_FACTS)
 
 
-def _chakra(raw: msgspec.Raw) -> EtNode:
-    node = _CHAKRA.decode(raw)
+def _from_chakra_node(raw: msgspec.Raw) -> EtNode:
+    node = _CHAKRA_NODE.decode(raw)
     parent = node.ctrl_deps
     if isinstance(parent, list):
         parent = parent[0] if parent else 0
-    known = {"rf_id": 0, "tid": 0, "seq_id": -1}
+    numbers = {"rf_id": 0, "tid": 0, "seq_id": -1}
     schema = ""
     for attribute in node.attrs:
-        if attribute.name in known:
-            known[attribute.name] = _integer(bytes(attribute.value), known[attribute.name])
+        default = numbers.get(attribute.name)
+        if default is not None:
+            with suppress(ValueError):
+                numbers[attribute.name] = _fitting(int(bytes(attribute.value).strip(b'" ')), default)
         elif attribute.name == "op_schema":
             schema = _text(attribute.value)
-    facts = _NOTHING
+    facts = _NO_FACTS
     if node.name == COMMUNICATION_RECORD:
         facts = {attribute.name: _text(attribute.value) for attribute in node.attrs}
-    numbers = parent or 0, known["rf_id"], known["tid"], known["seq_id"]
-    return EtNode(node.id, node.name, *numbers, schema, node.inputs, node.outputs, facts)
-
-
-def _integer(text: bytes, default: int) -> int:
-    try:
-        return _fitting(int(text.strip(b'" ')), default)
-    except ValueError:
-        return default
+    ids = parent or 0, numbers["rf_id"], numbers["tid"], numbers["seq_id"]
+    return EtNode(node.id, node.name, *ids, schema, node.inputs, node.outputs, facts)
 
 
 def _fitting(value: int, default: int) -> int:
@@ -159,86 +156,85 @@ def _fitting(value: int, default: int) -> int:
 
 
 def _text(raw: msgspec.Raw) -> str:
-    """A value as text: a string without its quotes, anything else as JSON writes it."""
+    """Return a value as text: a string without its quotes, anything else as JSON."""
     text = bytes(raw)
     return _TEXT.decode(text) if text.startswith(b'"') else text.decode("utf-8", "replace")
 
 
 SCHEMAS: MappingProxyType[str, Callable[[msgspec.Raw], EtNode]] = MappingProxyType(
-    {schema: _chakra if "chakra" in schema else _flat for schema in ET_SCHEMAS}
+    {schema: _from_chakra_node if "chakra" in schema else _from_flat_node for schema in ET_SCHEMAS}
 )
-"""Schema -> how its nodes are decoded, oldest first."""
+"""Decoder of nodes by schema, oldest first."""
 
 
 def read_et(path: Path, max_bytes: int, version: str = "") -> _EtFile:
-    """Read the frame of a trace. ``version`` names the schema where the file has none or another.
+    """Read a trace. ``version`` names the schema if the file has none or another one.
 
-    Raises ``FormatError`` for what is no such trace, ``UnsupportedError`` for a schema that is not known;
-    so does taking nodes.
+    Raises ``FormatError`` if the file is not such a trace and ``UnsupportedError`` for an unknown schema.
+    Iterating over the nodes raises ``FormatError`` for a malformed node.
     """
     data = read_bytes(path, max_bytes)
     try:
-        found = msgspec.json.decode(data, type=_File)
+        document = msgspec.json.decode(data, type=_EtDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
-            f"no execution trace: {error}",
+            f"not an execution trace: {error}",
             path=str(path),
             position="the document",
             hint="was the observer stopped before the program ended?",
         ) from error
-    if found.nodes is None:
+    if document.nodes is None:
         raise FormatError(
-            "no execution trace: there is no list 'nodes'",
+            "not an execution trace: the list 'nodes' is missing",
             path=str(path),
             position="the document",
             hint="export it with torch.profiler.ExecutionTraceObserver",
         )
-    schema = version or found.schema
+    schema = version or document.schema
     decode = SCHEMAS.get(schema)
     if decode is None:
         raise UnsupportedError(
-            f"execution trace of schema {schema[:40]!r}; known are {', '.join(SCHEMAS)}",
+            f"unknown execution trace schema {schema[:40]!r}; supported: {', '.join(SCHEMAS)}",
             path=str(path),
             position="field 'schema'",
-            hint="name the nearest one with `source_version`",
+            hint="set `source_version` to the nearest one",
         )
-    nodes = _nodes(found.nodes, decode, str(path))
-    return _EtFile(schema, "" if found.pid is None else str(found.pid), nodes)
+    nodes = _nodes(document.nodes, decode, str(path))
+    return _EtFile(schema, "" if document.pid is None else str(document.pid), nodes)
 
 
 def _nodes(
     raws: Sequence[msgspec.Raw], decode: Callable[[msgspec.Raw], EtNode], path: str
 ) -> Iterator[EtNode]:
-    """Nodes in the order of the file, decoded one at a time."""
-    for place, raw in enumerate(raws):
+    """Decode the nodes in the order of the file, one at a time."""
+    for index, raw in enumerate(raws):
         try:
             node = decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FormatError(
-                f"no operation: {error}", path=path, position=f"nodes[{place}]", hint="export the trace again"
+                f"malformed operation: {error}",
+                path=path,
+                position=f"nodes[{index}]",
+                hint="export the trace again",
             ) from error
         if not (0 <= node.id <= _LARGEST and 0 <= node.parent <= _LARGEST):
             raise FormatError(
                 "the id of an operation does not fit 63 bits",
                 path=path,
-                position=f"nodes[{place}]",
+                position=f"nodes[{index}]",
                 hint="export the trace again",
             )
         yield node
 
 
-# Tensors among the recorded values of an operation: which storage, how many bytes, what type.
-#
-# A tensor is written as ``[tensor, storage, offset, elements, element bytes, device]``, its shape beside it,
-# its element type as ``Tensor(float)``; lists of tensors nest.
-
 _TENSOR_TYPE = re.compile(r"Tensor\(([^()]*)\)")
-_MOST_BYTES = 1 << 62
-_FIELDS = 6
+_MAX_BYTES = 1 << 62
+_MAX_DIMENSIONS = 64
+_TENSOR_FIELDS = 6
 
 
-class Tensor(NamedTuple):
-    """One tensor; ``shape`` is None where it is not recorded, or not possible."""
+class EtTensor(NamedTuple):
+    """One tensor; ``shape`` is None if it is not recorded or impossible."""
 
     storage: int
     bytes: int
@@ -248,7 +244,7 @@ class Tensor(NamedTuple):
 
 def _is_tensor(value: list[Any]) -> bool:
     return (
-        len(value) == _FIELDS
+        len(value) == _TENSOR_FIELDS
         and type(value[5]) is str
         and type(value[1]) is int
         and type(value[3]) is int
@@ -256,92 +252,91 @@ def _is_tensor(value: list[Any]) -> bool:
     )
 
 
-def _tensor(value: list[Any], shape: object, dtype: str) -> Tensor:
+def _tensor(value: list[Any], shape: object, dtype: str) -> EtTensor:
     size = value[3] * value[4]
-    extents = _shape(shape)
-    return Tensor(value[1], size if 0 <= size < _MOST_BYTES else 0, dtype, extents)
+    extents: tuple[int, ...] | None = None
+    if is_list(shape) and len(shape) <= _MAX_DIMENSIONS:
+        is_valid = all(type(extent) is int and 0 <= extent < _MAX_BYTES for extent in shape)
+        extents = tuple(shape) if is_valid and prod(shape) < _MAX_BYTES else None
+    return EtTensor(value[1], size if 0 <= size < _MAX_BYTES else 0, dtype, extents)
 
 
-def _shape(shape: object) -> tuple[int, ...] | None:
-    if not is_list(shape) or len(shape) > 64:
-        return None
-    if not all(type(extent) is int and 0 <= extent < _MOST_BYTES for extent in shape):
-        return None
-    return tuple(shape) if prod(shape) < _MOST_BYTES else None
+def _item(values: Sequence[Any], index: int) -> object:
+    return values[index] if index < len(values) else None
 
 
-def _item(values: Sequence[Any], place: int) -> object:
-    return values[place] if place < len(values) else None
-
-
-def argument(values: Values, place: int) -> list[Tensor]:
-    """The tensors of one argument, in order, however lists nest."""
-    if not 0 <= place < len(values.values):
+def argument(values: EtValues, index: int) -> list[EtTensor]:
+    """Return the tensors of one argument in order, also those in nested lists."""
+    if not 0 <= index < len(values.values):
         return []
-    value = values.values[place]
-    kind = values.types[place] if place < len(values.types) else ""
+    value = values.values[index]
+    kind = values.types[index] if index < len(values.types) else ""
+    shape = _item(values.shapes, index)
     if not is_list(value) or not value:
         return []
     if _is_tensor(value):
-        return [_tensor(value, _item(values.shapes, place), kind[7:-1] if kind.startswith("Tensor(") else "")]
-    return _nested(value, _item(values.shapes, place), kind) if "Tensor" in kind else []
-
-
-def _nested(value: list[Any], shape: object, kind: str) -> list[Tensor]:
+        return [_tensor(value, shape, kind[7:-1] if kind.startswith("Tensor(") else "")]
+    if "Tensor" not in kind:
+        return []
     dtypes = _TENSOR_TYPE.findall(kind)
-    found: list[Tensor] = []
+    tensors: list[EtTensor] = []
     stack: list[tuple[object, object]] = [(value, shape)]
     while stack:
         inner, extents = stack.pop()
         if not is_list(inner):
             continue
         if _is_tensor(inner):
-            found.append(_tensor(inner, extents, dtypes[len(found)] if len(found) < len(dtypes) else ""))
+            tensors.append(
+                _tensor(inner, extents, dtypes[len(tensors)] if len(tensors) < len(dtypes) else "")
+            )
             continue
         shapes = extents if is_list(extents) and len(extents) == len(inner) else [None] * len(inner)
         stack.extend(zip(reversed(inner), reversed(shapes), strict=True))
-    return found
+    return tensors
 
 
-def tensors_of(values: Values) -> list[Tensor]:
-    """All tensors of all arguments."""
-    return [tensor for place in range(len(values.values)) for tensor in argument(values, place)]
+def tensors_of(values: EtValues) -> list[EtTensor]:
+    """Return all tensors of all arguments."""
+    return [tensor for index in range(len(values.values)) for tensor in argument(values, index)]
 
 
 @cache
 def mutated_arguments(op_schema: str, name: str) -> frozenset[int]:
-    """The places of arguments that an operation changes: marked ``!`` in its schema; without a schema, the
-    first of an operation whose name ends in ``_``.
+    """Return the indices of the arguments that an operation changes.
+
+    These are marked ``!`` in its schema. Without a schema it is the first argument if the name ends in ``_``.
     """
     if "(" not in op_schema:
         return frozenset({0}) if name.endswith("_") and not name.endswith("__") else frozenset()
-    depth, place = 0, 0
-    found: set[int] = set()
+    depth, index = 0, 0
+    mutated: set[int] = set()
     for character in op_schema[op_schema.index("(") :]:
         depth += (character in "([") - (character in ")]")
         if depth == 0:
             break
         if character == "," and depth == 1:
-            place += 1
-        elif character == "*" and depth == 1:  # what follows is passed by name; the mark is no argument
-            place -= 1
+            index += 1
+        elif character == "*" and depth == 1:  # keyword-only arguments follow; the mark is not an argument
+            index -= 1
         elif character == "!":
-            found.add(place)
-    return frozenset(found)
+            mutated.add(index)
+    return frozenset(mutated)
 
 
 def storages_of(
-    inputs: Values, outputs: list[Tensor], changed: frozenset[int]
+    inputs: EtValues, outputs: list[EtTensor], changed: frozenset[int]
 ) -> tuple[list[int], list[int]]:
-    """Storages an operation reads and writes. A result that shares its storage with an argument is a view,
-    and what makes nothing but views touches no data.
+    """Return the storages that an operation reads and writes.
+
+    A result that shares its storage with an argument is a view. An operation that only makes views touches no
+    data.
     """
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}
-    for place in range(len(inputs.values)):
-        for tensor in argument(inputs, place):
+    for index in range(len(inputs.values)):
+        for tensor in argument(inputs, index):
             reads[tensor.storage] = None
-            if place in changed:
+            if index in changed:
                 writes[tensor.storage] = None
     for tensor in outputs:
         if tensor.storage not in reads:

@@ -1,4 +1,6 @@
-"""The events of a trace as columns, by kind. Units at the border: microseconds -> whole ns since the base."""
+"""Events of a Kineto trace as columns, by kind. Microseconds are converted to whole ns since the
+base time.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from hespas.converters.chrome_events import EventStream, EventTimes, TraceEvent, event_times
+from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
 from hespas.converters.launch_shapes import shape_text
 from hespas.converters.pytorch.records import (
-    KINDS,
+    EVENT_KINDS,
     DeviceArgs,
-    Header,
+    EventKind,
     HostArgs,
-    Kind,
+    JsonNumber,
+    KinetoHeader,
     LaunchArgs,
     MemoryArgs,
-    Number,
     SyncArgs,
     category_of,
 )
@@ -31,12 +33,14 @@ from hespas.graph import StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
-__all__ = ["Events", "HostEvents", "KinetoTrace", "Rows", "integer", "integers", "read_events"]
+__all__ = ["Events", "HostEvents", "KinetoTrace", "TextRows", "integer", "integers", "read_events"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Events:
-    """Columns every kind has; ``process`` and ``thread`` are string rows (pids may be texts)."""
+    """Columns that every kind of event has; ``process`` and ``thread`` are string rows, because ids may be
+    texts.
+    """
 
     name_row: SmallIntArray
     category_row: SmallIntArray
@@ -50,14 +54,16 @@ class Events:
 
     @property
     def end_ns(self) -> IntArray:
-        """When each event ends."""
+        """End of each event."""
         return self.start_ns + self.duration_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _DeviceEvents(Events):
-    """Work on devices; -1 where not stated. ``collective_row`` is the JSON text of a collective's facts.
-    ``graph_node`` is the node of a captured graph that it replays.
+    """Work on devices; -1 for unknown numbers.
+
+    ``collective_row`` is the JSON text of a collective's arguments. ``graph_node`` is the node of a captured
+    graph that the event replays.
     """
 
     correlation: IntArray
@@ -71,17 +77,18 @@ class _DeviceEvents(Events):
 
     @property
     def devices(self) -> IntArray:
-        """The numbers of the devices that worked, in order; none where no event states one."""
+        """Numbers of the devices that worked, in order; empty if no event states one."""
         return np.unique(self.device[self.device >= 0])
 
     @property
     def place(self) -> IntArray:
-        """Which of :attr:`devices` each event was on; the first where it does not say."""
+        """Index of each event's device in :attr:`devices`; 0 if the event does not state a device."""
         return np.maximum(np.searchsorted(self.devices, self.device), 0)
 
     def own_streams(self) -> IntArray:
-        """The stream of each event; of several devices with streams of one number, the one with most events
-        keeps its numbers, and those of others follow the largest.
+        """Return streams that are unique across devices.
+
+        The device with most events keeps its numbers; streams of other devices follow the largest one.
         """
         if len(self.devices) < 2:
             return self.stream
@@ -95,8 +102,9 @@ class _DeviceEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostEvents(Events):
-    """Operations on the host; shapes, types, strides and values of inputs as JSON texts (row 0: none).
-    ``stated_row`` is a JSON list of the FLOPs and gigabytes that a compiler states of its kernel.
+    """Operations on the host, with shapes, types, strides and values of inputs as JSON texts (row 0: none).
+
+    ``stated_row`` is a JSON list of the FLOPs and gigabytes that a compiler states for its kernel.
     """
 
     external_id: IntArray
@@ -112,7 +120,7 @@ class HostEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _LaunchEvents(Events):
-    """Calls of the runtime and the driver; ``kernel_row`` is what a launch says it launches (0: nothing)."""
+    """Calls of the runtime and the driver; ``kernel_row`` is the kernel that the launch names (0: none)."""
 
     correlation: IntArray
     external_id: IntArray
@@ -121,7 +129,9 @@ class _LaunchEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _SyncEvents(Events):
-    """Waits: ``stream`` waits for what the call ``record`` (a correlation) marked on ``wait_on_stream``."""
+    """Waits: ``stream`` waits for the event that call ``record`` (a correlation) recorded on
+    ``wait_on_stream``.
+    """
 
     correlation: IntArray
     device: IntArray
@@ -132,7 +142,7 @@ class _SyncEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Allocations(Events):
-    """Changes of memory in use, with the totals behind them; ``device_type`` is PyTorch's (0: the CPU)."""
+    """Changes of memory in use, with the totals after them; ``device_type`` is PyTorch's (0: CPU)."""
 
     bytes: IntArray
     allocated: IntArray
@@ -143,13 +153,15 @@ class _Allocations(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KinetoTrace:
-    """One trace. ``annotation`` holds named ranges as operations of the host. ``skipped`` counts events of
-    categories that carry no time of ours, by category. ``repeated`` counts events that stood in the file
-    before, with all that is kept of them, by category: they are left out. ``repairs`` counts what had to be
-    mended, by key of :data:`hespas.converters.chrome_events.REPAIRS`.
+    """Events of one trace.
+
+    ``annotation`` holds named ranges in the form of host operations. ``skipped`` counts events of categories
+    that are not read, by category. ``repeated`` counts events that were dropped because the file contains an
+    equal one before, by category. ``repairs`` counts repaired defects, by key of
+    :data:`hespas.converters.chrome_events.REPAIRS`.
     """
 
-    header: Header
+    header: KinetoHeader
     strings: StringTable
     device: _DeviceEvents
     launch: _LaunchEvents
@@ -167,29 +179,30 @@ _Args = TypeVar("_Args", bound=msgspec.Struct)
 _Kind = TypeVar("_Kind", bound=Events)
 
 
-def _is_row(column: str) -> bool:
-    """Whether a column holds rows of texts."""
+def _is_text_column(column: str) -> bool:
+    """Return True if a column holds rows of texts."""
     return column.endswith("_row") or column in {"process", "thread"}
 
 
 _ALLOCATION = "[memory]"
-_NULL, _NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
+_NULL, _NO_ARGS = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 
 
 @dataclass(slots=True)
-class _Collected:
-    """Columns of one kind, which grow while blocks are read: small arrays between what is read and dropped
-    would keep the memory of that.
+class _EventColumns:
+    """Columns of one kind of event, which grow while blocks are read.
+
+    Each column is one growing array: many small arrays would fragment the memory of dropped blocks.
     """
 
     columns: dict[str, array[int]] = field(default_factory=dict[str, "array[int]"])
 
     def add(self, name: str, values: Sequence[int] | IntArray) -> None:
-        column = self.columns.setdefault(name, array("i" if _is_row(name) else "q"))
+        column = self.columns.setdefault(name, array("i" if _is_text_column(name) else "q"))
         column.frombytes(np.asarray(values, column.typecode).tobytes())
 
     def add_numbers(self, args: Sequence[msgspec.Struct], *names: str) -> None:
-        """Columns of what the arguments of events say under these names."""
+        """Append columns of the arguments with these names."""
         for name in names:
             self.add(name, integers(list(map(attrgetter(name), args))))
 
@@ -198,86 +211,80 @@ class _Collected:
         return np.frombuffer(column, column.typecode)
 
     def build(self, kind: type[_Kind]) -> _Kind:
-        """The columns that a kind of events has; rows of texts are small."""
+        """Return the columns that a kind of events has; rows of texts are 32 bits."""
         columns: dict[str, Any] = {}
-        for each in fields(kind):
-            columns[each.name] = self.column(each.name).astype(
-                np.int32 if _is_row(each.name) else np.int64, copy=False
+        for column in fields(kind):
+            columns[column.name] = self.column(column.name).astype(
+                np.int32 if _is_text_column(column.name) else np.int64, copy=False
             )
         return kind(**columns)
 
     def without_repeated(self) -> IntArray:
-        """Leave out events that are equal to an earlier one in all columns; the categories of those.
+        """Drop events that are equal to an earlier one in all columns; return the categories of the dropped
+        events.
 
-        A stream runs one thing at a time, and a thread begins one: what took time at the same place and
-        moment under the same ids was written twice.
+        A stream runs one event at a time, and a thread begins one at a time. So two events with time, place
+        and ids in common are one event that was written twice.
         """
-        if "id" not in self.columns:  # what has no ids may well repeat itself
+        if "id" not in self.columns:  # events without ids may be equal
             return np.empty(0, np.int64)
-        near = _with_a_twin(self.column("start_ns"), self.column("duration_ns"))
-        near = near[self.column("duration_ns")[near] > 0]
-        for more in ("thread", "name_row"):  # few are left for each column that is looked at
-            near = near[
-                _with_a_twin(*(self.column(name)[near] for name in ("start_ns", "duration_ns", more)))
+        candidates = _repeated_rows(self.column("start_ns"), self.column("duration_ns"))
+        candidates = candidates[self.column("duration_ns")[candidates] > 0]
+        for more in ("thread", "name_row"):  # each column leaves fewer candidates
+            candidates = candidates[
+                _repeated_rows(*(self.column(name)[candidates] for name in ("start_ns", "duration_ns", more)))
             ]
-        if not len(near):
+        if not len(candidates):
             return np.empty(0, np.int64)
-        columns = {name: self.column(name)[near] for name in self.columns}
+        columns = {name: self.column(name)[candidates] for name in self.columns}
         _, first = np.unique(np.stack(list(columns.values())), axis=1, return_index=True)
-        repeated = np.delete(np.arange(len(near)), first)
+        repeated = np.delete(np.arange(len(candidates)), first)
         repeated = repeated[columns["id"][repeated] >= 0]
         if len(repeated):
-            again = near[repeated]
-            left = {name: np.delete(self.column(name), again) for name in self.columns}
+            dropped = candidates[repeated]
+            remaining = {name: np.delete(self.column(name), dropped) for name in self.columns}
             self.columns = {
-                name: array(self.columns[name].typecode, column.tobytes()) for name, column in left.items()
+                name: array(self.columns[name].typecode, column.tobytes())
+                for name, column in remaining.items()
             }
         categories: IntArray = columns["category_row"][repeated]
         return categories
 
 
-def _with_a_twin(*columns: IntArray) -> IntArray:
-    """Rows that are equal to another one in all of these columns."""
+def _repeated_rows(*columns: IntArray) -> IntArray:
+    """Return the rows that are equal to another row in all of these columns."""
     order = np.lexsort(columns[::-1])
     same = np.ones(max(len(order) - 1, 0), np.bool_)
     for column in columns:
         ordered = column[order]
         same &= ordered[1:] == ordered[:-1]
-    places = np.flatnonzero(same)
-    return np.unique(np.concatenate([order[places], order[places + 1]]))
+    equal = np.flatnonzero(same)
+    return np.unique(np.concatenate([order[equal], order[equal + 1]]))
 
 
 def read_events(path: Path, max_bytes: int, *, recover: bool = False) -> KinetoTrace:
-    """Read a trace block by block. Raises ``FormatError`` with the byte of what makes no sense, unless it is
-    to ``recover`` what does.
+    """Read a trace block by block. Raises ``FormatError`` with the byte position of a defect, unless
+    ``recover`` is set.
     """
     stream = EventStream(path, max_bytes, recover=recover)
-    reader = _Reader(str(path))
+    reader = _KinetoCollector(str(path))
     for events, text in stream.blocks():
         reader.add(events, text)
     try:
-        header = msgspec.json.decode(stream.header, type=Header)
+        header = msgspec.json.decode(stream.header, type=KinetoHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
-            f"what stands beside the events is not a trace's header: {error}",
+            f"malformed header: {error}",
             path=str(path),
             position="header",
-            hint="is it a Chrome trace of PyTorch's profiler?",
+            hint="is this a trace of PyTorch's profiler?",
         ) from error
     stream.repairs["overflowed-duration"] = reader.overflowed
     return reader.trace(header, dict(stream.repairs))
 
 
-def _makes_sense(decoder: msgspec.json.Decoder[list[_Args]], event: TraceEvent) -> bool:
-    try:
-        decoder.decode(b"[" + event.args + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
-class _Reader:
-    """Sorts events by kind and turns what is known of them into columns."""
+class _KinetoCollector:
+    """Sorts events by kind and appends their fields to columns."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -285,118 +292,118 @@ class _Reader:
         self.skipped: dict[str, int] = {}
         self.seen = 0
         self.overflowed = 0
-        self.kinds = {kind: _Collected() for kind in Kind}
+        self.kinds = {kind: _EventColumns() for kind in EventKind}
         self.device_args = msgspec.json.Decoder(list[DeviceArgs])
         self.launch_args = msgspec.json.Decoder(list[LaunchArgs])
         self.host_args = msgspec.json.Decoder(list[HostArgs])
         self.sync_args = msgspec.json.Decoder(list[SyncArgs])
         self.memory_args = msgspec.json.Decoder(list[MemoryArgs])
         add = self.strings.add
-        self.labels = Rows[int | str | None](lambda label: add(str(label)))
-        self.kernels = Rows[Number](lambda kernel: add(kernel if isinstance(kernel, str) else ""))
-        self.shapes = Rows[bytes](lambda shape: add(_launch_shape(shape)))
-        self.texts = Rows[bytes](lambda text: add(text.decode("utf-8", "replace")))
+        self.labels = TextRows[int | str | None](lambda label: add(str(label)))
+        self.kernels = TextRows[JsonNumber](lambda kernel: add(kernel if isinstance(kernel, str) else ""))
+        self.shapes = TextRows[bytes](lambda shape: add(_launch_shape(shape)))
+        self.texts = TextRows[bytes](lambda text: add(text.decode("utf-8", "replace")))
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
-        """Take one block."""
-        places_of: defaultdict[str, list[int]] = defaultdict(list)
-        others: defaultdict[str, int] = defaultdict(int)
-        for place, event in enumerate(events):
+        """Append the events of one block."""
+        rows_of: defaultdict[str, list[int]] = defaultdict(list)
+        skipped: defaultdict[str, int] = defaultdict(int)
+        for row, event in enumerate(events):
             if event.ph == "X":
-                if event.cat not in KINDS:
+                if event.cat not in EVENT_KINDS:
                     event.cat = category_of(event.cat, event.name)
-                places_of[event.cat].append(place)
+                rows_of[event.cat].append(row)
             elif event.name == _ALLOCATION:
                 event.cat, event.dur = "cpu_instant_event", 0
-                places_of[event.cat].append(place)
+                rows_of[event.cat].append(row)
             else:
-                others[event.cat or f"phase {event.ph or '?'}"] += 1
-        chosen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
-        for category, places in places_of.items():
-            kind = KINDS.get(category)
+                skipped[event.cat or f"phase {event.ph or '?'}"] += 1
+        by_kind: dict[EventKind, list[int]] = {kind: [] for kind in EventKind}
+        for category, rows in rows_of.items():
+            kind = EVENT_KINDS.get(category)
             if kind is None:
-                others[category or "phase X"] += len(places)
+                skipped[category or "phase X"] += len(rows)
             else:
-                chosen[kind].extend(places)
-        for what, count in others.items():
-            self.skipped[what] = self.skipped.get(what, 0) + count
-        for kind, places in chosen.items():
-            if places:
-                places.sort()  # of several categories
-                these = [events[place] for place in places]
-                times = event_times(events, array, places, path=self.path, before=self.seen)
+                by_kind[kind].extend(rows)
+        for category, count in skipped.items():
+            self.skipped[category] = self.skipped.get(category, 0) + count
+        for kind, rows in by_kind.items():
+            if rows:
+                rows.sort()  # of several categories
+                selected = [events[row] for row in rows]
+                times = event_times(events, array, rows, path=self.path, before=self.seen)
                 self.overflowed += len(times.overflowed)
-                self._common(self.kinds[kind], these, times)
-                self._specific(kind, these, places)
+                columns = self.kinds[kind]
+                columns.add("start_ns", times.start_ns)
+                columns.add("duration_ns", times.duration_ns)
+                columns.add("name_row", self.labels.of([event.name for event in selected]))
+                columns.add("category_row", self.labels.of([event.cat for event in selected]))
+                columns.add("process", self.labels.of([event.pid for event in selected]))
+                columns.add("thread", self.labels.of([event.tid for event in selected]))
+                self._add_arguments(kind, selected, rows)
         self.seen += len(events)
 
-    def _common(self, into: _Collected, events: list[TraceEvent], times: EventTimes) -> None:
-        into.add("start_ns", times.start_ns)
-        into.add("duration_ns", times.duration_ns)
-        into.add("name_row", self.labels.of([event.name for event in events]))
-        into.add("category_row", self.labels.of([event.cat for event in events]))
-        into.add("process", self.labels.of([event.pid for event in events]))
-        into.add("thread", self.labels.of([event.tid for event in events]))
-
-    def _specific(self, kind: Kind, events: list[TraceEvent], places: list[int]) -> None:
-        into, count = self.kinds[kind], len(events)
+    def _add_arguments(self, kind: EventKind, events: list[TraceEvent], rows: list[int]) -> None:
+        columns, count = self.kinds[kind], len(events)
         match kind:
-            case Kind.DEVICE:
-                devices = self._decoded(self.device_args, events, places)
-                into.add_numbers(devices, "correlation", "graph_node", "stream", "device", "bytes")
-                into.add("external_id", _external_ids(devices))
-                into.add(
-                    "grid_row",
-                    self.shapes.of(bytes(each.grid) + b"|" + bytes(each.block) for each in devices),
-                )
-                into.add("collective_row", [self._collective(each) for each in devices])
-            case Kind.LAUNCH:
-                launches = self._decoded(self.launch_args, events, places)
-                into.add_numbers(launches, "correlation")
-                into.add("external_id", _external_ids(launches))
-                into.add("kernel_row", self.kernels.of([each.kernel for each in launches]))
-            case Kind.HOST | Kind.ANNOTATION:
-                hosts = self._decoded(self.host_args, events, places)
-                into.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
+            case EventKind.DEVICE:
+                devices = self._decoded(self.device_args, events, rows)
+                columns.add_numbers(devices, "correlation", "graph_node", "stream", "device", "bytes")
+                columns.add("external_id", _external_ids(devices))
+                shapes = (bytes(args.grid) + b"|" + bytes(args.block) for args in devices)
+                columns.add("grid_row", self.shapes.of(shapes))
+                columns.add("collective_row", [self._collective(args) for args in devices])
+            case EventKind.LAUNCH:
+                launches = self._decoded(self.launch_args, events, rows)
+                columns.add_numbers(launches, "correlation")
+                columns.add("external_id", _external_ids(launches))
+                columns.add("kernel_row", self.kernels.of([args.kernel for args in launches]))
+            case EventKind.HOST | EventKind.ANNOTATION:
+                hosts = self._decoded(self.host_args, events, rows)
+                columns.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
                 for name in ("dims", "types", "strides", "concrete"):
-                    into.add(f"{name}_row", self._texts(list(map(attrgetter(name), hosts))))
-                into.add("stated_row", self._texts(list(map(_stated_costs, hosts))))
-                stated = (into.column(name)[-count:] for name in ("external_id", "record_id"))
-                into.add("id", np.maximum(*stated))
+                    columns.add(f"{name}_row", self._texts(list(map(attrgetter(name), hosts))))
+                columns.add("stated_row", self._texts(list(map(_stated_costs, hosts))))
+                ids = (columns.column(name)[-count:] for name in ("external_id", "record_id"))
+                columns.add("id", np.maximum(*ids))
                 return
-            case Kind.SYNC:
-                waits = self._decoded(self.sync_args, events, places)
-                into.add_numbers(waits, "correlation", "device", "stream", "wait_on_stream", "record")
-            case Kind.FUNCTION:
+            case EventKind.SYNC:
+                waits = self._decoded(self.sync_args, events, rows)
+                columns.add_numbers(waits, "correlation", "device", "stream", "wait_on_stream", "record")
+            case EventKind.FUNCTION:
                 return
-            case Kind.ALLOCATION:
-                memory = self._decoded(self.memory_args, events, places)
-                into.add_numbers(memory, "bytes", "allocated", "reserved", "device_type", "device")
+            case EventKind.ALLOCATION:
+                memory = self._decoded(self.memory_args, events, rows)
+                columns.add_numbers(memory, "bytes", "allocated", "reserved", "device_type", "device")
                 return
-        into.add("id", into.column("correlation")[-count:])
+        columns.add("id", columns.column("correlation")[-count:])
 
     def _decoded(
-        self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent], places: list[int]
+        self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent], rows: list[int]
     ) -> list[_Args]:
         try:
             return decoder.decode(b"[" + b",".join([event.args for event in events]) + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if any(event.args == _NULL for event in events):
                 for event in events:
-                    event.args = _NOTHING if event.args == _NULL else event.args
-                return self._decoded(decoder, events, places)
-            pairs = zip(places, events, strict=True)
-            wrong = (place for place, event in pairs if not _makes_sense(decoder, event))
-            number = next(wrong, places[0])
+                    event.args = _NO_ARGS if event.args == _NULL else event.args
+                return self._decoded(decoder, events, rows)
+            wrong = rows[0]
+            for row, event in zip(rows, events, strict=True):
+                try:
+                    decoder.decode(b"[" + event.args + b"]")
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    wrong = row
+                    break
             raise FormatError(
-                f"the args of an event make no sense: {error}",
+                f"malformed args of an event: {error}",
                 path=self.path,
-                position=f"event {self.seen + number + 1}, field 'args'",
+                position=f"event {self.seen + wrong + 1}, field 'args'",
                 hint="export the trace again",
             ) from error
 
     def _collective(self, args: DeviceArgs) -> int:
-        """What a kernel says of the collective it is part of, as a text; row 0 for nothing."""
+        """Return the row of the collective's arguments as a JSON text; row 0 for none."""
         if args.collective is None:
             return 0
         facts = {
@@ -415,27 +422,27 @@ class _Reader:
         return self.strings.add(msgspec.json.encode(facts).decode())
 
     def _texts(self, raws: list[msgspec.Raw]) -> list[int]:
-        """String rows of JSON texts; equal ones are decoded once."""
+        """Return string rows of JSON texts; equal texts are decoded once."""
         if not bytes(raws[0]) and raws.count(raws[0]) == len(raws):  # no event states any
             return [0] * len(raws)
         return self.texts.of(map(bytes, raws))
 
-    def trace(self, header: Header, repairs: dict[str, int]) -> KinetoTrace:
-        """All columns."""
-        rows = [collected.without_repeated() for collected in self.kinds.values()]
+    def trace(self, header: KinetoHeader, repairs: dict[str, int]) -> KinetoTrace:
+        """Return all columns."""
+        rows = [columns.without_repeated() for columns in self.kinds.values()]
         strings = self.strings.build()
         repeated = Counter(strings[row] for row in np.concatenate(rows).tolist())
         kinds = self.kinds
         return KinetoTrace(
             header=header,
             strings=strings,
-            device=kinds[Kind.DEVICE].build(_DeviceEvents),
-            launch=kinds[Kind.LAUNCH].build(_LaunchEvents),
-            host=kinds[Kind.HOST].build(HostEvents),
-            annotation=kinds[Kind.ANNOTATION].build(HostEvents),
-            sync=kinds[Kind.SYNC].build(_SyncEvents),
-            function=kinds[Kind.FUNCTION].build(Events),
-            allocation=kinds[Kind.ALLOCATION].build(_Allocations),
+            device=kinds[EventKind.DEVICE].build(_DeviceEvents),
+            launch=kinds[EventKind.LAUNCH].build(_LaunchEvents),
+            host=kinds[EventKind.HOST].build(HostEvents),
+            annotation=kinds[EventKind.ANNOTATION].build(HostEvents),
+            sync=kinds[EventKind.SYNC].build(_SyncEvents),
+            function=kinds[EventKind.FUNCTION].build(Events),
+            allocation=kinds[EventKind.ALLOCATION].build(_Allocations),
             skipped=self.skipped,
             repeated=dict(repeated),
             repairs=repairs,
@@ -446,7 +453,7 @@ _extents = msgspec.json.Decoder(tuple[int, int, int])
 
 
 def _launch_shape(shape: bytes) -> str:
-    """Grid and block as one text; empty where there is none."""
+    """Return grid and block as one text, empty if either is missing."""
     grid, _, block = shape.partition(b"|")
     try:
         return shape_text(_extents.decode(grid), _extents.decode(block))
@@ -455,39 +462,37 @@ def _launch_shape(shape: bytes) -> str:
 
 
 def _stated_costs(args: HostArgs) -> msgspec.Raw:
-    """Return what an operation states of its costs as a list, nothing where it states nothing."""
+    """Return the costs that an operation states as a JSON list, nothing if it states none."""
     flops, gigabytes = bytes(args.flops), bytes(args.gigabytes)
     if not flops and not gigabytes:
         return args.flops
     return msgspec.Raw(b"[%b,%b]" % (flops or b"null", gigabytes or b"null"))
 
 
-def _external_ids(args: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray:
-    """Ids of operations, whose name was once written small."""
-    found = integers([each.external_id for each in args])
-    first = integers([each.first_external_id for each in args])
-    return np.where(found < 0, first, found)
+def _external_ids(arguments: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray:
+    """Return the ids of operations. Old profilers spell the name of the field in lower case."""
+    ids = integers([args.external_id for args in arguments])
+    old_ids = integers([args.first_external_id for args in arguments])
+    return np.where(ids < 0, old_ids, ids)
 
-
-# Values of events as columns: numbers however they are spelled, rows of texts, parts of an exchange.
 
 _ABSENT = -1
 _Value = TypeVar("_Value", bound=float | str | bytes | None)
 
 
-def integers(values: Sequence[Number]) -> IntArray:
-    """A column of numbers, -1 where there is none."""
+def integers(values: Sequence[JsonNumber]) -> IntArray:
+    """Return a column of numbers, -1 for missing ones."""
     for absent in (False, True):
-        stated = [_ABSENT if value is None else value for value in values] if absent else values
+        present = [_ABSENT if value is None else value for value in values] if absent else values
         try:
-            return np.frombuffer(array("q", cast("Sequence[int]", stated)), np.int64)
+            return np.frombuffer(array("q", cast("Sequence[int]", present)), np.int64)
         except (TypeError, OverflowError):
-            continue  # one is absent, or a text, or does not fit
+            continue  # a value is missing, a text, or out of range
     return np.array(list(map(integer, values)), np.int64)
 
 
-def integer(value: Number) -> int:
-    """A number however it is written, -1 where there is none."""
+def integer(value: JsonNumber) -> int:
+    """Return a number in any spelling, -1 if it is missing or malformed."""
     if value is None:
         return _ABSENT
     try:
@@ -497,8 +502,8 @@ def integer(value: Number) -> int:
     return whole if -(1 << 63) <= whole < 1 << 63 else _ABSENT
 
 
-class Rows(dict[_Value, int]):
-    """Rows of values; ``add`` makes one for a value that is new."""
+class TextRows(dict[_Value, int]):
+    """Cache of the row of each value; ``add`` creates the row of a new value."""
 
     __slots__ = ("_add",)
 
@@ -507,17 +512,19 @@ class Rows(dict[_Value, int]):
         self._add = add
 
     def __missing__(self, value: _Value) -> int:
-        """The row of a new value."""
+        """Create the row of a new value."""
         row = self[value] = self._add(value)
         return row
 
     def of(self, values: Iterable[_Value]) -> list[int]:
-        """The row of each value."""
+        """Return the row of each value."""
         return list(map(self.__getitem__, values))
 
 
 def _differ(split: str | list[int] | None) -> bool:
-    """Whether the parts of an exchange have several sizes; long lists are written cut, with dots."""
+    """Return True if the parts of an exchange differ in size. Long lists are recorded truncated,
+    with dots.
+    """
     if isinstance(split, str):
         split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]
     return len(set(split or ())) > 1

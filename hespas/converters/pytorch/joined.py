@@ -1,8 +1,8 @@
-"""A profile's trace joined with captures: replayed kernels get the operations that they were captured in.
+"""Kineto traces joined with captures: replayed kernels get the operations in which they were captured.
 
 Each replay has operations of its own, copied from the capture with names, shapes, types, strides, values and
-the operations around them: what is told by operation counts every replay. The host did not run them in the
-replay, so that they take no time, at the moment of the graph's launch, on a thread of their own.
+their enclosing operations, so figures by operation count every replay. The host did not run these operations
+in the replay. So they take no time, start when the graph is launched, and are on a thread of their own.
 """
 
 from __future__ import annotations
@@ -24,229 +24,229 @@ from hespas.converters.pytorch.captured import (
     launches_graphs,
     read_captures,
 )
-from hespas.converters.pytorch.events import HostEvents, KinetoTrace, Rows
-from hespas.converters.pytorch.kernels import LinkedBy, Links, link, nesting_of
+from hespas.converters.pytorch.events import HostEvents, KinetoTrace, TextRows
+from hespas.converters.pytorch.links import DeviceLinks, LinkedBy, link_device_events, nesting_of
 from hespas.converters.pytorch.replay import Alignment, aligned_replays, replays_of
 from hespas.costs.aten import PARTS
 from hespas.graph import CAPTURED_THREAD, Diagnostics, Findings, StringTableBuilder
 from hespas.graph.columns import IntArray, at_rows, mapped
 from hespas.measurements.consistency import report_shared_ids
 
-__all__ = ["JoinedTrace", "joined"]
+__all__ = ["JoinedTrace", "join_captures"]
 
-_MOST_NAMED = 10
-_TEXTS = (
+_MAX_NAMED = 10
+_TEXT_COLUMNS = (
     *("name_row", "category_row", "dims_row", "types_row", "strides_row"),
     *("concrete_row", "stated_row"),
 )
 
 
 class JoinedTrace(NamedTuple):
-    """A trace with its links. Host operations behind ``own_host`` are copies of captured ones; ``facts`` are
-    an account for the metadata.
+    """A trace with its links. Host operations from ``own_host`` on are copies of captured ones.
+
+    ``facts`` are an account for the metadata.
     """
 
     trace: KinetoTrace
     nesting: Nesting
-    links: Links
+    links: DeviceLinks
     own_host: int
     facts: dict[str, str]
 
 
-def joined(trace: KinetoTrace, options: ReadOptions, diagnostics: Diagnostics, path: str) -> JoinedTrace:
-    """Link a trace, and what it replays with the captures of ``options``. Events that align with nothing
-    keep the links they have without a capture, and are reported. Raises what :func:`read_captures` does.
+def join_captures(
+    trace: KinetoTrace, options: ReadOptions, diagnostics: Diagnostics, path: str
+) -> JoinedTrace:
+    """Link a trace, and join its replays with the captures in ``options``.
+
+    Events that align with no captured launch keep the links that they have without a capture, and are
+    reported. Raises what :func:`read_captures` raises.
     """
     nesting = nesting_of(trace.host)
-    links = link(trace, nesting)
+    links = link_device_events(trace, nesting)
     calls = trace.launch
     report_shared_ids((calls.correlation,), calls.start_ns, calls.end_ns, links.launch, (diagnostics, path))
-    plain = JoinedTrace(trace, nesting, links, len(trace.host), {})
+    not_joined = JoinedTrace(trace, nesting, links, len(trace.host), {})
     findings = diagnostics.about(path, "kineto")
     captures = read_captures(options.capture, options.max_bytes)
     replays = replays_of(trace, links)
-    if replays and begins_captures(trace):  # what is captured and replayed in one recording
-        families = sum(len(capture.segments) for capture in captures)
-        captures.append(capture_of(Path(path), trace, nesting, families))
+    if replays and begins_captures(trace):  # the recording has captures and their replays
+        num_graphs = sum(len(capture.graphs) for capture in captures)
+        captures.append(capture_of(Path(path), trace, nesting, num_graphs))
     if not captures:
-        _report_replays(trace, links, findings)
-        return plain
-    found = aligned_replays(trace, replays, captures)
-    facts = _account(trace, captures, found, findings)
-    if not any(each.capture >= 0 for each in found):
-        return plain._replace(facts=facts)
-    return _Copies(trace, nesting, links, captures).joined(found, facts)
+        replayed = at_rows(launches_graphs(trace), links.launch, False)
+        ran_ns = np.maximum(trace.device.duration_ns, 0)
+        share = float(ran_ns[replayed].sum()) / max(float(ran_ns.sum()), 1.0)
+        message = (
+            f"device events are replays of captured graphs, {share:.1%} of the device time: give the trace "
+            "of the capture (`capture`) to add their operations"
+        )
+        findings.warning("replayed", message, int(replayed.sum()))
+        return not_joined
+    alignments = aligned_replays(trace, replays, captures)
+    facts = _account(trace, captures, alignments, findings)
+    if not any(alignment.capture >= 0 for alignment in alignments):
+        return not_joined._replace(facts=facts)
+    return _ReplayOperations(trace, nesting, links, captures).join(alignments, facts)
 
 
-class _Template(NamedTuple):
-    """Captured operations that stand behind one alignment, an outer one before those in it: rows of the
-    capture's host operations, the place of the parent of each (-1: none), and the place of the operation of
-    each event (-1: none).
+class _CapturedOperations(NamedTuple):
+    """Captured operations of one alignment, outer ones first.
+
+    ``rows`` are rows of the capture's host operations, ``parent`` the index of the parent of each (-1: none),
+    ``of_event`` the index of the operation of each event (-1: none).
     """
 
     rows: IntArray
     parent: IntArray
     of_event: IntArray
 
-
-def _template(capture: Capture, host: IntArray) -> _Template:
-    """What stands behind events with these operations of the capture (-1: none)."""
-    parents = capture.nesting.parent
-    rows = np.unique(host[host >= 0])
-    while True:
-        outer = np.unique(parents[rows])
-        more = np.union1d(rows, outer[outer >= 0])
-        if len(more) == len(rows):
-            break
-        rows = more
-    rows = np.union1d(rows, _parts(capture, rows))
-    ops = capture.trace.host
-    rows = rows[np.lexsort((-ops.duration_ns[rows], ops.start_ns[rows]))]
-    place = np.full(len(ops) + 1, -1, np.int64)  # the last is that of no operation
-    place[rows] = np.arange(len(rows))
-    return _Template(rows, place[parents[rows]], place[host])
-
-
-def _parts(capture: Capture, rows: IntArray) -> IntArray:
-    """The operations that rules of these ones read, though they launch nothing."""
-    host, strings, parents = capture.trace.host, capture.trace.strings, capture.nesting.parent
-    asking = np.zeros(len(host), np.bool_)
-    asking[rows] = mapped(host.name_row[rows], lambda row: strings[row] in PARTS, np.bool_)
-    names = frozenset[str]().union(*PARTS.values()) if asking.any() else frozenset[str]()
-    parts = np.flatnonzero(mapped(host.name_row, lambda row: strings[row] in names, np.bool_))
-    # Their parents are copied already, or are parts themselves: others would hang in the air.
-    inside = nearest(asking, parents, parents[parts]) >= 0
-    known = np.isin(parents[parts], np.union1d(rows, parts[inside]))
-    return parts[inside & known]
+    @classmethod
+    def of(cls, capture: Capture, host: IntArray) -> _CapturedOperations:
+        """Collect the operations of events, whose innermost operations in the capture are ``host`` (-1:
+        none).
+        """
+        ops, strings, parents = capture.trace.host, capture.trace.strings, capture.nesting.parent
+        rows = np.unique(host[host >= 0])
+        while True:
+            outer = np.unique(parents[rows])
+            more = np.union1d(rows, outer[outer >= 0])
+            if len(more) == len(rows):
+                break
+            rows = more
+        # Cost rules of some operations read their inner operations, even if these launch nothing.
+        has_parts = np.zeros(len(ops), np.bool_)
+        has_parts[rows] = mapped(ops.name_row[rows], lambda row: strings[row] in PARTS, np.bool_)
+        names = frozenset[str]().union(*PARTS.values()) if has_parts.any() else frozenset[str]()
+        parts = np.flatnonzero(mapped(ops.name_row, lambda row: strings[row] in names, np.bool_))
+        inside = nearest(has_parts, parents, parents[parts]) >= 0
+        has_parent = np.isin(parents[parts], np.union1d(rows, parts[inside]))
+        rows = np.union1d(rows, parts[inside & has_parent])
+        rows = rows[np.lexsort((-ops.duration_ns[rows], ops.start_ns[rows]))]
+        index = np.full(len(ops) + 1, -1, np.int64)  # the last one is for events without an operation
+        index[rows] = np.arange(len(rows))
+        return cls(rows, index[parents[rows]], index[host])
 
 
-class _Copies:
+class _ReplayOperations:
     """Adds captured operations to a trace, replay by replay."""
 
     def __init__(
-        self, trace: KinetoTrace, nesting: Nesting, links: Links, captures: Sequence[Capture]
+        self, trace: KinetoTrace, nesting: Nesting, links: DeviceLinks, captures: Sequence[Capture]
     ) -> None:
         self.trace, self.nesting, self.links, self.captures = trace, nesting, links, captures
+        self.graphs = [graph for capture in captures for graph in capture.graphs]
         self.strings = StringTableBuilder(trace.strings)
         self.thread = self.strings.add(CAPTURED_THREAD)
-        self.columns: dict[str, list[IntArray]] = {each.name: [] for each in fields(HostEvents)}
+        self.columns: dict[str, list[IntArray]] = {column.name: [] for column in fields(HostEvents)}
         self.parent: list[IntArray] = []
         self.count = len(trace.host)
-        self.known: dict[tuple[int, tuple[tuple[int, ...], ...]], _Template] = {}
-        self.texts = [self._rows_of(capture) for capture in captures]
+        self.operations: dict[tuple[int, tuple[tuple[int, ...], ...]], _CapturedOperations] = {}
+        self.text_rows = [self._text_rows(capture) for capture in captures]
 
-    def _rows_of(self, capture: Capture) -> Rows[int]:
-        """Rows of the capture's texts among those of the trace."""
+    def _text_rows(self, capture: Capture) -> TextRows[int]:
+        """Map rows of the capture's texts to rows of the trace's texts."""
         strings, add = capture.trace.strings, self.strings.add
-        return Rows[int](lambda row: add(strings[row]))
+        return TextRows[int](lambda row: add(strings[row]))
 
-    def joined(self, found: Sequence[Alignment], facts: dict[str, str]) -> JoinedTrace:
-        """The trace with the operations of all replays, and its links with them."""
+    def join(self, alignments: Sequence[Alignment], facts: dict[str, str]) -> JoinedTrace:
+        """Return the trace with the operations of all replays, and its links to them."""
         host, linked_by = self.links.host.copy(), self.links.linked_by.copy()
-        for each in found:
-            if each.capture < 0:
+        for alignment in alignments:
+            if alignment.capture < 0:
                 continue
-            aligned = np.flatnonzero(each.place >= 0)
-            template = self._template_of(each)
+            replay = alignment.replay
+            key = (alignment.graph, replay.signature)
+            if key not in self.operations:
+                captured = at_rows(self.graphs[alignment.graph].host, alignment.place, -1)
+                self.operations[key] = _CapturedOperations.of(self.captures[alignment.capture], captured)
+            operations = self.operations[key]
             first = self.count
-            self._append(each, template)
-            ops = template.of_event[aligned]
-            host[each.replay.events[aligned]] = np.where(ops >= 0, first + ops, -1)
-            linked_by[each.replay.events[aligned]] = np.where(ops >= 0, LinkedBy.CAPTURE, LinkedBy.NOTHING)
-        trace = replace(self.trace, strings=self.strings.build(), host=self._host())
-        parents = np.concatenate([np.empty(0, np.int64), *self.parent])
-        nesting = self.nesting.with_parents(parents, trace.host.end_ns[len(self.trace.host) :])
-        links = Links(self.links.launch, host, linked_by)
-        return JoinedTrace(trace, nesting, links, len(self.trace.host), facts)
-
-    def _template_of(self, each: Alignment) -> _Template:
-        key = (each.segment, each.replay.signature)
-        if key not in self.known:
-            segments = [segment for capture in self.captures for segment in capture.segments]
-            host = at_rows(segments[each.segment].host, each.place, -1)
-            self.known[key] = _template(self.captures[each.capture], host)
-        return self.known[key]
-
-    def _append(self, each: Alignment, template: _Template) -> None:
-        ops, rows, count = self.captures[each.capture].trace.host, template.rows, len(template.rows)
-        launch = each.replay.launch
-        stated: dict[str, IntArray] = {
-            name: np.array(self.texts[each.capture].of(getattr(ops, name)[rows].tolist()), np.int64)
-            for name in _TEXTS
-        }
-        process = int(self.trace.launch.process[launch]) if launch >= 0 else 0
-        numbers = {"process": process, "thread": self.thread, "start_ns": each.replay.start_ns}
-        numbers |= {"duration_ns": 0}
-        for name, parts in self.columns.items():
-            parts.append(stated[name] if name in stated else np.full(count, numbers.get(name, -1)))
-        self.parent.append(np.where(template.parent >= 0, template.parent + self.count, -1))
-        self.count += count
-
-    def _host(self) -> HostEvents:
-        host = self.trace.host
+            self._append(alignment, operations)
+            aligned = np.flatnonzero(alignment.place >= 0)
+            ops = operations.of_event[aligned]
+            host[replay.events[aligned]] = np.where(ops >= 0, first + ops, -1)
+            linked_by[replay.events[aligned]] = np.where(ops >= 0, LinkedBy.CAPTURE, LinkedBy.NOTHING)
+        own = self.trace.host
         columns: dict[str, Any] = {
-            name: np.concatenate([getattr(host, name), *parts]).astype(getattr(host, name).dtype)
+            name: np.concatenate([getattr(own, name), *parts]).astype(getattr(own, name).dtype)
             for name, parts in self.columns.items()
         }
-        return HostEvents(**columns)
+        trace = replace(self.trace, strings=self.strings.build(), host=HostEvents(**columns))
+        parents = np.concatenate([np.empty(0, np.int64), *self.parent])
+        nesting = self.nesting.with_parents(parents, trace.host.end_ns[len(own) :])
+        links = DeviceLinks(self.links.launch, host, linked_by)
+        return JoinedTrace(trace, nesting, links, len(own), facts)
 
-
-# What is said of it: every event of a replay is counted once.
-
-
-def _report_replays(trace: KinetoTrace, links: Links, findings: Findings) -> None:
-    """Say what of the device time is replayed, where there is no capture to join it with."""
-    replayed = at_rows(launches_graphs(trace), links.launch, False)
-    ran_ns = np.maximum(trace.device.duration_ns, 0)
-    share = float(ran_ns[replayed].sum()) / max(float(ran_ns.sum()), 1.0)
-    message = (
-        f"device events are replays of captured graphs, {share:.1%} of the device time: the trace of the "
-        "capture (`capture`) has the operations behind them"
-    )
-    findings.warning("replayed", message, int(replayed.sum()))
+    def _append(self, alignment: Alignment, operations: _CapturedOperations) -> None:
+        ops, rows = self.captures[alignment.capture].trace.host, operations.rows
+        launch, to_rows = alignment.replay.launch, self.text_rows[alignment.capture]
+        numbers = {
+            "process": int(self.trace.launch.process[launch]) if launch >= 0 else 0,
+            "thread": self.thread,
+            "start_ns": alignment.replay.start_ns,
+            "duration_ns": 0,
+        }
+        texts = {
+            name: np.array(to_rows.of(getattr(ops, name)[rows].tolist()), np.int64) for name in _TEXT_COLUMNS
+        }
+        for name, parts in self.columns.items():
+            parts.append(texts[name] if name in texts else np.full(len(rows), numbers.get(name, -1)))
+        self.parent.append(np.where(operations.parent >= 0, operations.parent + self.count, -1))
+        self.count += len(rows)
 
 
 def _account(
-    trace: KinetoTrace, captures: Sequence[Capture], found: Sequence[Alignment], findings: Findings
+    trace: KinetoTrace, captures: Sequence[Capture], alignments: Sequence[Alignment], findings: Findings
 ) -> dict[str, str]:
-    """Report what aligned, with which capture, and what did not; the same as facts."""
+    """Report the aligned events by capture, and those that are not aligned; return the same as facts.
+
+    Every event of a replay counts once.
+    """
     ran_ns = np.maximum(trace.device.duration_ns, 0)
-    parts = [(each.replay.events[each.place >= 0], each) for each in found]
-    used = {each.capture for each in found}
+
+    def count_and_ns(parts: Sequence[IntArray]) -> tuple[int, int]:
+        return sum(map(len, parts)), sum(int(ran_ns[part].sum()) for part in parts)
+
+    aligned_events = [alignment.replay.events[alignment.place >= 0] for alignment in alignments]
+    used = {alignment.capture for alignment in alignments}
     unused = [capture.path.name for number, capture in enumerate(captures) if number not in used]
-    listed = ", ".join(unused[:_MOST_NAMED])
     report = findings.warning if len(unused) == len(captures) else findings.info
-    report("capture-unused", f"captures of graphs that nothing here replays: {listed}", len(unused))
+    names = ", ".join(unused[:_MAX_NAMED])
+    report("capture-unused", f"captures whose graphs this trace does not replay: {names}", len(unused))
     for number, capture in enumerate(captures):
-        mine = [(events, each) for events, each in parts if each.capture == number]
-        events, time_ns = _sums([events for events, _ in mine], ran_ns)
-        graphs = len({each.segment for _, each in mine})
+        own = [index for index, alignment in enumerate(alignments) if alignment.capture == number]
+        events, time_ns = count_and_ns([aligned_events[index] for index in own])
+        num_graphs = len({alignments[index].graph for index in own})
         message = (
-            f"device events, {time_ns:,} ns, of {len(mine):,} graph launches follow {graphs:,} of the "
-            f"{len(capture.segments):,} graphs captured in {capture.path.name}"
+            f"device events, {time_ns:,} ns, of {len(own):,} graph launches replay {num_graphs:,} of the "
+            f"{len(capture.graphs):,} graphs captured in {capture.path.name}"
         )
         findings.info("captured", message, events)
-    unchecked, unchecked_ns = _sums(
-        [each.replay.events[(each.place >= 0) & ~each.checked] for each in found], ran_ns
+    unchecked, unchecked_ns = count_and_ns(
+        [alignment.replay.events[(alignment.place >= 0) & ~alignment.checked] for alignment in alignments]
     )
     message = (
-        f"device events, {unchecked_ns:,} ns, are aligned by their order and number alone: the launches of "
-        "the capture state no kernel names to check"
+        f"device events, {unchecked_ns:,} ns, are aligned by order and number alone: the launches of the "
+        "capture state no kernel names to check"
     )
     findings.info("captured-by-order", message, unchecked)
-    shared = [each.replay.events[(each.place >= 0) & each.replay.on_several_streams] for each in found]
+    shared = [
+        alignment.replay.events[(alignment.place >= 0) & alignment.replay.on_several_streams]
+        for alignment in alignments
+    ]
     message = (
-        "device events are of kernels that run on several streams of one replay, without the numbers of the "
-        "graph's nodes: which of the captured launches each is follows the longest stream"
+        "device events are of kernels that run on several streams of one replay, without node numbers: their "
+        "captured launches are assigned to the longest stream first"
     )
     findings.info("captured-several-streams", message, sum(map(len, shared)))
-    _report_missing(trace, found, ran_ns, findings)
-    events, events_ns = _sums([each.replay.events for each in found], ran_ns)
-    aligned, aligned_ns = _sums([events for events, _ in parts], ran_ns)
-    message = "a capture is given, and the trace has no launch of a graph"
-    findings.warning("no-replay", message, int(not found))
+    _report_not_aligned(trace, alignments, findings)
+    events, events_ns = count_and_ns([alignment.replay.events for alignment in alignments])
+    aligned, aligned_ns = count_and_ns(aligned_events)
+    message = "a capture is given, but the trace has no launch of a graph"
+    findings.warning("no-replay", message, int(not alignments))
     facts = {
-        "graph_launches": len(found),
+        "graph_launches": len(alignments),
         "replayed_events": events,
         "replayed_ns": events_ns,
         "captured_events": aligned,
@@ -256,34 +256,37 @@ def _account(
     return {name: str(value) for name, value in facts.items()}
 
 
-def _sums(parts: Sequence[IntArray], ran_ns: IntArray) -> tuple[int, int]:
-    """How many events, and their time [ns]."""
-    return sum(map(len, parts)), sum(int(ran_ns[part].sum()) for part in parts)
-
-
-def _report_missing(
-    trace: KinetoTrace, found: Sequence[Alignment], ran_ns: IntArray, findings: Findings
-) -> None:
-    """What is replayed and aligned with nothing, by name; and which launches could be of several graphs."""
-    left = [each.replay.events[each.place < 0] for each in found if not each.ambiguous]
-    several = [each.replay.events for each in found if each.ambiguous]
+def _report_not_aligned(trace: KinetoTrace, alignments: Sequence[Alignment], findings: Findings) -> None:
+    """Report replayed events that align with no captured launch, by name, and ambiguous ones."""
+    ran_ns = np.maximum(trace.device.duration_ns, 0)
+    not_captured, ambiguous = list[IntArray](), list[IntArray]()
+    for alignment in alignments:
+        if alignment.ambiguous:
+            ambiguous.append(alignment.replay.events)
+        else:
+            not_captured.append(alignment.replay.events[alignment.place < 0])
     for parts, code, message in (
-        (left, "not-captured", "replayed device events align with no captured launch and keep their links"),
         (
-            several,
+            not_captured,
+            "not-captured",
+            "replayed device events align with no captured launch and keep their links",
+        ),
+        (
+            ambiguous,
             "capture-ambiguous",
-            "replayed device events fit captures of several shapes alike and keep their links",
+            "replayed device events fit captures of several shapes equally and keep their links",
         ),
     ):
-        count, time_ns = _sums(parts, ran_ns)
-        if not count:
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
+        if not len(rows):
             continue
-        rows = np.concatenate(parts)
-        times, counts = Counter[int](), Counter[int](trace.device.name_row[rows].tolist())
-        for row, time in zip(trace.device.name_row[rows].tolist(), ran_ns[rows].tolist(), strict=True):
+        name_rows: list[int] = trace.device.name_row[rows].tolist()
+        times, counts = Counter[int](), Counter[int](name_rows)
+        for row, time in zip(name_rows, ran_ns[rows].tolist(), strict=True):
             times[row] += time
         names = ", ".join(
             f"{trace.strings[row][:80]} {counts[row]:,} x, {time:,} ns"
-            for row, time in times.most_common(_MOST_NAMED)
+            for row, time in times.most_common(_MAX_NAMED)
         )
-        findings.warning(code, f"{message}: {time_ns:,} ns; {names}", count)
+        text = f"{message}: {int(ran_ns[rows].sum()):,} ns; {names}"
+        findings.warning(code, text, len(rows))

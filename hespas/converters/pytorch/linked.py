@@ -1,4 +1,9 @@
-"""One rank's profile joined with its execution trace: what graphs of devices and of hosts are made from."""
+"""One rank's profile joined with its execution trace: the input of device graphs and host graphs.
+
+An operation appears in both records. It is matched by ``Record function id`` if ids are unique and names
+agree, else by ``External id`` if that counts like the trace does, else by order: per thread, the longest
+common sequence of names.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +15,27 @@ import numpy as np
 
 from hespas.converters.common_order import common_order
 from hespas.converters.linking import Nesting
-from hespas.converters.pytorch.communication import Communication
+from hespas.converters.pytorch.communication import Communication, recorded_communication
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
-from hespas.converters.pytorch.kernels import (
-    KernelTalks,
-    Links,
+from hespas.converters.pytorch.kernel_communications import (
+    KernelCommunications,
     host_communications,
-    kernel_talks,
-    thread_key,
+    kernel_communications,
 )
+from hespas.converters.pytorch.links import DeviceLinks, thread_key
 from hespas.converters.pytorch.profile import profile_of
-from hespas.converters.pytorch.recorded_comms import recorded_communication
 from hespas.graph import Profile, StringTableBuilder
 from hespas.graph.columns import IntArray, at_rows
 
-__all__ = ["HostColumns", "Join", "LinkedTrace", "join"]
+__all__ = ["HostColumns", "LinkedTrace", "TraceJoin", "match_operations"]
 
-# The same operation in two records: the profiler's events of the host, and the execution trace.
-#
-# By ``Record function id``, where it is told apart and names agree; else by ``External id``, where that
-# counts like the trace does; else by order: per thread, the longest common sequence of names.
-
-_GOOD_SHARE = 0.9
-"""An id that agrees with fewer names than this is another counter."""
+_MIN_AGREEMENT = 0.9
+"""Minimum share of names that agree; an id below it counts something else."""
 
 
 class HostColumns(NamedTuple):
-    """Events of the host, operations and named ranges together."""
+    """Columns of host events: operations followed by named ranges."""
 
     name_row: IntArray
     key: IntArray
@@ -48,7 +46,7 @@ class HostColumns(NamedTuple):
 
     @classmethod
     def of(cls, *parts: HostEvents) -> HostColumns:
-        """The columns of several kinds, one behind the other."""
+        """Concatenate the columns of several kinds of events."""
         names = ("start_ns", "duration_ns", "record_id", "external_id")
         return cls(
             np.concatenate([part.name_row for part in parts]).astype(np.int64),
@@ -57,8 +55,8 @@ class HostColumns(NamedTuple):
         )
 
 
-class Join(NamedTuple):
-    """``row``: the row of the execution trace per event (-1: none), and how many were found in which way."""
+class TraceJoin(NamedTuple):
+    """Row of the execution trace for each event (-1: none), and the number of matches by each rule."""
 
     row: IntArray
     by_record_id: int
@@ -67,118 +65,116 @@ class Join(NamedTuple):
     unmatched: int
 
 
-def join(events: HostColumns, trace: HostTrace) -> Join:
-    """Match events with operations, one to one. O(n log n)."""
+def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
+    """Match events with operations of the execution trace, one to one. O(n log n)."""
     row = np.full(len(events.name_row), -1, np.int64)
     counts = [0, 0]
-    for way, (ids, offsets) in enumerate(((events.record_id, (0,)), (events.external_id, (0, 1)))):
+    for rule, (ids, offsets) in enumerate(((events.record_id, (0,)), (events.external_id, (0, 1)))):
         for offset in offsets:
-            found = _by_id(events, ids - offset, trace, row)
-            counts[way] += int((found >= 0).sum())
-            row = np.where(found >= 0, found, row)
-    left = int((row >= 0).sum())
+            new_rows = _by_id(events, ids - offset, trace, row)
+            counts[rule] += int((new_rows >= 0).sum())
+            row = np.where(new_rows >= 0, new_rows, row)
+    by_id = int((row >= 0).sum())
     row = _by_order(events, trace, row)
     structural = int(trace.structural.sum())
     matched = int((row >= 0).sum())
-    return Join(row, counts[0], counts[1], matched - left, max(len(trace) - structural - matched, 0))
+    return TraceJoin(row, counts[0], counts[1], matched - by_id, max(len(trace) - structural - matched, 0))
 
 
-def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, known: IntArray) -> IntArray:
-    """New matches by an id, none where it does not count what the trace counts."""
-    nothing = np.full(len(ids), -1, np.int64)
-    free = known < 0
-    ours, place, times = np.unique(np.where(free, ids, -1), return_index=True, return_counts=True)
-    usable = (ours > 0) & (times == 1)
+def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArray) -> IntArray:
+    """Return new matches by an id, none if the id does not count like the record ids of the trace."""
+    row = np.full(len(ids), -1, np.int64)
     order = np.argsort(trace.record_id, kind="stable")
-    theirs = trace.record_id[order]
-    at = np.searchsorted(theirs, ours)
-    safe = np.minimum(at, max(len(theirs) - 1, 0))
-    if not len(theirs):
-        return nothing
-    once = np.searchsorted(theirs, ours, side="right") - at == 1
-    met = usable & once & (theirs[safe] == ours)
-    rows = order[safe[met]]
-    taken = np.isin(rows, known[known >= 0])
-    same = (trace.name_row[rows] == events.name_row[place[met]]) & ~taken
-    if not len(rows) or same.sum() < _GOOD_SHARE * len(rows):
-        return nothing
-    nothing[place[met][same]] = rows[same]
-    return nothing
+    trace_ids = trace.record_id[order]
+    if not len(trace_ids):
+        return row
+    unmatched_ids = np.where(matched < 0, ids, -1)
+    event_ids, event, count = np.unique(unmatched_ids, return_index=True, return_counts=True)
+    first = np.searchsorted(trace_ids, event_ids)
+    is_unique = np.searchsorted(trace_ids, event_ids, side="right") - first == 1
+    first = np.minimum(first, len(trace_ids) - 1)
+    both = (event_ids > 0) & (count == 1) & is_unique & (trace_ids[first] == event_ids)
+    event, rows = event[both], order[first[both]]
+    is_new = ~np.isin(rows, matched[matched >= 0])
+    agrees = (trace.name_row[rows] == events.name_row[event]) & is_new
+    if len(rows) and agrees.sum() >= _MIN_AGREEMENT * len(rows):
+        row[event[agrees]] = rows[agrees]
+    return row
 
 
 def _by_order(events: HostColumns, trace: HostTrace, row: IntArray) -> IntArray:
-    """Match what is left by the order of names, thread by thread."""
+    """Match the rest by the order of names, thread by thread.
+
+    Threads of the two records are paired by the number of names that they have in common, most first.
+    """
     rest = np.flatnonzero(row < 0)
-    taken = np.zeros(len(trace), np.bool_)
-    taken[row[row >= 0]] = True
-    open_rows = np.flatnonzero(~taken & ~trace.structural)
+    matched = np.zeros(len(trace), np.bool_)
+    matched[row[row >= 0]] = True
+    open_rows = np.flatnonzero(~matched & ~trace.structural)
     if not len(rest) or not len(open_rows):
         return row
     rest = rest[np.lexsort((-events.duration_ns[rest], events.start_ns[rest], events.key[rest]))]
     row = row.copy()
-    theirs = {
+    rows_of = {
         key: open_rows[trace.thread[open_rows] == key] for key in np.unique(trace.thread[open_rows]).tolist()
     }
-    ours = {key: rest[events.key[rest] == key] for key in np.unique(events.key[rest]).tolist()}
-    for thread, key in _threads(trace, theirs, events, ours):
-        left, right = ours[key], theirs[thread]
+    events_of = {key: rest[events.key[rest] == key] for key in np.unique(events.key[rest]).tolist()}
+    names = {key: Counter[int](events.name_row[part].tolist()) for key, part in events_of.items()}
+    scored = sorted(
+        (
+            (sum((Counter[int](trace.name_row[rows].tolist()) & names[key]).values()), -thread, -key)
+            for thread, rows in rows_of.items()
+            for key in events_of
+        ),
+        reverse=True,
+    )
+    paired: dict[int, int] = {}
+    for score, thread, key in scored:
+        if score and -thread not in paired and -key not in paired.values():
+            paired[-thread] = -key
+    for thread, key in paired.items():
+        left, right = events_of[key], rows_of[thread]
         pairs = common_order(events.name_row[left].tolist(), trace.name_row[right].tolist())
         places = np.array(pairs, np.int64).reshape(-1, 2)
         row[left[places[:, 0]]] = right[places[:, 1]]
     return row
 
 
-def _threads(
-    trace: HostTrace, theirs: dict[int, IntArray], events: HostColumns, ours: dict[int, IntArray]
-) -> list[tuple[int, int]]:
-    """Which thread of the trace is which of the profiler: those with most names in common first."""
-    names = {key: Counter[int](events.name_row[rows].tolist()) for key, rows in ours.items()}
-    scored = sorted(
-        (
-            (sum((Counter[int](trace.name_row[rows].tolist()) & names[key]).values()), -thread, -key)
-            for thread, rows in theirs.items()
-            for key in ours
-        ),
-        reverse=True,
-    )
-    found: dict[int, int] = {}
-    for score, thread, key in scored:
-        if score and -thread not in found and -key not in found.values():
-            found[-thread] = -key
-    return list(found.items())
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LinkedTrace:
-    """``events`` are the operations of the host followed by its named ranges; ``join`` finds their rows in
-    ``trace``, which is None where there is a profile only.
+    """A Kineto trace with its links and, if there is one, its execution trace.
+
+    ``events`` are the operations of the host followed by its named ranges; ``join`` maps them to rows of
+    ``trace``.
     """
 
     kineto: KinetoTrace
     nesting: Nesting
-    links: Links
+    links: DeviceLinks
     events: HostColumns
     trace: HostTrace | None
-    join: Join | None
+    join: TraceJoin | None
     strings: StringTableBuilder
 
     @property
     def rows(self) -> IntArray:
-        """The row of the execution trace of each event, -1 for none."""
+        """Row of the execution trace of each event, -1 for none."""
         return self.join.row if self.join else np.full(len(self.events.name_row), -1, np.int64)
 
     def profile(self, name: str) -> Profile:
-        """The profile of the device work. Inputs of operations are those of the execution trace, which spells
-        out more, where it has the operation.
+        """Return the profile of the device work.
+
+        Inputs of operations come from the execution trace if it has the operation, because it records more of
+        them.
         """
-        found = profile_of(name, self.kineto, self.nesting, self.links, self.kernel_talks())
+        profile = profile_of(name, self.kineto, self.nesting, self.links, self.kernel_communications())
         if self.trace is None:
-            return found
-        trace, host = self.trace, found.host
+            return profile
+        trace, host = self.trace, profile.host
         rows = self.rows[: len(host)]
         rows = np.where(at_rows(trace.shapes_row, rows, 0) > 0, rows, -1)
         if not (rows >= 0).any():
-            return found
+            return profile
         strides = at_rows(trace.strides_row, rows, 0)
         host = replace(
             host,
@@ -187,19 +183,22 @@ class LinkedTrace:
             values_row=np.where(rows >= 0, at_rows(trace.values_row, rows, 0), host.values_row),
             strides_row=np.where(strides > 0, strides, host.strides_row),
         )
-        return replace(found, strings=self.strings.build(), host=host)
+        return replace(profile, strings=self.strings.build(), host=host)
 
-    def kernel_talks(self) -> KernelTalks:
+    def kernel_communications(self) -> KernelCommunications:
         """Return the communication of each kernel."""
-        return kernel_talks(self.kineto, self.nesting, self.links, self.communications())
+        return kernel_communications(self.kineto, self.nesting, self.links, self.host_communications())
 
-    def communications(self) -> dict[int, Communication]:
-        """By operation of the host: what starts a communication."""
-        return host_communications(self.kineto, self.nesting, self._stated)
+    def host_communications(self) -> dict[int, Communication]:
+        """Return the communications that host operations start, by operation.
 
-    def _stated(self, event: int) -> Communication | None:
-        """What the execution trace says of a communication, else what the profile does."""
-        row = int(self.rows[event])
-        if self.trace is not None and row in self.trace.communications:
-            return self.trace.communications[row]
-        return recorded_communication(self.kineto, event)
+        The execution trace states a communication if it has the operation, else the profile does.
+        """
+
+        def find(event: int) -> Communication | None:
+            row = int(self.rows[event])
+            if self.trace is not None and row in self.trace.communications:
+                return self.trace.communications[row]
+            return recorded_communication(self.kineto, event)
+
+        return host_communications(self.kineto, self.nesting, find)

@@ -1,42 +1,54 @@
-"""Replays of captured graphs aligned with their captures: which launch each replayed kernel was captured at.
+"""Replays of captured graphs aligned with their captures: the captured launch of each replayed kernel.
 
-All work of one replay carries the correlation of its one graph launch. Along a stream it is in the order of
-the capture. So each stream of a replay is laid beside the launches of a captured graph, by name, and
-realigned where one of them has something of its own; a replay is of the captured graph it fits best. Where
-launches state no names (CUDA's do not), what lies between two sure places is aligned by order if it is as
-long on both sides. What fits nothing, or several captures of other shapes equally, is not aligned.
+All work of one replay has the correlation of its graph launch, and along a stream it is in the order of the
+capture. So each stream of a replay is aligned by name with the launches of a captured graph, and aligned
+again after events or launches that only one side has. A replay belongs to the captured graph that fits best.
+Where launches state no names (CUDA's do not), the events between two matched places are aligned by order if
+both sides have the same number. A replay that fits no graph, or several graphs of different shapes equally,
+is not aligned.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.common_order import common_order
-from hespas.converters.pytorch.captured import Capture, Segment, launches_graphs, numbers_in
+from hespas.converters.pytorch.captured import (
+    COPY,
+    FILL,
+    UNNAMED,
+    Capture,
+    CapturedGraph,
+    canonical_name,
+    kernel_symbols,
+    launches_graphs,
+    numbers_in,
+)
 from hespas.converters.pytorch.events import KinetoTrace
-from hespas.converters.pytorch.kernel_names import COPY, FILL, UNNAMED, canonical_name, kernel_symbols
-from hespas.converters.pytorch.kernels import Links
+from hespas.converters.pytorch.links import DeviceLinks
 from hespas.graph.columns import BoolArray, IntArray, at_rows
 
 __all__ = ["Alignment", "Replay", "aligned_replays", "replays_of"]
 
-_LEAST_FIT = 0.6
-"""A replay and a captured graph have at least this share of both in common."""
-_LEAST_OF_CUT = 0.9
-_LEAST_EVENTS_OF_CUT = 8
-"""Of a replay that began before the window: how much of what is left fits, and how much that is at least."""
+_MIN_FIT = 0.6
+"""Minimum share of events and launches that a replay and its captured graph have in common."""
+_MIN_FIT_OF_CUT = 0.9
+"""Minimum share of aligned events of a replay that began before the window."""
+_MIN_EVENTS_OF_CUT = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """The work of one launch of a graph. ``events`` are rows of the device's; ``streams`` their places in the
-    order of each stream, or of the graph's nodes where the trace states those; ``symbols`` what each is.
-    ``launch`` is the row of the call (-1: before the window).
+    """Work of one graph launch.
+
+    ``events`` are rows of device events. ``streams`` are their indices in the order of each stream, or of the
+    graph's nodes if the trace states those. ``symbols`` are the kernels. ``launch`` is the row of the call
+    (-1: before the window).
     """
 
     launch: int
@@ -47,46 +59,46 @@ class Replay:
 
     @property
     def on_several_streams(self) -> BoolArray:
-        """Which events are of kernels that run on several streams of this replay."""
-        found = [set(part) for part in self.signature]
-        common = {symbol for part in found for symbol in part if sum(symbol in each for each in found) > 1}
-        return np.isin(self.symbols, list(common))
+        """Mask of the events whose kernel runs on several streams of this replay."""
+        streams = Counter(symbol for part in self.signature for symbol in set(part))
+        return np.isin(self.symbols, [symbol for symbol, count in streams.items() if count > 1])
 
     @property
     def signature(self) -> tuple[tuple[int, ...], ...]:
-        """What ran, in order, stream by stream: equal ones align alike."""
-        return tuple(tuple(self.symbols[place] for place in stream) for stream in self.streams)
+        """Kernels in order, stream by stream; replays with equal signatures align equally."""
+        return tuple(tuple(self.symbols[index] for index in stream) for stream in self.streams)
 
 
 class Alignment(NamedTuple):
-    """One replay beside the captured graph it is of (-1: none; ``ambiguous``: of several of other shapes).
+    """One replay and its captured graph (-1: none; ``ambiguous``: several graphs of different shapes fit).
 
-    ``place`` is the launch of the segment for each event of the replay (-1: none); ``checked`` says of which
-    events the names were compared.
+    ``place`` is the launch of the graph for each event of the replay (-1: none). ``checked`` marks the events
+    whose names were compared.
     """
 
     replay: Replay
     capture: int
-    segment: int
+    graph: int
     place: IntArray
     checked: BoolArray
     ambiguous: bool
 
 
-def replays_of(trace: KinetoTrace, links: Links) -> list[Replay]:
-    """The replays of graphs in a trace, in order; symbols are still rows of names. A single event without a
-    record of its launch is none.
+def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[Replay]:
+    """Return the replays of graphs in a trace, in order; their symbols are still rows of names.
+
+    A single event without a launch record is not a replay.
     """
     device = trace.device
     of_graph = at_rows(launches_graphs(trace), links.launch, False)
-    orphan = (links.launch < 0) & (device.correlation >= 0)
+    no_launch = (links.launch < 0) & (device.correlation >= 0)
     key = np.where(of_graph, links.launch, len(trace.launch) + device.correlation)
-    rows = np.flatnonzero(of_graph | orphan)
+    rows = np.flatnonzero(of_graph | no_launch)
     if not len(rows):
         return []
     rows = rows[np.lexsort((device.start_ns[rows], key[rows]))]
     bounds = np.flatnonzero(np.diff(key[rows], prepend=-1))
-    found: list[Replay] = []
+    replays: list[Replay] = []
     for first, last in zip(bounds.tolist(), [*bounds[1:].tolist(), len(rows)], strict=True):
         events = rows[first:last]
         launch = int(links.launch[events[0]])
@@ -94,247 +106,248 @@ def replays_of(trace: KinetoTrace, links: Links) -> list[Replay]:
             continue
         start = trace.launch.start_ns[launch] if launch >= 0 else device.start_ns[events[0]]
         symbols = tuple(device.name_row[events].tolist())
-        found.append(Replay(launch, int(start), events, _streams(trace, events), symbols))
-    return sorted(found, key=lambda each: each.start_ns)
+        replays.append(Replay(launch, int(start), events, _streams(trace, events), symbols))
+    return sorted(replays, key=lambda replay: replay.start_ns)
 
 
 def _streams(trace: KinetoTrace, events: IntArray) -> tuple[tuple[int, ...], ...]:
-    """Places of events in order: of each stream, those with most events first; of all streams together where
-    every event states its node, which are numbered as they were captured.
+    """Return the indices of events in order, by stream, streams with most events first.
+
+    If every event states its node, all streams are one: nodes are numbered in the order of capture.
     """
     stream, node = trace.device.stream[events], trace.device.graph_node[events]
     if len(np.unique(stream)) == 1:
         return (tuple(range(len(events))),)
     if (node > 0).all() and len(np.unique(node)) == len(node):
         return (tuple(np.argsort(node).tolist()),)
-    parts = [np.flatnonzero(stream == each) for each in np.unique(stream)]
+    parts = [np.flatnonzero(stream == number) for number in np.unique(stream)]
     parts.sort(key=lambda part: (-len(part), int(part[0])))
     return tuple(tuple(part.tolist()) for part in parts)
-
-
-def _with_symbols(
-    trace: KinetoTrace, replays: Sequence[Replay], segments: Sequence[Segment]
-) -> tuple[list[Replay], list[tuple[int, ...]]]:
-    """Replays and segments whose events and launches have one numbering of kernels."""
-    names = {row: canonical_name(trace.strings[row]) for each in replays for row in set(each.symbols)}
-    category = {row: trace.strings[row] for row in np.unique(trace.device.category_row).tolist()}
-    ours, theirs = kernel_symbols(names.values(), (name for each in segments for name in each.name))
-    found: list[Replay] = []
-    for each in replays:
-        categories: list[int] = trace.device.category_row[each.events].tolist()
-        symbols = tuple(
-            _moves(category[kind]) if _moves(category[kind]) >= 0 else ours[names[row]]
-            for row, kind in zip(each.symbols, categories, strict=True)
-        )
-        found.append(Replay(each.launch, each.start_ns, each.events, each.streams, symbols))
-    launched = [
-        tuple(
-            kind if kind in {COPY, FILL} else theirs[name]
-            for kind, name in zip(each.kind, each.name, strict=True)
-        )
-        for each in segments
-    ]
-    return found, launched
-
-
-def _moves(category: str) -> int:
-    """``COPY`` or ``FILL`` by the profiler's category, else ``UNNAMED``."""
-    return COPY if "memcpy" in category else FILL if "memset" in category else UNNAMED
-
-
-# One replay beside one captured graph.
-
-
-def _beside(streams: tuple[tuple[int, ...], ...], launched: tuple[int, ...]) -> tuple[IntArray, ...]:
-    """Per stream the launch of each event, -1 for none; no launch twice."""
-    free = list(range(len(launched)))
-    found: list[IntArray] = []
-    for stream in streams:
-        rest = tuple(launched[place] for place in free)
-        pairs = _pairs(stream, rest, by_order=len(streams) == 1)
-        place = np.full(len(stream), -1, np.int64)
-        for ours, theirs in pairs:
-            place[ours] = free[theirs]
-        taken = {theirs for _, theirs in pairs}
-        free = [launch for at, launch in enumerate(free) if at not in taken]
-        found.append(place)
-    return tuple(found)
-
-
-def _pairs(stream: tuple[int, ...], launched: tuple[int, ...], *, by_order: bool) -> list[tuple[int, int]]:
-    """Events and launches that belong together. Launches without a name are matched ``by_order`` between
-    those that are sure, where both sides have as many.
-    """
-    if stream == launched and UNNAMED not in launched:
-        return [(place, place) for place in range(len(stream))]
-    apart = [symbol if symbol >= 0 else -2 - at for at, symbol in enumerate(launched)]
-    sure = common_order([max(symbol, UNNAMED) for symbol in stream], apart)
-    if not by_order or UNNAMED not in launched:
-        return sure
-    found: list[tuple[int, int]] = []
-    before = (-1, -1)
-    for ours, theirs in [*sure, (len(stream), len(launched))]:
-        mine, other = range(before[0] + 1, ours), range(before[1] + 1, theirs)
-        kernels = all(launched[at] == UNNAMED for at in other) and all(stream[at] > FILL for at in mine)
-        if kernels and len(mine) == len(other):
-            found.extend(zip(mine, other, strict=True))
-        if ours < len(stream) and theirs < len(launched):
-            found.append((ours, theirs))
-        before = (ours, theirs)
-    return found
-
-
-def _fit(aligned: int, events: int, launches: int, *, cut: bool) -> float:
-    """How well a replay fits a captured graph, 0..1; 0 for less than enough."""
-    if cut and events >= _LEAST_EVENTS_OF_CUT and aligned >= _LEAST_OF_CUT * events:
-        return aligned / events
-    both = 2 * aligned / (events + launches) if events + launches else 0.0
-    return both if both >= _LEAST_FIT else 0.0
-
-
-@dataclass(slots=True)
-class _Fits:
-    """Which captured graphs each replay fits best; equal replays and equal graphs are compared once."""
-
-    launched: list[tuple[int, ...]]
-    alike: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
-    counts: dict[tuple[int, ...], Counter[int]] = field(default_factory=dict[tuple[int, ...], Counter[int]])
-    best: dict[object, IntArray] = field(default_factory=dict[object, IntArray])
-    places: dict[object, tuple[IntArray, ...]] = field(default_factory=dict[object, tuple[IntArray, ...]])
-
-    def __post_init__(self) -> None:
-        for number, symbols in enumerate(self.launched):
-            self.alike.setdefault(symbols, []).append(number)
-        self.counts = {symbols: Counter(symbols) for symbols in self.alike}
-
-    def beside(self, replay: Replay, symbols: tuple[int, ...]) -> tuple[IntArray, ...]:
-        """As :func:`_beside`, remembered."""
-        key = (replay.signature, symbols)
-        if key not in self.places:
-            self.places[key] = _beside(replay.signature, symbols)
-        return self.places[key]
-
-    def candidates(self, replay: Replay) -> IntArray:
-        """The numbers of the graphs that fit best, in order; none where none does."""
-        cut = replay.launch < 0
-        key = (replay.signature, cut)
-        if key not in self.best:
-            self.best[key] = self._found(replay, cut=cut)
-        return self.best[key]
-
-    def _found(self, replay: Replay, *, cut: bool) -> IntArray:
-        mine, events = Counter(replay.symbols), len(replay.events)
-        bounds: list[tuple[float, tuple[int, ...]]] = []
-        for symbols, theirs in self.counts.items():
-            shared = min((mine & theirs).total() + theirs[UNNAMED], events, len(symbols))
-            bounds.append((_fit(shared, events, len(symbols), cut=cut), symbols))
-        bounds.sort(key=lambda each: -each[0])
-        best, chosen = 0.0, list[int]()
-        for bound, symbols in bounds:
-            if bound < best or not bound:
-                break
-            aligned = sum(int((place >= 0).sum()) for place in self.beside(replay, symbols))
-            fit = _fit(aligned, events, len(symbols), cut=cut)
-            if fit > best:
-                best, chosen = fit, []
-            if fit and fit == best:
-                chosen.extend(self.alike[symbols])
-        return np.array(sorted(chosen), np.int64)
-
-
-# Which of several captured graphs that fit alike: layers of a model, or batch sizes.
 
 
 def aligned_replays(
     trace: KinetoTrace, replays: Sequence[Replay], captures: Sequence[Capture]
 ) -> list[Alignment]:
-    """Each replay beside the captured graph that it is of. Of several that fit alike it is the one from which
-    most of the replays behind it follow the order of the capture, and those are of the graphs behind that
-    one. Of several such it is any, where the operations behind them are the same; else the one for a size
-    that the named range around the launch states.
+    """Align each replay with its captured graph.
+
+    If several graphs fit equally, such as layers of a model or batch sizes, the graph is chosen from which
+    the longest sequence of following replays is in the order of the capture, and those replays belong to the
+    graphs after it. If several graphs remain, any of them is chosen if their operations are recorded equally,
+    else the one for a size that the named range around the launch states.
     """
-    segments = [segment for capture in captures for segment in capture.segments]
-    owner = [number for number, capture in enumerate(captures) for _ in capture.segments]
-    replays, launched = _with_symbols(trace, replays, segments)
-    fits = _Fits(launched)
-    candidates = [fits.candidates(replay) for replay in replays]
-    family = np.array([each.family for each in segments], np.int64)
-    follows = np.append(family[1:] == family[:-1], np.zeros(min(len(family), 1), np.bool_))
-    choice = _Choice(captures, segments, owner, trace)
-    found: list[Alignment] = []
-    before, left = -1, 0  # of the run that is being followed: its last graph, and how many are to come
-    for replay, these, runs in zip(replays, candidates, _runs(candidates, follows), strict=True):
-        if left:
-            chosen, left = before + 1, left - 1
+    graphs = [graph for capture in captures for graph in capture.graphs]
+    owner = [number for number, capture in enumerate(captures) for _ in capture.graphs]
+    replays, launched = _with_symbols(trace, replays, graphs)
+    matcher = _GraphMatcher(launched)
+    candidates = [matcher.candidates(replay) for replay in replays]
+    family = np.array([graph.family for graph in graphs], np.int64)
+    has_next = np.append(family[1:] == family[:-1], np.zeros(min(len(family), 1), np.bool_))
+    tie_breaker = _TieBreaker(captures, graphs, owner, trace)
+    alignments: list[Alignment] = []
+    previous, remaining = (
+        -1,
+        0,
+    )  # last graph of the sequence that is followed, and its number of graphs to come
+    for replay, numbers, lengths in zip(
+        replays, candidates, _sequence_lengths(candidates, has_next), strict=True
+    ):
+        if remaining:
+            chosen, remaining = previous + 1, remaining - 1
         else:
-            longest = int(runs.max(initial=0))
-            chosen = choice.of(replay, these[runs == longest])
-            left = longest - 1 if chosen >= 0 else 0
-        before = chosen
+            longest = int(lengths.max(initial=0))
+            chosen = tie_breaker.choose(replay, numbers[lengths == longest])
+            remaining = longest - 1 if chosen >= 0 else 0
+        previous = chosen
         place = np.full(len(replay.events), -1, np.int64)
         checked = np.zeros(len(replay.events), np.bool_)
         if chosen >= 0:
             symbols = np.array(launched[chosen], np.int64)
-            for stream, places in zip(replay.streams, fits.beside(replay, launched[chosen]), strict=True):
-                place[list(stream)] = places
+            for stream, launches in zip(
+                replay.streams, matcher.launches(replay, launched[chosen]), strict=True
+            ):
+                place[list(stream)] = launches
             checked = (place >= 0) & (symbols[place] != UNNAMED)
         capture = owner[chosen] if chosen >= 0 else -1
-        found.append(Alignment(replay, capture, chosen, place, checked, chosen < 0 and len(these) > 0))
-    return found
+        is_ambiguous = chosen < 0 and len(numbers) > 0
+        alignments.append(Alignment(replay, capture, chosen, place, checked, is_ambiguous))
+    return alignments
 
 
-def _runs(candidates: Sequence[IntArray], follows: BoolArray) -> list[IntArray]:
-    """For each candidate of each replay, how many replays from this one on follow the order of the capture;
-    ``follows`` says of which graphs the next one is of the same family.
+def _with_symbols(
+    trace: KinetoTrace, replays: Sequence[Replay], graphs: Sequence[CapturedGraph]
+) -> tuple[list[Replay], list[tuple[int, ...]]]:
+    """Return the replays, and the launches of the graphs, with one numbering of kernels for both."""
+    names = {row: canonical_name(trace.strings[row]) for replay in replays for row in set(replay.symbols)}
+    replayed, captured = kernel_symbols(names.values(), (name for graph in graphs for name in graph.name))
+    symbol_of_category: dict[int, int] = {}
+    for row in np.unique(trace.device.category_row).tolist():
+        category = trace.strings[row]
+        is_copy, is_fill = "memcpy" in category, "memset" in category
+        symbol_of_category[row] = COPY if is_copy else FILL if is_fill else UNNAMED
+    numbered: list[Replay] = []
+    for replay in replays:
+        categories: list[int] = trace.device.category_row[replay.events].tolist()
+        symbols = tuple(
+            symbol_of_category[category] if symbol_of_category[category] >= 0 else replayed[names[row]]
+            for row, category in zip(replay.symbols, categories, strict=True)
+        )
+        numbered.append(replace(replay, symbols=symbols))
+    launched = [
+        tuple(
+            kind if kind in {COPY, FILL} else captured[name]
+            for kind, name in zip(graph.kind, graph.name, strict=True)
+        )
+        for graph in graphs
+    ]
+    return numbered, launched
+
+
+def _match_stream(
+    stream: tuple[int, ...], launched: tuple[int, ...], *, by_order: bool
+) -> list[tuple[int, int]]:
+    """Return pairs of events and launches that match by name.
+
+    With ``by_order``, launches without a name between two matched pairs match the kernels there in order, if
+    both sides have the same number.
     """
-    found: list[IntArray] = []
-    after, behind = np.empty(0, np.int64), np.empty(0, np.int64)
-    for these in reversed(candidates):
-        runs = np.ones(len(these), np.int64)
-        if len(these) and len(after):
-            at = np.minimum(np.searchsorted(after, these + 1), len(after) - 1)
-            runs += np.where((after[at] == these + 1) & follows[these], behind[at], 0)
-        found.append(runs)
-        after, behind = these, runs
-    return found[::-1]
+    if stream == launched and UNNAMED not in launched:
+        return [(index, index) for index in range(len(stream))]
+    distinct = [symbol if symbol >= 0 else -2 - index for index, symbol in enumerate(launched)]
+    by_name = common_order([max(symbol, UNNAMED) for symbol in stream], distinct)
+    if not by_order or UNNAMED not in launched:
+        return by_name
+    pairs: list[tuple[int, int]] = []
+    last_event, last_launch = -1, -1
+    for event, launch in [*by_name, (len(stream), len(launched))]:
+        events, launches = range(last_event + 1, event), range(last_launch + 1, launch)
+        is_unnamed = all(launched[index] == UNNAMED for index in launches)
+        if is_unnamed and all(stream[index] > FILL for index in events) and len(events) == len(launches):
+            pairs.extend(zip(events, launches, strict=True))
+        if event < len(stream) and launch < len(launched):
+            pairs.append((event, launch))
+        last_event, last_launch = event, launch
+    return pairs
 
 
-class _Choice:
-    """Chooses among graphs that fit a replay alike."""
+def _fit(aligned: int, events: int, launches: int, *, is_cut: bool) -> float:
+    """Return how well a replay fits a captured graph, 0..1; 0 below the minimum."""
+    if is_cut and events >= _MIN_EVENTS_OF_CUT and aligned >= _MIN_FIT_OF_CUT * events:
+        return aligned / events
+    share = 2 * aligned / (events + launches) if events + launches else 0.0
+    return share if share >= _MIN_FIT else 0.0
+
+
+@dataclass(slots=True)
+class _GraphMatcher:
+    """Finds the captured graphs that fit a replay best. Equal replays and equal graphs are compared once."""
+
+    launched: list[tuple[int, ...]]
+    equal_graphs: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
+    counts: dict[tuple[int, ...], Counter[int]] = field(default_factory=dict[tuple[int, ...], Counter[int]])
+    best: dict[object, IntArray] = field(default_factory=dict[object, IntArray])
+    matched: dict[object, tuple[IntArray, ...]] = field(default_factory=dict[object, tuple[IntArray, ...]])
+
+    def __post_init__(self) -> None:
+        for number, symbols in enumerate(self.launched):
+            self.equal_graphs.setdefault(symbols, []).append(number)
+        self.counts = {symbols: Counter(symbols) for symbols in self.equal_graphs}
+
+    def launches(self, replay: Replay, launched: tuple[int, ...]) -> tuple[IntArray, ...]:
+        """Return the launch of each event, by stream (-1: none). Each launch is used at most once."""
+        streams = replay.signature
+        key = (streams, launched)
+        if key not in self.matched:
+            free = list(range(len(launched)))
+            launches: list[IntArray] = []
+            for stream in streams:
+                symbols = tuple(launched[launch] for launch in free)
+                pairs = _match_stream(stream, symbols, by_order=len(streams) == 1)
+                launch_of_event = np.full(len(stream), -1, np.int64)
+                for event, index in pairs:
+                    launch_of_event[event] = free[index]
+                used = {index for _, index in pairs}
+                free = [launch for index, launch in enumerate(free) if index not in used]
+                launches.append(launch_of_event)
+            self.matched[key] = tuple(launches)
+        return self.matched[key]
+
+    def candidates(self, replay: Replay) -> IntArray:
+        """Return the numbers of the graphs that fit best, in order; none if no graph fits."""
+        is_cut = replay.launch < 0
+        key = (replay.signature, is_cut)
+        if key not in self.best:
+            symbols, num_events = Counter(replay.symbols), len(replay.events)
+            bounds: list[tuple[float, tuple[int, ...]]] = []
+            for launched, counts in self.counts.items():
+                shared = (symbols & counts).total() + counts[UNNAMED]
+                shared = min(shared, num_events, len(launched))
+                bounds.append((_fit(shared, num_events, len(launched), is_cut=is_cut), launched))
+            bounds.sort(key=lambda item: -item[0])
+            best, numbers = 0.0, list[int]()
+            for bound, launched in bounds:
+                if bound < best or not bound:
+                    break
+                aligned = sum(int((launches >= 0).sum()) for launches in self.launches(replay, launched))
+                fit = _fit(aligned, num_events, len(launched), is_cut=is_cut)
+                if fit > best:
+                    best, numbers = fit, []
+                if fit and fit == best:
+                    numbers.extend(self.equal_graphs[launched])
+            self.best[key] = np.array(sorted(numbers), np.int64)
+        return self.best[key]
+
+
+def _sequence_lengths(candidates: Sequence[IntArray], has_next: BoolArray) -> list[IntArray]:
+    """Return, for each candidate of each replay, how many replays from this one on follow the capture order.
+
+    ``has_next`` marks the graphs whose next graph is of the same family.
+    """
+    lengths: list[IntArray] = []
+    next_numbers, next_lengths = np.empty(0, np.int64), np.empty(0, np.int64)
+    for numbers in reversed(candidates):
+        length = np.ones(len(numbers), np.int64)
+        if len(numbers) and len(next_numbers):
+            index = np.minimum(np.searchsorted(next_numbers, numbers + 1), len(next_numbers) - 1)
+            follows = (next_numbers[index] == numbers + 1) & has_next[numbers]
+            length += np.where(follows, next_lengths[index], 0)
+        lengths.append(length)
+        next_numbers, next_lengths = numbers, length
+    return lengths[::-1]
+
+
+class _TieBreaker:
+    """Chooses one of the graphs that fit a replay equally."""
 
     def __init__(
         self,
         captures: Sequence[Capture],
-        segments: Sequence[Segment],
+        graphs: Sequence[CapturedGraph],
         owner: Sequence[int],
         trace: KinetoTrace,
     ) -> None:
-        self.captures, self.segments, self.owner, self.trace = captures, segments, owner, trace
-        self.kinds: dict[object, int] = {}
-        self.kind = np.full(len(segments), -1, np.int64)
+        self.captures, self.graphs, self.owner, self.trace = captures, graphs, owner, trace
+        self.number_of_description: dict[object, int] = {}
+        self.description = np.full(len(graphs), -1, np.int64)
 
-    def of(self, replay: Replay, tied: IntArray) -> int:
-        """The number of the graph, -1 where none fits, or nobody can say which."""
+    def choose(self, replay: Replay, tied: IntArray) -> int:
+        """Return the number of the graph, -1 if none fits or the choice is ambiguous."""
         if not len(tied):
             return -1
-        if self._agree(tied):
+        if self._are_equal(tied):
             return int(tied[0])
-        stated = self._stated(replay)
-        numbers: list[int] = tied.tolist()
-        sized = [number for number in numbers if self.segments[number].numbers & stated]
-        return sized[0] if sized and self._agree(np.array(sized)) else -1
-
-    def _agree(self, numbers: IntArray) -> bool:
-        """Whether the operations behind some graphs are recorded alike."""
-        new: list[int] = numbers[self.kind[numbers] < 0].tolist()
-        for number in new:
-            text = self.captures[self.owner[number]].described(self.segments[number])
-            self.kind[number] = self.kinds.setdefault(text, len(self.kinds))
-        return bool((self.kind[numbers] == self.kind[numbers[0]]).all())
-
-    def _stated(self, replay: Replay) -> frozenset[int]:
-        """Numbers in the names of the ranges around a launch: ``step[DECODE bs=32]``."""
         note = self.trace.annotation
         around = (note.start_ns <= replay.start_ns) & (note.end_ns > replay.start_ns)
         names = (self.trace.strings[row] for row in note.name_row[around].tolist())
-        return frozenset(number for name in names for number in numbers_in(name))
+        stated = {number for name in names for number in numbers_in(name)}  # ``step[DECODE bs=32]``
+        numbers: list[int] = tied.tolist()
+        sized = [number for number in numbers if self.graphs[number].numbers & stated]
+        return sized[0] if sized and self._are_equal(np.array(sized)) else -1
+
+    def _are_equal(self, numbers: IntArray) -> bool:
+        """Return True if the operations of these graphs are recorded equally."""
+        new: list[int] = numbers[self.description[numbers] < 0].tolist()
+        for number in new:
+            description = self.captures[self.owner[number]].described(self.graphs[number])
+            index = self.number_of_description.setdefault(description, len(self.number_of_description))
+            self.description[number] = index
+        return bool((self.description[numbers] == self.description[numbers[0]]).all())

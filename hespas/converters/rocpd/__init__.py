@@ -1,8 +1,7 @@
-"""Profiles of AMD's rocprofv3: its database (rocpd, schema 3) and its JSON. Schemas:
-https://github.com/ROCm/rocprofiler-sdk, ``source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql`` and
-``source/lib/output/generateJSON.cpp``.
+"""Profiles of AMD's rocprofv3: its database (rocpd, schema 3) and its JSON.
 
-Importing this module is cheap.
+Schemas: https://github.com/ROCm/rocprofiler-sdk, ``source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql`` and
+``source/lib/output/generateJSON.cpp``. Importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 
 
 def _sniff(head: Head) -> int:
-    """By the names of tables, which may carry the recording's number behind."""
+    """Recognise a database by the names of tables, which may have a suffix per recording."""
     from hespas.files.sqlite import has_table
 
     signs = (b"`rocpd_", b'"rocpd_', b"TABLE rocpd_", b"EXISTS rocpd_")
@@ -27,7 +26,7 @@ def _sniff(head: Head) -> int:
 
 
 def _sniff_json(head: Head) -> int:
-    """By the one key of the document."""
+    """Recognise a document by its only key."""
     return 97 if not head.is_directory and _TOOL.match(head.data.removeprefix(b"\xef\xbb\xbf")) else 0
 
 

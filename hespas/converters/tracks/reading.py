@@ -1,6 +1,7 @@
-"""What readers of timelines share: what names of tracks tell, and which slices count twice.
+"""Names of tracks as readers of timelines interpret them, and slices that count more than once.
 
-Names are those that our writers give (``rank 3: H100``, ``stream 7``); others' are taken the same way.
+Names that Hespas writes (``rank 3: H100``, ``stream 7``) and names of other tools are interpreted in the same
+way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 OP_CLASSES = MappingProxyType({member.name.lower(): int(member) for member in OpClass})
-"""The class of an operation by its name in an argument."""
+"""Operation class by its name in an argument."""
 
 _RANK = re.compile(r"(?:\A|\s)(?:rank (\d{1,9})|unknown rank)(?:: (.*))?\Z", re.DOTALL)
 _STREAM = re.compile(r"(?i:\bstream) #?(\d{1,18})(?!\w)")
@@ -35,24 +36,26 @@ _LEAST_SHOWN_NS = 2.0
 
 
 def rank_and_device(process: str) -> tuple[int, str] | None:
-    """The rank (-1: unknown) and the device that a process is named after; None where it names no rank."""
-    found = _RANK.search(process)
-    return (int(found[1] or -1), found[2] or "") if found else None
+    """Return rank (-1: unknown) and device in the name of a process, None if it names no rank."""
+    match = _RANK.search(process)
+    return (int(match[1] or -1), match[2] or "") if match else None
 
 
 def stream_in_name(track: str) -> int | None:
-    """The number of the stream that a track is named after, -1 for none; None for other names."""
+    """Return the number of the stream in the name of a track, -1 for no stream, None for other names."""
     if track == _NO_STREAM:
         return -1
-    found = _STREAM.search(track)
-    return int(found[1]) if found else None
+    match = _STREAM.search(track)
+    return int(match[1]) if match else None
 
 
 def ops_and_kernels(
     name: SmallIntArray | IntArray, op: SmallIntArray, kernel: SmallIntArray, *, ours: bool
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Operations and kernels. A slice of ours is named by its kernel, else by its operation; of a slice of
-    others nothing tells whether its name is the one or the other, so it is both.
+    """Return operations and kernels of slices.
+
+    A slice that Hespas wrote is named after its kernel, else its operation. The name of another tool's slice
+    may be either, so it is used as both.
     """
     if not ours:
         return np.where(op > 0, op, name), np.where(kernel > 0, kernel, name)
@@ -60,20 +63,22 @@ def ops_and_kernels(
 
 
 def agreeing(stated_ns: FloatArray, shown_ns: FloatArray | IntArray) -> BoolArray:
-    """Which times an argument states as the slice shows them, in whole ns: not where it was edited."""
+    """Return a mask of the times in arguments that agree with the slice, in whole ns; edited slices do not
+    agree.
+    """
     agrees: BoolArray = np.abs(stated_ns - shown_ns) < _LEAST_SHOWN_NS
     return agrees
 
 
 def report_halves(findings: Findings, what: str, unfinished: int, orphans: int) -> None:
-    """Say which slices (``what``: how the format calls them) lack their end or their begin."""
-    findings.warning("unfinished", f"{what} that do not end are counted to the end of the trace", unfinished)
-    findings.warning("end-without-begin", f"{what} end that did not begin, and are left out", orphans)
+    """Report slices without an end or without a begin; ``what`` is the format's name for them."""
+    findings.warning("unfinished", f"{what} without an end are counted to the end of the trace", unfinished)
+    findings.warning("end-without-begin", f"{what} without a begin are dropped", orphans)
 
 
 def report_nested(findings: Findings, track: IntArray, start_ns: IntArray, duration_ns: IntArray) -> None:
-    """Say how much time counts more than once."""
+    """Report the time that counts more than once."""
     inside = overlapping(track, start_ns, duration_ns)
     twice_ns = int(np.maximum(duration_ns[inside], 0).sum())
-    message = f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once"
+    message = f"slices nest in or overlap others of their track: {twice_ns:,} ns are counted more than once"
     findings.warning("nested", message, int(inside.sum()))

@@ -1,15 +1,16 @@
-"""The tracks of a simulated run: resources of each rank, arrows along what their spans waited for."""
+"""Tracks of a simulated run: resources of each rank, with arrows along dependencies and communication."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks
+from hespas.converters.tracks.slices import Argument, Flows, TextColumn, Tracks, TrackSet
 from hespas.graph import (
     Diagnostics,
     NodeKind,
@@ -21,87 +22,104 @@ from hespas.graph import (
     Timeline,
     Workload,
 )
-from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, distinct_rows, mapped
+from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, distinct_rows
 from hespas.graph.errors import UsageError
 
-__all__ = ["Simulated", "profile_of_run", "scene_of_timeline"]
+__all__ = ["SimulatedRun", "profile_of_run", "tracks_of_timeline"]
 
-_SIMULATED = MappingProxyType({"timeline": "simulated"})
-"""What a file of tracks says of itself where they were not measured."""
+_METADATA = MappingProxyType({"timeline": "simulated"})
+"""Metadata of a file of tracks that were not measured."""
 _CLASSES = ("", *(member.name.lower() for member in OpClass))
-_CRITICAL = ("", "yes")
+_CRITICAL_TEXTS = ("", "yes")
 
 
-def scene_of_timeline(
+def tracks_of_timeline(
     timeline: Timeline, workload: Workload, diagnostics: Diagnostics, *, arrows: bool
-) -> Scene:
-    """One part per rank class that has spans. Raises ``UsageError`` where numbers of ranks or nodes are not
-    those of the workload.
+) -> TrackSet:
+    """Return one part per rank class that has spans.
+
+    Arrows are dependencies inside each rank, then messages and collectives between ranks. Raises
+    ``UsageError`` if the timeline has ranks or nodes that the workload does not have.
     """
     parts: list[Tracks] = []
-    spans: list[tuple[int, IntArray]] = []
-    for index, mine in _spans_by_class(timeline, workload):
-        tracks, ordered = _rank_tracks(timeline, workload.classes[index], mine)
+    spans: list[tuple[OpGraph, IntArray]] = []
+    for graph, class_spans in _spans_by_class(timeline, workload):
+        tracks, ordered = _rank_tracks(timeline, graph, class_spans)
         parts.append(tracks)
-        spans.append((index, ordered))
-    flows = _arrows(timeline, workload, spans, diagnostics) if arrows else Flows.none()
-    return Scene(workload.name, tuple(parts), flows, _SIMULATED)
+        spans.append((graph, ordered))
+    if not arrows:
+        return TrackSet(workload.name, tuple(parts), Flows.none(), _METADATA)
+    ends: list[_Arrows] = []
+    first = num_missing = 0
+    for graph, ordered in spans:
+        for kind, deps in (("data", graph.data_deps), ("control", graph.control_deps)):
+            source, target, missing = _dependency_arrows(timeline, deps, ordered)
+            ends.append((kind, source + first, target + first))
+            num_missing += missing
+        first += len(ordered)
+    ends.extend(_communication_arrows(timeline, workload.num_ranks, spans))
+    message = "dependencies on operations that took no time have no arrow"
+    diagnostics.info("tracks.dependency-not-drawn", workload.name, message, count=num_missing)
+    return TrackSet(workload.name, tuple(parts), Flows.of(ends), _METADATA)
 
 
-def _classes_of_spans(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
-    """Each rank class that has spans, and which. Raises ``UsageError`` as :func:`scene_of_timeline` does."""
-    return ((workload.classes[index], spans) for index, spans in _spans_by_class(timeline, workload))
-
-
-def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[int, IntArray]]:
+def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
+    """Yield each rank class that has spans, and its spans. Raises ``UsageError`` as
+    :func:`tracks_of_timeline`.
+    """
     if len(timeline) and not 0 <= int(timeline.rank.min()) <= int(timeline.rank.max()) < workload.num_ranks:
         raise UsageError(f"the timeline has ranks that workload {workload.name!r} does not have")
-    span_class = workload.rank_class[timeline.rank]
+    class_of_span = workload.rank_class[timeline.rank]
     for index, graph in enumerate(workload.classes):
-        mine = np.flatnonzero(span_class == index)
-        if not len(mine):
+        spans = np.flatnonzero(class_of_span == index)
+        if not len(spans):
             continue
-        nodes = timeline.node[mine]
-        blocks = timeline.region[mine][nodes < 0]
+        nodes = timeline.node[spans]
+        loops = timeline.region[spans][nodes < 0]
         fits = -1 <= int(nodes.min()) <= int(nodes.max()) < len(graph)
-        if not fits or not ((blocks >= 0) & (blocks < len(graph.regions))).all():
+        if not fits or not ((loops >= 0) & (loops < len(graph.regions))).all():
             raise UsageError(f"the timeline has nodes or loops that graph {graph.name!r} does not have")
-        yield index, mine
+        yield graph, spans
 
 
 def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[Tracks, IntArray]:
-    """The ranks of one class; also the spans in the order of the slices."""
-    ranks, place = np.unique(timeline.rank[spans], return_inverse=True)
-    used, track = distinct_rows(place.reshape(-1), timeline.resource[spans], timeline.stream[spans])
-    start_ns, end_ns = timeline.start_ns[spans], timeline.end_ns[spans]
-    order = np.lexsort((-end_ns, start_ns, track))
+    """Return the tracks of the ranks of one class, and the spans in the order of the slices."""
+    ranks, index = np.unique(timeline.rank[spans], return_inverse=True)
+    used, track = distinct_rows(index.reshape(-1), timeline.resource[spans], timeline.stream[spans])
+    order = np.lexsort((-timeline.end_ns[spans], timeline.start_ns[spans], track))
     spans, track = spans[order], track[order]
-    alike = np.bincount(timeline.shown_by[timeline.shown_by >= 0], minlength=int(timeline.rank.max()) + 1)
+    node = timeline.node[spans]
+    num_equal = np.bincount(timeline.shown_by[timeline.shown_by >= 0], minlength=int(timeline.rank.max()) + 1)
+    processes: list[str] = []
+    for rank in ranks.tolist():
+        num_others = int(num_equal[rank]) - 1
+        processes.append(f"rank {rank}: and {num_others:,} alike" if num_others > 0 else f"rank {rank}")
+    resources = ((timeline.resources[kind], stream) for _, kind, stream in used)
+    texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
+    numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
+    arguments: dict[str, Argument] = {
+        key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
+    }
+    arguments |= {key: at_rows(column, node, np.nan) for key, column in numbers.items()}
+    arguments["critical"] = TextColumn(timeline.critical[spans].astype(np.int32), _CRITICAL_TEXTS)
     tracks = Tracks(
-        processes=tuple(_rank_name(rank, int(alike[rank])) for rank in ranks.tolist()),
+        processes=tuple(processes),
         track_process=tuple(owner for owner, _, _ in used),
-        track_name=tuple(_track_name(timeline.resources[kind], stream) for _, kind, stream in used),
+        track_name=tuple(name if stream < 0 else f"{name} {stream}" for name, stream in resources),
         track=track.astype(np.int32),
         name=_span_names(timeline, graph, spans),
-        category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES),
+        category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, node, 0), _CLASSES),
         start_ns=timeline.start_ns[spans],
         duration_ns=timeline.end_ns[spans] - timeline.start_ns[spans],
-        arguments=_arguments(timeline, graph, spans),
+        arguments=arguments,
     )
     return tracks, spans
 
 
-def _track_name(resource: str, stream: int) -> str:
-    return resource if stream < 0 else f"{resource} {stream}"
-
-
-def _rank_name(rank: int, alike: int) -> str:
-    """A rank that stands for others, too, says for how many."""
-    return f"rank {rank}: and {alike - 1:,} alike" if alike > 1 else f"rank {rank}"
-
-
 def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
-    """The nodes' names, else their operations; a block of trips is named by its loop."""
+    """Return the name of each span: of its node, else of its operation; of its loop for a block of
+    iterations.
+    """
     node = timeline.node[spans]
     rows = at_rows(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
     blocks = np.flatnonzero(node < 0)
@@ -111,77 +129,48 @@ def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColu
     label = graph.regions.label[timeline.region[spans[blocks]]].tolist()
     trips = timeline.trips[spans[blocks]].tolist()
     rows[blocks] = [
-        texts.add(f"{graph.strings[row] or 'loop'}: {count:,.0f} trips")
+        texts.add(f"{graph.strings[row] or 'loop'}: {count:,.0f} iterations")
         for row, count in zip(label, trips, strict=True)
     ]
     return TextColumn(rows, texts.build())
 
 
-def _arguments(timeline: Timeline, graph: OpGraph, spans: IntArray) -> Mapping[str, Argument]:
-    node = timeline.node[spans]
-    texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
-    numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
-    arguments: dict[str, Argument] = {
-        key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
-    }
-    arguments |= {key: at_rows(column, node, np.nan) for key, column in numbers.items()}
-    return arguments | {"critical": TextColumn(timeline.critical[spans].astype(np.int32), _CRITICAL)}
-
-
-def _arrows(
-    timeline: Timeline, workload: Workload, spans: list[tuple[int, IntArray]], diagnostics: Diagnostics
-) -> Flows:
-    """Dependencies inside each rank, then messages and collectives between ranks."""
-    ends: list[tuple[str, IntArray, IntArray]] = []
-    first, unseen = 0, 0
-    for index, ordered in spans:
-        graph = workload.classes[index]
-        for kind, deps in (("data", graph.data_deps), ("control", graph.control_deps)):
-            source, target, missing = _dependency_arrows(timeline, deps, ordered)
-            ends.append((kind, source + first, target + first))
-            unseen += missing
-        first += len(ordered)
-    ends.extend(_communication_arrows(timeline, workload, spans))
-    message = "dependencies lead to operations that took no time and have no arrow"
-    diagnostics.info("tracks.dependency-not-drawn", workload.name, message, count=unseen)
-    return Flows.of(ends)
-
-
-# Arrows of a simulated run: from the spans that others waited for, along dependencies and communication.
-
-_Ends = tuple[str, IntArray, IntArray]
+_Arrows = tuple[str, IntArray, IntArray]
 
 
 def _dependency_arrows(
     timeline: Timeline, deps: RaggedArray, spans: IntArray
 ) -> tuple[IntArray, IntArray, int]:
-    """Source and target places in ``spans`` of each dependency between two that ran on one rank.
+    """Return source and target, as indices of ``spans``, of each dependency between nodes that ran on one
+    rank.
 
-    Where nodes ran several times, the last runs of both belong together, and those before them likewise. The
-    third result counts dependencies of spans on nodes without a span. O(spans log spans + edges).
+    If nodes ran several times, the last runs of both belong together, then the runs before them, and so on.
+    The third result counts dependencies of spans on nodes without a span. O(spans log spans + edges).
     """
     if not len(spans) or not len(deps.values):
         return np.empty(0, np.int64), np.empty(0, np.int64), 0
-    runs = _Runs.of(timeline, spans)
+    runs = _NodeRuns.of(timeline, spans)
     if not len(runs.keys):
         return np.empty(0, np.int64), np.empty(0, np.int64), 0
     lengths = deps.lengths[runs.node]
     target = np.repeat(np.arange(len(runs.node), dtype=np.int64), lengths)
-    wanted = deps.take(runs.node).values.astype(np.int64)
-    key = runs.key_of(runs.rank[target], wanted)
+    producers = deps.take(runs.node).values.astype(np.int64)
+    key = runs.key_of(runs.rank[target], producers)
     group = np.minimum(np.searchsorted(runs.keys, key), len(runs.keys) - 1)
-    found = runs.keys[group] == key
-    behind = runs.from_last[target]
-    found_and_ran = found & (behind < runs.counts[group])
-    source = runs.ends[group] - 1 - behind
-    kept = np.flatnonzero(found_and_ran)
-    return runs.place[source[kept]], runs.place[target[kept]], int((~found).sum())
+    ran = runs.keys[group] == key
+    from_last = runs.from_last[target]
+    has_run = ran & (from_last < runs.counts[group])
+    source = runs.ends[group] - 1 - from_last
+    drawn = np.flatnonzero(has_run)
+    return runs.place[source[drawn]], runs.place[target[drawn]], int((~ran).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Runs:
-    """Spans sorted by rank, node and start: ``place`` is where each stood, ``from_last`` counts the later
-    runs of the same node on the same rank. ``keys`` are the distinct pairs, with ``counts`` and ``ends``.
+class _NodeRuns:
+    """Spans sorted by rank, node and start.
+
+    ``place`` is the original index of each span, ``from_last`` the number of later runs of the same node on
+    the same rank. ``keys`` are the distinct pairs of rank and node, with ``counts`` and ``ends``.
     """
 
     nodes: int
@@ -194,7 +183,7 @@ class _Runs:
     ends: IntArray
 
     @classmethod
-    def of(cls, timeline: Timeline, spans: IntArray) -> _Runs:
+    def of(cls, timeline: Timeline, spans: IntArray) -> _NodeRuns:
         own = np.flatnonzero(timeline.node[spans] >= 0)  # the others are blocks of whole trips
         spans = spans[own]
         node, rank = timeline.node[spans].astype(np.int64), timeline.rank[spans].astype(np.int64)
@@ -207,47 +196,58 @@ class _Runs:
         return cls(nodes, own[place], rank[place], node[place], from_last, keys, counts, ends)
 
     def key_of(self, rank: IntArray, node: IntArray) -> IntArray:
-        """The key of pairs; one that no span has where the node is none of theirs."""
+        """Return the key of pairs of rank and node, -1 for nodes that no span has."""
         return np.where(node < self.nodes, rank * self.nodes + node, -1)
 
 
 def _communication_arrows(
-    timeline: Timeline, workload: Workload, spans: list[tuple[int, IntArray]]
-) -> list[_Ends]:
-    """Arrows from sender to receiver, and along the members of each collective in their order.
+    timeline: Timeline, num_ranks: int, spans: list[tuple[OpGraph, IntArray]]
+) -> list[_Arrows]:
+    """Return arrows along the members of each collective in order of rank, and from sender to receiver.
 
-    The same operation of different ranks is told by its group (or its two ends) and by how many of them ran
-    before on that rank. O(communications), one step each.
+    Spans of different ranks are the same operation if they have the same group (or the same two ends), and
+    the same number of such operations ran before on their rank. O(communications), one step each.
     """
-    meetings: dict[tuple[object, ...], dict[int, int]] = {}
+    rendezvous: dict[tuple[object, ...], dict[int, int]] = {}
     messages: dict[tuple[int, int, int, int], list[int]] = {}
     counts: dict[tuple[object, ...], int] = {}
     numbers: dict[tuple[int, ...], int] = {}
     first = 0
-    for index, ordered in spans:
-        talk = _Talk.of(workload.classes[index], workload.num_ranks, numbers)
-        for place in talk.places(timeline, ordered):
-            span = int(ordered[place])
+    for graph, ordered in spans:
+        communication = _GraphCommunication.of(graph, num_ranks, numbers)
+        for index in communication.places(timeline, ordered):
+            span = int(ordered[index])
             rank, node = int(timeline.rank[span]), int(timeline.node[span])
-            for role, key in talk.keys(rank, node):
-                turn = counts.get((role, rank, *key), 0)
-                counts[role, rank, *key] = turn + 1
-                if role == "meet":
-                    meetings.setdefault((*key, turn), {})[rank] = first + place
+            for role, key in communication.keys(rank, node):
+                number = counts.get((role, rank, *key), 0)
+                counts[role, rank, *key] = number + 1
+                if role == "member":
+                    rendezvous.setdefault((*key, number), {})[rank] = first + index
                 else:
                     source, target, tag = key
-                    ends = messages.setdefault((source, target, tag, turn), [-1, -1])
-                    ends[role == "receive"] = first + place
+                    ends = messages.setdefault((source, target, tag, number), [-1, -1])
+                    ends[role == "receiver"] = first + index
         first += len(ordered)
-    return [*_collectives(meetings), *_messages(messages)]
+    sources: list[int] = []
+    targets: list[int] = []
+    for span_of_rank in rendezvous.values():
+        members = [span_of_rank[rank] for rank in sorted(span_of_rank)]
+        sources.extend(members[:-1])
+        targets.extend(members[1:])
+    pairs = [(sent, received) for sent, received in messages.values() if min(sent, received) >= 0]
+    complete = np.array([pair for pair in pairs if pair[0] != pair[1]], np.int64).reshape(-1, 2)
+    return [
+        ("collective", np.array(sources, np.int64), np.array(targets, np.int64)),
+        ("message", complete[:, 0], complete[:, 1]),
+    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Talk:
-    """Who takes part in the communication of one graph, by node.
+class _GraphCommunication:
+    """Participants of the communication of one graph, by node.
 
-    ``numbers`` numbers the groups of all graphs by their members; ``known`` is the group of a rank by group
-    set, as looking for it may take as long as the group set.
+    ``numbers`` numbers the groups of all graphs by their members. ``group_of`` caches the group of a rank by
+    group set, because a lookup may take as long as the group set.
     """
 
     graph: OpGraph
@@ -255,102 +255,86 @@ class _Talk:
     collective: dict[int, int]
     message: dict[int, int]
     numbers: dict[tuple[int, ...], int]
-    known: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    group_of: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     @classmethod
-    def of(cls, graph: OpGraph, num_ranks: int, numbers: dict[tuple[int, ...], int]) -> _Talk:
+    def of(cls, graph: OpGraph, num_ranks: int, numbers: dict[tuple[int, ...], int]) -> _GraphCommunication:
         collective = {node: row for row, node in enumerate(graph.collectives.node.tolist())}
         message = {node: row for row, node in enumerate(graph.p2p.node.tolist())}
         return cls(graph, num_ranks, collective, message, numbers)
 
     def places(self, timeline: Timeline, ordered: IntArray) -> list[int]:
-        """Where spans of communication stand, in the order in which they ran."""
-        talking = np.concatenate([self.graph.collectives.node, self.graph.p2p.node])
-        place = np.flatnonzero(np.isin(timeline.node[ordered], talking))
-        by_time: list[int] = place[np.argsort(timeline.start_ns[ordered[place]], kind="stable")].tolist()
-        return by_time
+        """Return the indices of communication spans, in the order in which they ran."""
+        nodes = np.concatenate([self.graph.collectives.node, self.graph.p2p.node])
+        index = np.flatnonzero(np.isin(timeline.node[ordered], nodes))
+        by_start: list[int] = index[np.argsort(timeline.start_ns[ordered[index]], kind="stable")].tolist()
+        return by_start
 
     def keys(self, rank: int, node: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The part a rank plays in a node, and what identifies the other parts."""
+        """Return the roles of a rank in a node, and the keys that its counterparts share."""
         row = self.collective.get(node)
         if row is not None:
-            kind, which = int(self.graph.collectives.kind[row]), int(self.graph.collectives.group_set[row])
-            yield "meet", (kind, self._group(which, rank))
+            kind, group_set = (
+                int(self.graph.collectives.kind[row]),
+                int(self.graph.collectives.group_set[row]),
+            )
+            number = self.group_of.get((group_set, rank))
+            if number is None:
+                members = self._members(group_set, rank)
+                number = self.group_of[group_set, rank] = self.numbers.setdefault(members, len(self.numbers))
+            yield "member", (kind, number)
             return
         row = self.message[node]
-        which = int(self.graph.p2p.permutation[row])
-        if which < 0:
+        permutation_row = int(self.graph.p2p.permutation[row])
+        if permutation_row < 0:
             return
-        permutation, tag = self.graph.permutations[which], int(self.graph.p2p.tag[row])
+        permutation, tag = self.graph.permutations[permutation_row], int(self.graph.p2p.tag[row])
         kind = int(self.graph.kind[node])
         target, source = permutation.target_of(rank), permutation.source_of(rank)
         if kind != NodeKind.RECV and target >= 0:
-            yield "send", (rank, target, tag)
+            yield "sender", (rank, target, tag)
         if kind != NodeKind.SEND and source >= 0:
-            yield "receive", (source, rank, tag)
+            yield "receiver", (source, rank, tag)
 
-    def _group(self, which: int, rank: int) -> int:
-        """The number of the group of a rank: equal members of one communicator, equal number."""
-        number = self.known.get((which, rank))
-        if number is None:
-            members = self._members(which, rank)
-            number = self.known[which, rank] = self.numbers.setdefault(members, len(self.numbers))
-        return number
-
-    def _members(self, which: int, rank: int) -> tuple[int, ...]:
-        groups = self.graph.group_sets[which] if which >= 0 else None
-        everybody = (-1, 0 if groups is None else groups.communicator)
+    def _members(self, group_set: int, rank: int) -> tuple[int, ...]:
+        """Return the members and the communicator of a rank's group. A group of all ranks has no list."""
+        groups = self.graph.group_sets[group_set] if group_set >= 0 else None
+        all_ranks = (-1, 0 if groups is None else groups.communicator)
         if groups is None or groups.is_world(self.num_ranks):
-            return everybody
+            return all_ranks
         group = groups.group_of(rank)
         members = tuple(sorted(groups.members(group).tolist())) if group >= 0 else (rank,)
-        return everybody if len(members) == self.num_ranks else (*members, -1, groups.communicator)
-
-
-def _collectives(meetings: dict[tuple[object, ...], dict[int, int]]) -> list[_Ends]:
-    source: list[int] = []
-    target: list[int] = []
-    for meeting in meetings.values():
-        places = [meeting[rank] for rank in sorted(meeting)]
-        source.extend(places[:-1])
-        target.extend(places[1:])
-    return [("collective", np.array(source, np.int64), np.array(target, np.int64))]
-
-
-def _messages(messages: dict[tuple[int, int, int, int], list[int]]) -> list[_Ends]:
-    whole = [(one, other) for one, other in messages.values() if one >= 0 and other >= 0 and one != other]
-    ends = np.array(whole, np.int64).reshape(-1, 2)
-    return [("message", ends[:, 0], ends[:, 1])]
+        return all_ranks if len(members) == self.num_ranks else (*members, -1, groups.communicator)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Simulated:
-    """A timeline, and the workload whose nodes it numbers."""
+class SimulatedRun:
+    """A timeline, and the workload whose nodes it refers to."""
 
     timeline: Timeline
     workload: Workload
 
 
-# --- A simulated run as rows, for tables: what ran where, from when, and for how long.
+def profile_of_run(run: SimulatedRun, device: str) -> Profile:
+    """Return one event per span, in the order of the timeline, as if ``device`` had been measured.
 
-
-def profile_of_run(run: Simulated, device: str) -> Profile:
-    """One event per span, in the order of the timeline, as if ``device`` had been measured: its name should
-    say that it was not. The stream is the number of the resource in ``run.timeline.resources``.
-
-    Raises ``UsageError`` where the timeline does not fit its workload.
+    The name of ``device`` should state that it was not. The stream is the index of the resource in
+    ``run.timeline.resources``. Raises ``UsageError`` if the timeline does not fit its workload.
     """
     timeline = run.timeline
     strings = StringTableBuilder()
     strings.add("")
     op_row, shapes_row, dtype_row = (np.zeros(len(timeline), np.int32) for _ in range(3))
     op_class = np.zeros(len(timeline), np.int8)
-    for graph, spans in _classes_of_spans(timeline, run.workload):
-        own = spans[timeline.node[spans] >= 0]
-        node = timeline.node[own]
-        op_row[spans] = _added(strings, _span_names(timeline, graph, spans))
-        op_class[own] = graph.op_class[node]
-        shapes_row[own], dtype_row[own] = _operands(strings, graph, node)
+    for graph, spans in _spans_by_class(timeline, run.workload):
+        names = _span_names(timeline, graph, spans)
+        rows, index = np.unique(names.rows, return_inverse=True)
+        text_rows = np.array([strings.add(names.texts[row]) for row in rows.tolist()], np.int32)
+        op_row[spans] = text_rows[index.reshape(-1)]
+        of_node = spans[timeline.node[spans] >= 0]
+        node = timeline.node[of_node]
+        op_class[of_node] = graph.op_class[node]
+        shapes_row[of_node], dtype_row[of_node] = _operands(strings, graph, node)
     return Profile.of(
         run.workload.name,
         (device,),
@@ -366,29 +350,23 @@ def profile_of_run(run: Simulated, device: str) -> Profile:
     )
 
 
-def _added(strings: StringTableBuilder, column: TextColumn) -> SmallIntArray:
-    """The texts of a column as rows of ``strings``."""
-    return mapped(column.rows, lambda row: strings.add(column.texts[row]), np.int32)
-
-
 def _operands(
     strings: StringTableBuilder, graph: OpGraph, node: IntArray | SmallIntArray
 ) -> tuple[SmallIntArray, SmallIntArray]:
-    """Shapes and element types of the operands of each node, as JSON lists."""
-    used, place = np.unique(node.astype(np.int64), return_inverse=True)
-    operands = graph.operands.take(used.astype(np.int64)).to_lists()
-    shapes = [strings.add(_shapes(graph, rows)) for rows in operands]
-    dtypes = [strings.add(_dtypes(graph, rows)) for rows in operands]
-    place = place.reshape(-1)
-    return np.array(shapes, np.int32)[place], np.array(dtypes, np.int32)[place]
+    """Return shapes and element types of the operands of each node, as JSON lists."""
 
+    def text_rows(lists: list[list[Any]]) -> SmallIntArray:
+        texts = [json.dumps(values, separators=(",", ":")) if values else "" for values in lists]
+        return np.array([strings.add(text) for text in texts], np.int32)
 
-def _shapes(graph: OpGraph, rows: Sequence[int]) -> str:
-    shapes = [[None if extent == DYNAMIC else extent for extent in graph.types.shape(row)] for row in rows]
-    return json.dumps(shapes, separators=(",", ":")) if rows else ""
-
-
-def _dtypes(graph: OpGraph, rows: Sequence[int]) -> str:
-    found = [graph.types.dtype_of(row) for row in rows]
-    names = [None if dtype is None else dtype.name for dtype in found]
-    return json.dumps(names, separators=(",", ":")) if rows else ""
+    nodes, index = np.unique(node.astype(np.int64), return_inverse=True)
+    operands = graph.operands.take(nodes.astype(np.int64)).to_lists()
+    shapes: list[list[Any]] = []
+    dtypes: list[list[Any]] = []
+    for types in operands:
+        extents = [graph.types.shape(row) for row in types]
+        elements = [graph.types.dtype_of(row) for row in types]
+        shapes.append([[None if extent == DYNAMIC else extent for extent in shape] for shape in extents])
+        dtypes.append([None if dtype is None else dtype.name for dtype in elements])
+    index = index.reshape(-1)
+    return text_rows(shapes)[index], text_rows(dtypes)[index]

@@ -24,7 +24,7 @@ from hespas.converters.chrome_trace import FORMAT
 from hespas.converters.chrome_trace.writer import write_scene
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.measured_ops import costed_ops
-from hespas.converters.tracks import Displayed, Simulated, scenes_beside
+from hespas.converters.tracks import Displayed, SimulatedRun, joined_tracks
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UsageError
 from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated, spans
@@ -80,11 +80,14 @@ def run_into_others(path: Path) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", ["measured.json", "side_by_side.json"])
 def test_golden_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    values: list[tuple[str, Displayed]] = [("measured", measured()), ("simulated", Simulated(*simulated()))]
+    values: list[tuple[str, Displayed]] = [
+        ("measured", measured()),
+        ("simulated", SimulatedRun(*simulated())),
+    ]
     if name == "measured.json":
         write(measured(), path)
     else:
-        write_scene(scenes_beside(values, Diagnostics()), path, WriteOptions())
+        write_scene(joined_tracks(values, Diagnostics()), path, WriteOptions())
     assert path.read_text() == (GOLDEN / name).read_text()
 
 
@@ -110,7 +113,7 @@ def test_a_profile_reads_back_with_its_host_operations(tmp_path: Path) -> None:
 
 def test_processes_and_threads_have_distinct_numbers_that_are_not_0(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    write_scene(scenes_beside([("a", measured()), ("a", measured())], Diagnostics()), path, WriteOptions())
+    write_scene(joined_tracks([("a", measured()), ("a", measured())], Diagnostics()), path, WriteOptions())
     listed = json.loads(path.read_text())["traceEvents"]
     pids = {event["pid"] for event in listed}
     tids = {event["tid"]: event["pid"] for event in listed if event["tid"]}
@@ -120,7 +123,7 @@ def test_processes_and_threads_have_distinct_numbers_that_are_not_0(tmp_path: Pa
 
 def test_arrows_start_and_end_inside_their_slices(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    write_scene(scenes_beside([("", Simulated(*simulated()))], Diagnostics()), path, WriteOptions())
+    write_scene(joined_tracks([("", SimulatedRun(*simulated()))], Diagnostics()), path, WriteOptions())
     listed = json.loads(path.read_text())["traceEvents"]
     slices = {(event["tid"], event["ts"]) for event in listed if event["ph"] == "X"}
     starts, ends = ([event for event in listed if event["ph"] == phase] for phase in "sf")
@@ -155,7 +158,7 @@ def test_what_follows_without_a_gap_stays_on_one_thread(lengths: list[float], tm
     run = spans(node=[0] * len(lengths), rank=[0] * len(lengths), start_ns=start_ns.tolist())
     timeline = replace(run, end_ns=end_ns)
     path = tmp_path / "t.json"
-    write_scene(scenes_beside([("", Simulated(timeline, workload))], Diagnostics()), path, WriteOptions())
+    write_scene(joined_tracks([("", SimulatedRun(timeline, workload))], Diagnostics()), path, WriteOptions())
     listed = json.loads(path.read_text())["traceEvents"]
     assert len({event["tid"] for event in listed if event["ph"] == "X"}) == 1
     assert not run_into_others(path)
@@ -254,7 +257,7 @@ def test_an_event_without_a_sensible_time_is_refused(event: Event, tmp_path: Pat
 def test_a_trace_without_slices_and_a_workload_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no slices"):
         read(trace(tmp_path / "t.json", {"ph": "i", "name": "moment", "ts": 1}))
-    with pytest.raises(UsageError, match="a workload does not say"):
+    with pytest.raises(UsageError, match="a workload has no times"):
         write(simulated()[1], tmp_path / "u.json")
 
 

@@ -1,4 +1,4 @@
-"""Ranges: what they say, how they nest, which one was running."""
+"""GpuRanges: what they say, how they nest, which one was running."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hespas.converters.gpu_trace import GpuRanges
 from hespas.converters.gpu_trace.profile import (
     RangeText,
     collective_in_kernel,
@@ -15,7 +16,6 @@ from hespas.converters.gpu_trace.profile import (
     nesting_of,
     parse_range_text,
 )
-from hespas.converters.gpu_trace.trace import Ranges
 from hespas.converters.linking import match_rows
 
 
@@ -86,10 +86,10 @@ def test_other_kernels_and_ranges() -> None:
 Spans = list[tuple[int, int, int]]
 
 
-def ranges_of(spans: Spans) -> Ranges:
+def ranges_of(spans: Spans) -> GpuRanges:
     thread, start, end = np.array(spans, np.int64).reshape(-1, 3).T
     place = np.arange(len(spans))
-    return Ranges(
+    return GpuRanges(
         process=thread,
         thread=thread,
         start_ns=start,
@@ -101,7 +101,7 @@ def ranges_of(spans: Spans) -> Ranges:
 
 @st.composite
 def forests(draw: st.DrawFn) -> Spans:
-    """Ranges pushed and popped on two threads."""
+    """GpuRanges pushed and popped on two threads."""
     spans: Spans = []
     for thread in (1, 2):
         clock, stack = 0, list[int]()

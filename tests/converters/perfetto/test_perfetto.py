@@ -20,7 +20,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.perfetto import FORMAT
 from hespas.converters.perfetto.packets import likelihood
 from hespas.converters.perfetto.writer import write_scene
-from hespas.converters.tracks import Displayed, Simulated, scenes_beside
+from hespas.converters.tracks import Displayed, SimulatedRun, joined_tracks
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from tests.converters.perfetto.reference import Trace, trace
@@ -72,11 +72,14 @@ PROCESS: Packet = {"track_descriptor": {"uuid": 9, "process": {"pid": 5, "proces
 @pytest.mark.parametrize("name", ["measured.pftrace", "side_by_side.pftrace"])
 def test_golden_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    values: list[tuple[str, Displayed]] = [("measured", measured()), ("simulated", Simulated(*simulated()))]
+    values: list[tuple[str, Displayed]] = [
+        ("measured", measured()),
+        ("simulated", SimulatedRun(*simulated())),
+    ]
     if name == "measured.pftrace":
         write(measured(), path)
     else:
-        write_scene(scenes_beside(values, Diagnostics()), path, WriteOptions())
+        write_scene(joined_tracks(values, Diagnostics()), path, WriteOptions())
     assert path.read_bytes() == (GOLDEN / name).read_bytes()
 
 
@@ -179,7 +182,7 @@ def test_what_follows_without_a_gap_stays_on_one_lane(tmp_path: Path) -> None:
     timeline = replace(spans([0] * 500, [0] * 500, starts.tolist()), end_ns=ends)
     path = tmp_path / "t.pftrace"
     write_scene(
-        scenes_beside([("", Simulated(timeline, simulated()[1]))], Diagnostics()), path, WriteOptions()
+        joined_tracks([("", SimulatedRun(timeline, simulated()[1]))], Diagnostics()), path, WriteOptions()
     )
     listed = Trace.FromString(path.read_bytes()).packet
     assert sum(packet.track_descriptor.parent_uuid > 0 for packet in listed) == 1
@@ -343,7 +346,7 @@ def test_compressed_packets_are_read_and_bombs_refused(tmp_path: Path) -> None:
 def test_what_has_no_slices_and_a_workload_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="neither slices nor stages"):
         read_packets(tmp_path / "t.pftrace", STREAM, event(COUNTER, 1))
-    with pytest.raises(UsageError, match="a workload does not say"):
+    with pytest.raises(UsageError, match="a workload has no times"):
         write(simulated()[1], tmp_path / "u.pftrace")
 
 

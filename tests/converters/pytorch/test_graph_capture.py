@@ -20,7 +20,7 @@ from fixtures.make.graph_capture import DECODE, PIECEWISE, Replayed, decode, pie
 from hespas.api import read, read_profiles
 from hespas.cli import convert, validate
 from hespas.converters.measured_ops import costed_ops
-from hespas.converters.pytorch.kernel_names import function_name, kernel_symbols
+from hespas.converters.pytorch.captured import function_name, kernel_symbols
 from hespas.graph import Diagnostics, OpGraph, Profile, Workload
 from hespas.graph.errors import FormatError, UsageError
 from tests.converters.pytorch.traces import DATA, Json, annotation, call, host, kernel, write_kineto
@@ -102,7 +102,7 @@ def test_kernels_of_cuda_are_told_by_what_a_warm_up_ran_and_by_order() -> None:
     assert profile.metadata["captured_by_order_events"] == "2"
     assert found.counts()["kineto.captured-by-order"] == 2
     (said,) = [each for each in found if each.code == "kineto.captured"]
-    assert "8 graph launches follow 4 of the 4 graphs captured in graph_capture_rank_0" in said.message
+    assert "8 graph launches replay 4 of the 4 graphs captured in graph_capture_rank_0" in said.message
 
 
 def test_every_replay_has_operations_of_its_own() -> None:
@@ -376,7 +376,7 @@ def test_a_capture_of_what_replays_nothing_is_refused(tmp_path: Path) -> None:
 def test_details_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     shutil.copytree(PIECEWISE, tmp_path / "p")
     (tmp_path / "p" / "capture_traces" / "execution_details.json").write_text('{"file": 1}')
-    with pytest.raises(FormatError, match="does not list captures"):
+    with pytest.raises(FormatError, match="malformed list of captures"):
         read(tmp_path / "p" / PIECES.name, capture=tmp_path / "p" / "capture_traces")
 
 
@@ -443,5 +443,5 @@ def test_real_replays_are_linked(
     on_device = [each for each in raw if each.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
     assert len(profile) == len(on_device)
     assert profile.duration_ns.sum() == sum(round(each["dur"] * 1000) for each in on_device)
-    follow = f"{launches} graph launches follow {launches} of the {launches} graphs"
+    follow = f"{launches} graph launches replay {launches} of the {launches} graphs"
     assert any(each.code == "kineto.captured" and follow in each.message for each in found)

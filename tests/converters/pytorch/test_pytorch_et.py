@@ -176,13 +176,13 @@ def test_a_call_and_the_record_in_it_are_one_communication(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1', FormatError, "no execution trace"),
-        ('{"schema": "1.1.1-chakra.0.0.4"}', FormatError, "no list 'nodes'"),
+        ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1', FormatError, "not an execution trace"),
+        ('{"schema": "1.1.1-chakra.0.0.4"}', FormatError, "the list 'nodes' is missing"),
         ('{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', FormatError, "no operation"),
         ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": "x", "name": ""}]}', FormatError, r"\$\.id"),
         ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": -3, "name": ""}]}', FormatError, "63 bits"),
         ('{"nodes": [{"id": 1, "name": "a"}]}', UnsupportedError, "schema ''"),
-        ("[]", FormatError, "no execution trace"),
+        ("[]", FormatError, "not an execution trace"),
     ],
 )
 def test_what_is_no_execution_trace_is_refused(

@@ -70,7 +70,10 @@ def test_alone_it_is_no_job_and_says_so(tmp_path: Path) -> None:
     assert (workload.rank_class.tolist(), workload.metadata["rank"]) == ([ABSENT, ABSENT, ABSENT, 0], "3")
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
     assert told.severity is Severity.WARNING
-    assert "no job that a simulator can run; `num_devices=4` takes it" in told.message
+    assert (
+        "a simulator would wait forever for collectives and messages with them; `num_devices=4` replicates"
+        in told.message
+    )
     convert(folder, tmp_path / "out.et")
     again, _ = _read(tmp_path / "out.et", None, load_format("chakra"))
     assert again.rank_class.tolist() == workload.rank_class.tolist()
@@ -92,7 +95,7 @@ def test_on_request_all_ranks_do_what_it_did(tmp_path: Path) -> None:
 def test_what_it_did_with_some_ranks_only_is_not_what_all_do(ranks: str, tmp_path: Path) -> None:
     size = ranks.count(",") + 1
     folder = _trace(tmp_path / "job", {**SENT, "Process Group Ranks": ranks, "Group size": size})
-    with pytest.raises(UnsupportedError, match="cannot stand for 4 ranks"):
+    with pytest.raises(UnsupportedError, match="cannot represent 4 ranks"):
         _read(folder, 4)
 
 
@@ -104,7 +107,7 @@ def test_an_execution_trace_alone_is_no_job_either(form: Format, tmp_path: Path)
     assert alone.rank_class.tolist() == [ABSENT, ABSENT, ABSENT, 0]
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
     assert "rank 3 of 4" in told.message
-    assert "`num_devices=4` takes it" in told.message
+    assert "`num_devices=4` replicates" in told.message
     workload, found = _read(path, 4, form)
     assert (workload.num_ranks, len(workload.classes)) == (4, 1)
     assert found.counts()["pytorch.one-rank-for-all"] == 1
@@ -121,5 +124,5 @@ def test_where_all_cannot_do_the_same_that_is_no_advice(tmp_path: Path) -> None:
 def test_more_devices_than_any_job_has_are_refused_before_memory_is(tmp_path: Path) -> None:
     file = _execution_trace(tmp_path / "et", {"collective_name": "allreduce"})
     for path, form in ((_trace(tmp_path / "job", SENT), FORMAT), (file, FORMAT_ET)):
-        with pytest.raises(UsageError, match="2,000,000,000 devices asked for"):
+        with pytest.raises(UsageError, match="2,000,000,000 devices requested"):
             _read(path, 2_000_000_000, form)

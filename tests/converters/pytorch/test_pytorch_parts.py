@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from hespas.converters.common_order import common_order
 from hespas.converters.linking import exclusive
-from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, named
+from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, kind_of_word
 from hespas.converters.pytorch.draft import Edges, flow_of
-from hespas.converters.pytorch.events import Rows, integer, integers, read_events
-from hespas.converters.pytorch.kernels import nesting_of
-from hespas.converters.pytorch.records import Number, job_name, rank_in_name
+from hespas.converters.pytorch.events import TextRows, integer, integers, read_events
+from hespas.converters.pytorch.links import nesting_of
+from hespas.converters.pytorch.recognition import job_name, rank_in_name
+from hespas.converters.pytorch.records import JsonNumber
 from hespas.graph import CollectiveKind, NodeKind, RaggedArray
 from tests.converters.pytorch.traces import (
     Json,
@@ -114,14 +115,14 @@ def test_dataflow_orders_all_that_touch_a_storage_if_one_changes_it(
 
 
 @given(st.lists(st.integers(-(1 << 65), 1 << 65) | st.floats() | st.sampled_from([None, "7", "-2", "x", ""])))
-def test_a_column_of_numbers_is_that_of_its_values(values: list[Number]) -> None:
+def test_a_column_of_numbers_is_that_of_its_values(values: list[JsonNumber]) -> None:
     column = integers(values)
     assert column.dtype == np.int64
     assert column.tolist() == [integer(value) for value in values]
 
 
 def test_spelled_numbers() -> None:
-    spelled: list[Number] = [3, "3", 3.7, None, "", "nan", float("inf"), 1 << 63, -(1 << 63)]
+    spelled: list[JsonNumber] = [3, "3", 3.7, None, "", "nan", float("inf"), 1 << 63, -(1 << 63)]
     assert list(map(integer, spelled)) == [3, 3, 3, -1, -1, -1, -1, -1, -(1 << 63)]
 
 
@@ -132,7 +133,7 @@ def test_rows_are_made_once_in_order_of_appearance() -> None:
         made.append(text)
         return len(made)
 
-    rows = Rows(add)
+    rows = TextRows(add)
     assert rows.of("abab") == [1, 2, 1, 2]
     assert rows.of("cab") == [3, 1, 2]
     assert made == ["a", "b", "c"]
@@ -212,14 +213,14 @@ def test_other_kernels_are_none_of_them(name: str) -> None:
     ],
 )
 def test_spellings_of_communications(word: str, node_kind: int) -> None:
-    found = named(word)
+    found = kind_of_word(word)
     assert found is not None
     assert found.node == NodeKind(node_kind)
 
 
 @pytest.mark.parametrize("word", ["wait", "init", "", "relu"])
 def test_other_words_name_none(word: str) -> None:
-    assert named(word) is None
+    assert kind_of_word(word) is None
 
 
 @pytest.mark.parametrize(

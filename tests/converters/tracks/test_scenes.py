@@ -10,8 +10,8 @@ import pytest
 
 from hespas import api
 from hespas.converters.linking import enclosing, overlapping, pair
-from hespas.converters.tracks import Scene, Simulated, scene_of, side_by_side
-from hespas.converters.tracks.scene import Label
+from hespas.converters.tracks import SimulatedRun, TrackSet, join_track_sets, tracks_of
+from hespas.converters.tracks.slices import SliceLabel
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -31,14 +31,14 @@ from tests.converters.tracks.samples import measured, simulated, spans
 Arrow = tuple[str, str, str]
 
 
-def arrows(scene: Scene) -> list[Arrow]:
+def arrows(scene: TrackSet) -> list[Arrow]:
     names = [label(scene, row) for row in range(len(scene))]
     flows = scene.flows
     rows = zip(flows.kind.tolist(), flows.source.tolist(), flows.target.tolist(), strict=True)
     return [(flows.kinds[kind], names[source], names[target]) for kind, source, target in rows]
 
 
-def label(scene: Scene, row: int) -> str:
+def label(scene: TrackSet, row: int) -> str:
     for part in scene.parts:
         if row < len(part):
             track = int(part.track[row])
@@ -49,7 +49,7 @@ def label(scene: Scene, row: int) -> str:
 
 
 def test_a_profile_has_a_track_per_stream_and_an_arrow_per_cause() -> None:
-    scene = scene_of(measured(), Diagnostics())
+    scene = tracks_of(measured(), Diagnostics())
     device, host = scene.parts
     assert device.processes == ("rank 3: H100",)
     assert device.track_name == ("stream 7", "stream 20")
@@ -60,11 +60,11 @@ def test_a_profile_has_a_track_per_stream_and_an_arrow_per_cause() -> None:
         ("launch", "rank 3 host/aten::mm", "rank 3: H100/gemm"),
         ("launch", "rank 3 host/aten::linear", "rank 3: H100/copy"),
     ]
-    assert arrows(scene_of(measured(), Diagnostics(), arrows=False)) == []
+    assert arrows(tracks_of(measured(), Diagnostics(), arrows=False)) == []
 
 
 def test_a_run_has_a_process_per_rank_and_arrows_along_what_was_waited_for() -> None:
-    scene = scene_of(Simulated(*simulated()), Diagnostics())
+    scene = tracks_of(SimulatedRun(*simulated()), Diagnostics())
     assert scene.parts[0].processes == ("rank 0", "rank 1")
     assert scene.parts[0].track_name == ("compute", "communication") * 2
     assert arrows(scene) == [
@@ -80,7 +80,7 @@ def test_a_run_has_a_process_per_rank_and_arrows_along_what_was_waited_for() -> 
 def test_repeated_runs_of_a_node_wait_for_the_run_before_them() -> None:
     _, workload = simulated()
     twice = spans(node=[0, 0, 1], rank=[0, 0, 0], start_ns=[0.0, 5.0, 10.0])
-    scene = scene_of(Simulated(twice, workload), Diagnostics())
+    scene = tracks_of(SimulatedRun(twice, workload), Diagnostics())
     assert [(flow[0], flow[2]) for flow in arrows(scene)] == [("data", "rank 0/all-reduce.2")]
     assert scene.parts[0].start_ns[scene.flows.source].tolist() == [5.0]
 
@@ -101,14 +101,14 @@ def test_collectives_of_different_classes_meet_by_their_members() -> None:
         graphs.append(builder.build())
     workload = Workload(name="two", classes=tuple(graphs), rank_class=np.array([0, 1, 0], np.int32))
     timeline = spans(node=[0, 2, 0], rank=[0, 1, 2], start_ns=[1.0, 2.0, 3.0])
-    scene = scene_of(Simulated(timeline, workload), Diagnostics())
+    scene = tracks_of(SimulatedRun(timeline, workload), Diagnostics())
     assert arrows(scene) == [("collective", "rank 0/meet", "rank 1/meet")]
 
 
 def test_dependencies_on_what_took_no_time_are_told() -> None:
     _, workload = simulated()
     diagnostics = Diagnostics()
-    scene_of(Simulated(spans(node=[1, 1], rank=[0, 1], start_ns=[0.0, 0.0]), workload), diagnostics)
+    tracks_of(SimulatedRun(spans(node=[1, 1], rank=[0, 1], start_ns=[0.0, 0.0]), workload), diagnostics)
     assert diagnostics.counts() == {"tracks.dependency-not-drawn": 2}
 
 
@@ -128,9 +128,9 @@ def test_a_block_of_trips_is_named_by_its_loop_and_a_rank_says_for_whom_it_stand
         exposed_wait_ns=np.zeros((4, 2)),
         interference_ns=np.zeros(4),
     )
-    scene = scene_of(Simulated(timeline, Workload.spmd(builder.build(), 4)), Diagnostics())
+    scene = tracks_of(SimulatedRun(timeline, Workload.spmd(builder.build(), 4)), Diagnostics())
     assert [label(scene, row) for row in range(2)] == [
-        "rank 0: and 3 alike/dot", "rank 0: and 3 alike/while.3: 9 trips"
+        "rank 0: and 3 alike/dot", "rank 0: and 3 alike/while.3: 9 iterations"
     ]  # fmt: skip
 
 
@@ -139,12 +139,12 @@ def test_a_timeline_of_another_workload_is_refused(node: int, rank: int) -> None
     _, workload = simulated()
     timeline = spans(node=[0, node], rank=[0, rank], start_ns=[0.0, 0.0])
     with pytest.raises(UsageError, match="does not have"):
-        scene_of(Simulated(timeline, workload), Diagnostics())
+        tracks_of(SimulatedRun(timeline, workload), Diagnostics())
 
 
 def test_several_values_stand_side_by_side_under_their_labels() -> None:
-    one, other = scene_of(measured(), Diagnostics()), scene_of(Simulated(*simulated()), Diagnostics())
-    both = side_by_side([("measured", one), ("simulated", other)])
+    one, other = tracks_of(measured(), Diagnostics()), tracks_of(SimulatedRun(*simulated()), Diagnostics())
+    both = join_track_sets([("measured", one), ("simulated", other)])
     assert len(both) == len(one) + len(other)
     assert both.parts[2].processes == ("simulated rank 0", "simulated rank 1")
     told = arrows(both)
@@ -159,7 +159,7 @@ def test_what_cannot_be_drawn_is_told() -> None:
         duration_ns=np.array([7.0, -1.0]), kernel_row=np.array([1, 1], np.int32),
     )  # fmt: skip
     diagnostics = Diagnostics()
-    scene = scene_of(profile, diagnostics)
+    scene = tracks_of(profile, diagnostics)
     assert len(scene) == 1
     assert diagnostics.counts() == {
         "tracks.no-start": 1,
@@ -172,9 +172,9 @@ def test_what_cannot_be_drawn_is_told() -> None:
 
 def test_labels_are_told_once_per_combination_in_every_chunk() -> None:
     profile = measured()
-    scene = scene_of(profile, Diagnostics())
+    scene = tracks_of(profile, Diagnostics())
     for rows in (1, 2, 100):
-        told: list[Label] = []
+        told: list[SliceLabel] = []
         for chunk in scene.chunks(rows):
             places: list[int] = chunk.label.tolist()
             told.extend(chunk.labels[place] for place in places)

@@ -1,0 +1,181 @@
+"""Groups of device events: one node for each host operation whose cost covers its events.
+
+An operation of the cost table covers all work launched inside it, whatever it calls. If one such operation is
+inside another, the outer one covers the work of both, so nothing is costed twice. An operation that is costed
+by its parts covers work only if none of its parts does. Work of an operation without a rule belongs to an
+enclosing operation with a rule, else to itself, with an unknown cost. A region (a range around compiled
+operations) is not an operation: its kernels have no owner, and are known by name alone.
+
+Copies between host and device use another link, and communication kernels use the network: both are nodes of
+their own. So are events without an owner.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.measured_ops.event_kernels import EventRole, event_roles
+from hespas.converters.measured_ops.instructions import names_instruction
+from hespas.costs.aten import find_aten_rule, is_composite
+from hespas.costs.kernels import kernel_facts
+from hespas.graph import HostOps, OpClass, Profile, StringTable
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, at_rows, equal_rows, mapped
+
+__all__ = ["EventGroups", "WorkOwners", "group_events", "owners_of"]
+
+_REGION = re.compile(
+    r"Torch-Compiled Region.*|CompiledFunction(?:Backward)?\d*|(?:## )?(?:Call )?CompiledFxGraph.*|"
+    r"autograd::engine::evaluate_function.*|ProfilerStep#.*|Optimizer\.\w+#.*|nn\.Module: .*|"
+    r"(?:DistributedDataParallel|FullyShardedDataParallel|FSDP::|DDP)\b.*|torch::jit::.*|"
+    r"(?:Pregraph|AOTDispatcher|DynamoRuntimeWrapper|TorchDynamo|CompiledAutograd).*",
+    re.DOTALL,
+)
+"""Names of ranges around operations."""
+_MAX_DEPTH = 256
+"""Maximum number of enclosing operations. Real operations nest a few dozen deep."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkOwners:
+    """Owner of each piece of device work: an operation (-1: none), and whether its cost covers the work."""
+
+    op: IntArray
+    answers: BoolArray
+
+
+def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> WorkOwners:
+    """Return the owners of device work that these operations launched (-1: unknown).
+
+    O(distinct launching operations x depth).
+    """
+    if not len(host):
+        return WorkOwners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
+    has_rule = mapped(host.name_row, lambda row: find_aten_rule(strings[row]) is not None, np.bool_)
+    is_by_parts = mapped(host.name_row, lambda row: is_composite(strings[row]), np.bool_)
+    has_cost = has_rule & (host.shapes_row != 0)
+    parents: list[int] = host.parent.tolist()
+    launchers, index = np.unique(launched_by, return_inverse=True)
+    chains: dict[int, list[int]] = {}  # launching operation -> it and its enclosing ones, innermost first
+    for launcher in launchers[launchers >= 0].tolist():
+        chain: list[int] = []
+        op = launcher
+        while 0 <= op < len(parents) and len(chain) < _MAX_DEPTH:
+            chain.append(op)
+            op = parents[op]
+        chains[launcher] = chain
+
+    def outermost(chain: list[int], owners: frozenset[int]) -> int:
+        return next((op for op in reversed(chain) if op in owners), -1)
+
+    whole = _innermost(chains, has_cost & ~is_by_parts)
+    owner = {op: outermost(chain, whole) for op, chain in chains.items()}
+    covered = {outer for op, chain in chains.items() if owner[op] >= 0 for outer in chain}
+    remaining = {op: chain for op, chain in chains.items() if owner[op] < 0}
+    by_parts = _innermost(remaining, has_cost & is_by_parts) - covered
+    owner |= {op: outermost(chain, by_parts) for op, chain in remaining.items()}
+    owners = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
+    regions = mapped(host.name_row, lambda row: _REGION.fullmatch(strings[row]) is not None, np.bool_)
+    own = np.where(at_rows(regions, launchers, False), -1, launchers)
+    return WorkOwners(np.where(owners >= 0, owners, own)[index], (owners >= 0)[index])
+
+
+def _innermost(chains: dict[int, list[int]], mask: BoolArray) -> frozenset[int]:
+    """Return the innermost operation of each chain that the mask selects."""
+    selected: list[bool] = mask.tolist()
+    innermost = (next((op for op in chain if selected[op]), -1) for chain in chains.values())
+    return frozenset(op for op in innermost if op >= 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventGroups:
+    """Events grouped into nodes, which are numbered by their first start.
+
+    ``node`` is the node of each event. Per node: ``role``, ``host_op`` (-1: none), whether the cost of that
+    operation covers the node (``answers``), its ``longest`` event with its ``stream``, ``busy_ns`` (the sum
+    of event times) and ``duration_ns`` (the time during which any event ran). An event that ends before it
+    starts adds no time.
+    """
+
+    node: SmallIntArray
+    role: NDArray[np.uint8]
+    host_op: IntArray
+    answers: BoolArray
+    longest: IntArray
+    stream: IntArray
+    busy_ns: FloatArray
+    duration_ns: FloatArray
+
+
+def group_events(profile: Profile) -> EventGroups:
+    """Group the events of a profile into nodes. O(events log events)."""
+    count, strings = len(profile), profile.strings
+    role = event_roles(profile)
+    launched_by = profile.host_event.astype(np.int64)
+    owners = owners_of(profile.host, strings, launched_by)
+    is_host_copy = role == EventRole.HOST_COPY
+    # A copy to or from the host belongs to the operation that copies, not to enclosing operations.
+    owner = np.where(is_host_copy, launched_by, owners.op)
+    has_launch = np.flatnonzero(np.isfinite(profile.launch_start_ns))
+    _, launch = equal_rows(
+        profile.launch_start_ns[has_launch], profile.launch_thread_row[has_launch], profile.rank[has_launch]
+    )
+    of_one_launch = np.zeros(count, np.bool_)  # events of one launch replay a graph
+    of_one_launch[has_launch] = np.bincount(launch)[launch] > 1 if len(has_launch) else False
+    replayed = ~owners.answers & ~is_host_copy & of_one_launch
+    owner[replayed | names_instruction(profile)] = -1
+    alone = (owner < 0) | (role == EventRole.COMMUNICATION)
+    is_part = ((role == EventRole.DEVICE_COPY) | (role == EventRole.FILL)) & ~alone & owners.answers
+    role = np.where(is_part, EventRole.WORK, role).astype(np.uint8)
+    # An operation without a rule is one node for each class of its kernels.
+    classes = mapped(profile.kernel_row, lambda row: kernel_facts(strings[row]).op_class, np.uint8)
+    part = np.where(owners.answers | is_host_copy, role, len(EventRole) + classes)
+    num_parts = len(EventRole) + len(OpClass)
+    # One number per node: of the operation and its part, or of the event itself.
+    number = np.where(alone, -1 - np.arange(count, dtype=np.int64), owner * num_parts + part)
+    _, first_seen, group = np.unique(number, return_index=True, return_inverse=True)
+    starts = np.full(len(first_seen), np.inf)
+    np.fmin.at(starts, group, profile.start_ns)  # unknown starts are ignored
+    order = np.lexsort((first_seen, starts))
+    node_of_group = np.empty(len(first_seen), np.int64)
+    node_of_group[order] = np.arange(len(first_seen))
+    example = first_seen[order]
+    node = node_of_group[group]
+    longest, busy_ns, duration_ns = _node_times(profile, node, len(example))
+    return EventGroups(
+        node=node.astype(np.int32),
+        role=role[example],
+        host_op=owner[example],
+        answers=owners.answers[example],
+        longest=longest,
+        stream=profile.stream[longest] if count else np.empty(0, np.int64),
+        busy_ns=busy_ns,
+        duration_ns=duration_ns,
+    )
+
+
+def _node_times(profile: Profile, node: IntArray, count: int) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Return, per node, the longest event, the sum of event times, and the time during which any event ran.
+
+    The last two are equal if no events overlap, or if a start is unknown.
+    """
+    ran_ns = np.maximum(profile.duration_ns, 0.0)
+    busy_ns = np.bincount(node, ran_ns, count).astype(np.float64)
+    by_length = np.lexsort((profile.duration_ns, node))
+    last = np.flatnonzero(np.append(np.diff(node[by_length]) > 0, True)) if count else np.empty(0, np.int64)
+    order = np.lexsort((profile.start_ns, node))
+    sizes = np.bincount(node, minlength=count)
+    offsets = np.append(0, np.cumsum(sizes))
+    duration_ns = busy_ns.copy()
+    for number in np.flatnonzero(sizes > 1).tolist():
+        rows = order[offsets[number] : offsets[number + 1]]
+        start_ns, length_ns = profile.start_ns[rows], ran_ns[rows]
+        if not np.isnan(start_ns).any():
+            reached = np.maximum.accumulate(start_ns + length_ns)
+            previous = np.append(-np.inf, reached[:-1])
+            overlap = np.minimum(np.maximum(previous - start_ns, 0.0), length_ns)
+            duration_ns[number] = float(busy_ns[number]) - float(overlap.sum())
+    return by_length[last], busy_ns, duration_ns
