@@ -10,7 +10,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hespas.validators.roundtrip import Cell, ColumnResult, Kept, RoundTrips, cell_text, roundtrip
+from hespas.validators.roundtrip import (
+    ColumnResult,
+    ColumnStatus,
+    MatrixCell,
+    RoundTrips,
+    cell_text,
+    roundtrip,
+)
 from tools.documents import ROOT, document_command
 
 __all__ = ["GOLDEN", "golden_document", "main", "roundtrip_document"]
@@ -43,7 +50,7 @@ def _listed(columns: Iterable[ColumnResult]) -> str:
     return ", ".join(f"`{name}` {count:,}" for name, count in found.items()) or "-"
 
 
-def _details(cells: Iterable[Cell]) -> Iterable[Sequence[str]]:
+def _details(cells: Iterable[MatrixCell]) -> Iterable[Sequence[str]]:
     for cell in cells:
         if not (cell.lost or cell.changed or cell.refused):
             continue
@@ -75,7 +82,7 @@ def golden_document(done: RoundTrips) -> str:
             "not kept": {
                 column.column: f"{column.kept.value}: {column.changed} of {column.known}"
                 for column in cell.columns
-                if column.kept in {Kept.CHANGED, Kept.LOST}
+                if column.kept in {ColumnStatus.CHANGED, ColumnStatus.LOST}
             },
         }
         for cell in done.cells

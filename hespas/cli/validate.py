@@ -23,7 +23,7 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.validators.checker import CheckResult
-    from hespas.validators.roundtrip import Cell, ColumnResult, RoundTrips
+    from hespas.validators.roundtrip import ColumnResult, MatrixCell, RoundTrips
 
 __all__ = ["app", "check", "common", "main", "roundtrip"]
 
@@ -268,7 +268,7 @@ def _verdict(done: RoundTrips) -> str:
     return "everything that is not kept is reported" if done.valid else "something is lost UNREPORTED"
 
 
-def _column_text(column: ColumnResult, cell: Cell) -> str:
+def _column_text(column: ColumnResult, cell: MatrixCell) -> str:
     told = "" if column.column not in cell.unreported else " UNREPORTED"
     return f"{column.column} ({count_text(column.changed)}/{count_text(column.known)}){told}"
 

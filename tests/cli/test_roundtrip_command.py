@@ -74,13 +74,13 @@ def test_profiles_in_a_folder_are_skipped_and_told(tmp_path: Path) -> None:
     assert (alone.exit_code, "this is a profile" in alone.stderr) == (4, True)
     (tmp_path / "a.mlir").unlink()
     none = CliRunner().invoke(app, ["roundtrip", str(tmp_path)])
-    assert (none.exit_code, "these are profiles" in none.stderr) == (2, True)
+    assert (none.exit_code, "all inputs are profiles" in none.stderr) == (2, True)
 
 
 def test_formats_without_a_pair_are_wrong_usage() -> None:
     done = CliRunner().invoke(app, ["roundtrip", str(PROGRAM), "--formats", "kineto,astra-text"])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "no pair to try" in done.stderr
+    assert "none of these formats can be written" in done.stderr
 
 
 def test_what_a_reader_reports_is_told(tmp_path: Path) -> None:

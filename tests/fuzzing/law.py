@@ -23,8 +23,9 @@ from hespas.graph.errors import HespasError, InvariantError
 from hespas.graph.passes import FoldFree, UnrollLoops
 from hespas.graph.workload import workloads_equal
 from hespas.validators.checker import check_workload
+from hespas.validators.roundtrip.columns import compare_columns
 from hespas.validators.roundtrip.matrix import unreported
-from hespas.validators.roundtrip.pairs import Pair, PairStatus, Traveller, columns_kept
+from hespas.validators.roundtrip.pairs import FormatPair, PairStatus, TripRunner
 from tests.fuzzing.stages import DEVICES, ESTIMATORS
 
 __all__ = [
@@ -223,11 +224,11 @@ def broken_laws(
     workload: Workload, origin: str, folder: Path, targets: Sequence[str] = WRITTEN
 ) -> Iterator[str]:
     """What does not hold for a workload that the reader of ``origin`` accepted; faults of ours are raised."""
-    traveller = Traveller(folder)
-    settled = traveller.settled(workload)
+    runner = TripRunner(folder)
+    canonical = runner.canonical(workload)
     folds = not is_flat(workload.metadata, load_format(origin))
     for name in targets:
-        trip = traveller.travel(settled, name, folds=folds)
+        trip = runner.run(canonical, name, folds=folds)
         if trip.is_unreadable:
             yield f"{name}: written and not read: {trip.refused}"
         if trip.back is None:
@@ -235,8 +236,10 @@ def broken_laws(
         if not load_format(name).losses:
             yield from (f"{name}: {difference}" for difference in workloads_equal(trip.ready, trip.back))
             continue
-        columns = tuple(columns_kept(trip.ready, trip.back))
-        pair = Pair(source=name, via=name, status=PairStatus.KEPT, columns=columns, findings=trip.findings)
+        columns = tuple(compare_columns(trip.ready, trip.back))
+        pair = FormatPair(
+            source=name, via=name, status=PairStatus.KEPT, columns=columns, findings=trip.findings
+        )
         yield from (f"{name}: {column} changed, and nothing said so" for column in unreported(pair))
 
 

@@ -26,7 +26,7 @@ from hespas.converters import ReadOptions, load_format
 from hespas.graph import Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError
 from hespas.validators.checker import CheckOptions
-from hespas.validators.roundtrip import Pair, PairStatus, columns_kept
+from hespas.validators.roundtrip import FormatPair, PairStatus, compare_columns
 from hespas.validators.roundtrip.matrix import unreported
 from tests.fuzzing.readings import kept_readings
 
@@ -321,8 +321,8 @@ def _compare(done: Conversion, again: Workload) -> None:
     """Raise where a column came back otherwise that no finding accounts for."""
     if not isinstance(done.value, Workload):
         raise InvariantError("a workload became something else on its way")
-    columns = tuple(columns_kept(done.value, again))
-    pair = Pair(
+    columns = tuple(compare_columns(done.value, again))
+    pair = FormatPair(
         source=done.target_format,
         via=done.target_format,
         status=PairStatus.KEPT,

@@ -1,35 +1,28 @@
-"""What survives a conversion: every pair of formats tried on real files, there and back."""
+"""Round trips: every pair of formats tried on real files, from one format through the other and back."""
 
 from __future__ import annotations
 
+from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, compare_columns
 from hespas.validators.roundtrip.matrix import (
-    Cell,
+    MatrixCell,
     RoundTrips,
     cell_text,
     roundtrip,
     roundtrip_html,
     roundtrip_json,
 )
-from hespas.validators.roundtrip.pairs import (
-    ColumnResult,
-    FilePairs,
-    Kept,
-    Pair,
-    PairStatus,
-    columns_kept,
-    file_pairs,
-)
+from hespas.validators.roundtrip.pairs import FilePairs, FormatPair, PairStatus, file_pairs
 
 __all__ = [
-    "Cell",
     "ColumnResult",
+    "ColumnStatus",
     "FilePairs",
-    "Kept",
-    "Pair",
+    "FormatPair",
+    "MatrixCell",
     "PairStatus",
     "RoundTrips",
     "cell_text",
-    "columns_kept",
+    "compare_columns",
     "file_pairs",
     "roundtrip",
     "roundtrip_html",

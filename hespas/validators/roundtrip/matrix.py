@@ -1,4 +1,4 @@
-"""The pairs of many files as one matrix: what each pair of formats keeps, and whether it tells the rest."""
+"""Matrix of round trips over many files: kept, changed and unreported columns of each pair of formats."""
 
 from __future__ import annotations
 
@@ -20,20 +20,13 @@ from hespas.files.documents import Count, document_bytes
 from hespas.files.sandbox import safe_spawning, start_worker, worker_state
 from hespas.files.streams import located
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators.roundtrip.pairs import (
-    ColumnResult,
-    FilePairs,
-    Kept,
-    Pair,
-    PairStatus,
-    file_pairs,
-    summed,
-)
+from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, summed
+from hespas.validators.roundtrip.pairs import FilePairs, FormatPair, PairStatus, file_pairs
 
 __all__ = [
     "SCHEMA_ID",
-    "Cell",
     "CellText",
+    "MatrixCell",
     "RoundTripDocument",
     "RoundTrips",
     "cell_text",
@@ -46,16 +39,16 @@ __all__ = [
 
 _ANY = "*"
 _SHIFTED = frozenset({"nodes", "ranks", "id", "data_deps", "control_deps"})
-"""What one node more or less, which is one finding, changes in many others."""
+"""Columns in which one added or removed node, which is one diagnostic, changes many rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One pair of formats over all files. ``compared`` files came back, ``written`` ones cannot be read.
+class MatrixCell:
+    """One pair of formats over all files: ``compared`` ones, and those ``written`` to a write-only format.
 
-    ``refused`` counts files by what the writer said, ``unreadable`` those that were written and that the
-    reader of the format refuses, by what that said; ``findings`` sums what was reported; ``unreported`` are
-    columns that were not kept in some file and that nothing reported there accounts for.
+    ``refused`` counts files by the message of the writer, ``unreadable`` those whose written form the reader
+    refuses, by its message. ``findings`` counts reported diagnostics by code. ``unreported`` are columns that
+    changed in some file without a diagnostic.
     """
 
     source: str
@@ -70,35 +63,33 @@ class Cell:
 
     @property
     def changed(self) -> tuple[ColumnResult, ...]:
-        """Columns of which some rows came back otherwise."""
-        return tuple(column for column in self.columns if column.kept is Kept.CHANGED)
+        """Return the columns with some changed rows."""
+        return tuple(column for column in self.columns if column.kept is ColumnStatus.CHANGED)
 
     @property
     def lost(self) -> tuple[ColumnResult, ...]:
-        """Columns that did not come back at all."""
-        return tuple(column for column in self.columns if column.kept is Kept.LOST)
+        """Return the columns that were lost entirely."""
+        return tuple(column for column in self.columns if column.kept is ColumnStatus.LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """All files and the matrix over them, cells in order of the registry. ``skipped`` are files of folders
-    that no pair was tried with.
-    """
+    """All files and their matrix, cells in order of the registry. ``skipped`` are profiles in folders."""
 
     inputs: tuple[FilePairs, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
     skipped: tuple[FilePairs, ...] = ()
 
     @property
     def valid(self) -> bool:
-        """Whether everything that was written can be read, and all that was not kept was reported."""
+        """Return True if every written file can be read and every loss is reported."""
         return not any(cell.unreported or cell.unreadable for cell in self.cells)
 
 
 def matrix(files: Sequence[FilePairs]) -> RoundTrips:
-    """Sum the pairs of all files."""
-    order = {name: place for place, name in enumerate(format_names())}
-    pairs: dict[tuple[str, str], list[Pair]] = {}
+    """Add the pairs of all files."""
+    order = {name: position for position, name in enumerate(format_names())}
+    pairs: dict[tuple[str, str], list[FormatPair]] = {}
     for pair in (pair for file in files for pair in file.pairs):
         pairs.setdefault((pair.source, pair.via), []).append(pair)
     ordered = sorted(pairs, key=lambda key: (order[key[0]], order[key[1]]))
@@ -110,7 +101,7 @@ def matrix(files: Sequence[FilePairs]) -> RoundTrips:
     )
 
 
-def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
+def _cell(source: str, via: str, pairs: Sequence[FormatPair]) -> MatrixCell:
     compared = [pair for pair in pairs if pair.columns]
     findings = Counter[str]()
     for pair in pairs:
@@ -120,8 +111,8 @@ def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
         for status in (PairStatus.REFUSED, PairStatus.UNREADABLE)
     )
     columns = tuple(map(summed, zip(*(pair.columns for pair in compared), strict=True)))
-    silent = {name for pair in compared for name in unreported(pair)}
-    return Cell(
+    unreported_names = {name for pair in compared for name in unreported(pair)}
+    return MatrixCell(
         source=source,
         via=via,
         compared=len(compared),
@@ -130,34 +121,36 @@ def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
         unreadable=unreadable,
         columns=columns,
         findings=findings,
-        unreported=tuple(column.column for column in columns if column.column in silent),
+        unreported=tuple(column.column for column in columns if column.column in unreported_names),
     )
 
 
-def unreported(pair: Pair) -> list[str]:
-    """The columns of a pair that were not kept and that no declared loss of a reported finding covers, or not
-    as often as rows changed.
+def unreported(pair: FormatPair) -> list[str]:
+    """Return the changed columns of a pair whose changed rows exceed the diagnostics about them.
+
+    The formats declare which columns each of their diagnostics is about.
     """
     formats = {load_format(name).name: load_format(name) for name in (pair.source, pair.via)}
     declared = [item for entry in formats.values() for item in entry.losses.items()]
     return [
         column.column
         for column in pair.columns
-        if column.kept in {Kept.CHANGED, Kept.LOST} and not _is_reported(column, declared, pair.findings)
+        if column.kept in {ColumnStatus.CHANGED, ColumnStatus.LOST}
+        and not _is_reported(column, declared, pair.findings)
     ]
 
 
 def _is_reported(
     column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
 ) -> bool:
-    """Whether the findings about a column are as many as its rows that changed; where one of them is that
-    there are other nodes now, rows stand elsewhere and are not counted.
+    """Return True if the diagnostics about a column are as many as its changed rows. One about added or
+    removed nodes covers any number, because rows move.
     """
     names = {_ANY, column.column, column.column.partition(".")[0]}
     about = [(code, columns) for code, columns in declared if names & set(columns)]
-    found = [(code, columns) for code, columns in about if not code or code in findings]
-    codes = {code for code, _ in found}
-    if "" in codes or any("nodes" in columns for _, columns in found):
+    reported = [(code, columns) for code, columns in about if not code or code in findings]
+    codes = {code for code, _ in reported}
+    if "" in codes or any("nodes" in columns for _, columns in reported):
         return True
     if not codes or column.column in _SHIFTED:
         return bool(codes)
@@ -172,38 +165,37 @@ def roundtrip(
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> RoundTrips:
-    """Take each file through every pair of ``formats`` (default: all that are registered).
+    """Convert each file through every pair of ``formats`` (default: all) and back.
 
-    A folder that is no set of rank files stands for the files in it that some format knows; profiles in it
-    are skipped. ``options`` say how to read the inputs; ``jobs`` is the number of processes. Raises
-    ``FormatError`` for unreadable input, ``UsageError`` for unknown formats and where there is nothing to
-    try.
+    A folder that is not a set of rank files means all files in it of known formats; profiles in it are
+    skipped. ``options`` are for reading the inputs; ``jobs`` is the number of processes. Raises
+    ``FormatError`` for unreadable input, and ``UsageError`` for unknown formats or without a workload.
     """
     chosen = [load_format(name) for name in formats]
     if chosen and not any(entry.write for entry in chosen):
         raise UsageError(
-            f"there is no pair to try: none of these formats can be written: {', '.join(formats)}",
+            f"none of these formats can be written: {', '.join(formats)}",
             hint="hespas-convert --list-formats",
         )
-    inputs = [given for path in paths for given in _inputs(path)]
+    inputs = [entry for path in paths for entry in _inputs(path)]
     if not inputs:
-        raise UsageError("none of these files is of a known format", hint="hespas-convert --list-formats")
+        raise UsageError("no file of a known format", hint="hespas-convert --list-formats")
     done: list[FilePairs] = []
-    # What is assumed of inputs here is not known in other processes.
-    for result in _each(inputs, formats, options or ReadOptions(), jobs):
+    # ReadOptions() takes assumptions about the inputs from this process: other processes do not have them.
+    for result in _all_pairs(inputs, formats, options or ReadOptions(), jobs):
         done.append(result)
         if progress:
             progress(len(done), len(inputs))
     if all(file.skipped for file in done):
         raise UsageError(
-            "there is nothing to try: round trips are of workloads, and these are profiles",
+            "round trips require workloads, and all inputs are profiles",
             hint="give programs or traces",
         )
     return matrix(done)
 
 
 def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
-    """The inputs that a path names, and whether they were met in a folder: itself, or what that holds."""
+    """Yield the inputs of a path, the file itself or the files in it, with True for files in a folder."""
     if not located(path).exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
@@ -214,26 +206,23 @@ def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
             yield entry, True
 
 
-def _stands_somewhere() -> bool:
-    """Whether the current folder is still there: a process that is spawned starts in it."""
-    try:
-        Path.cwd()
-    except OSError:
-        return False
-    return True
-
-
-def _pairs_of(given: tuple[Path, bool], formats: Sequence[str], options: ReadOptions) -> FilePairs:
-    path, in_folder = given
+def _pairs_of(entry: tuple[Path, bool], formats: Sequence[str], options: ReadOptions) -> FilePairs:
+    path, in_folder = entry
     return file_pairs(path, formats, options=options, in_folder=in_folder)
 
 
-def _each(
+def _all_pairs(
     inputs: Sequence[tuple[Path, bool]], formats: Sequence[str], options: ReadOptions, jobs: int
 ) -> Iterator[FilePairs]:
-    """The pairs of each input, in order. Processes are spawned: forking one that has threads is unsafe."""
+    """Yield the pairs of each input, in order. Processes are spawned: to fork a threaded process is
+    unsafe.
+    """
     pairs_of = partial(_pairs_of, formats=tuple(formats), options=options)
-    if jobs <= 1 or len(inputs) == 1 or not _stands_somewhere():
+    try:
+        Path.cwd()  # a spawned process starts in the current folder, which must exist
+    except OSError:
+        jobs = 1
+    if jobs <= 1 or len(inputs) == 1:
         yield from map(pairs_of, inputs)
         return
     context = get_context("spawn")
@@ -242,47 +231,47 @@ def _each(
 
 
 SCHEMA_ID: Final = "hespas.roundtrip/1"
-"""What a document of this version says in ``schema``."""
+"""Value of ``schema`` in documents of this version."""
 
 _Number = Annotated[int, Meta(ge=1)]
 
 
-class _Finding(msgspec.Struct, frozen=True, kw_only=True):
+class _DiagnosticCount(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     count: _Number
 
 
-_Findings = tuple[_Finding, ...]
+_DiagnosticCounts = tuple[_DiagnosticCount, ...]
 
 
 class _InputRow(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     format: str
-    diagnostics: Annotated[_Findings, Meta(description="What its reader reported.")]
-    skipped: Annotated[str, Meta(description="Why no pair was tried with it; empty where pairs were.")]
+    diagnostics: Annotated[_DiagnosticCounts, Meta(description="Diagnostics of its reader.")]
+    skipped: Annotated[str, Meta(description="Reason if it was not tried; else empty.")]
 
 
 class _ColumnRow(msgspec.Struct, frozen=True, kw_only=True):
     column: str
     kept: Literal["exact", "changed", "cannot express"]
-    known: Annotated[Count, Meta(description="Rows that said something.")]
-    changed: Annotated[Count, Meta(description="Rows that say something else afterwards.")]
-    reported: Annotated[bool, Meta(description="A finding or the format's declaration accounts for it.")]
+    known: Annotated[Count, Meta(description="Rows with known values before.")]
+    changed: Annotated[Count, Meta(description="Rows with other values after.")]
+    reported: Annotated[bool, Meta(description="A diagnostic or the format's declaration covers it.")]
 
 
 class _CellRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     via: str
     verdict: str
-    compared: Annotated[Count, Meta(description="Files that came back.")]
+    compared: Annotated[Count, Meta(description="Files that were compared.")]
     written: Annotated[Count, Meta(description="Files written in a format that cannot be read.")]
     refused: Annotated[dict[str, _Number], Meta(description="Files by the message of the refusal.")]
     unreadable: Annotated[
         dict[str, _Number],
-        Meta(description="Files that were written and that their own reader refuses, by its message."),
+        Meta(description="Files whose written form the reader refuses, by its message."),
     ]
-    columns: Annotated[tuple[_ColumnRow, ...], Meta(description="Columns that said something in some file.")]
-    diagnostics: _Findings
+    columns: Annotated[tuple[_ColumnRow, ...], Meta(description="Columns with known values in some file.")]
+    diagnostics: _DiagnosticCounts
 
 
 class RoundTripDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +281,7 @@ class RoundTripDocument(msgspec.Struct, frozen=True, kw_only=True):
     hespas_version: str = __version__
     valid: Annotated[
         bool,
-        Meta(description="Everything that was written can be read, and all that was not kept was reported."),
+        Meta(description="Every written file can be read, and every loss is reported."),
     ]
     inputs: tuple[_InputRow, ...]
     formats: tuple[str, ...]
@@ -303,52 +292,56 @@ class RoundTripDocument(msgspec.Struct, frozen=True, kw_only=True):
             "cannot be written)."
         ),
     ]
-    diagnostics: _Findings
+    diagnostics: _DiagnosticCounts
 
 
 @dataclass(frozen=True, slots=True)
 class CellText:
-    """A cell in a word or two, and which colour that has: good, lossy, bad or none."""
+    """Short text of a cell, with its tone for colours: good, lossy, bad or none."""
 
     text: str
     tone: str
 
 
-def cell_text(cell: Cell) -> CellText:
-    """What stands in the matrix."""
+def cell_text(cell: MatrixCell) -> CellText:
+    """Return the text of a cell in the matrix."""
     if cell.unreadable:
         return CellText("UNREADABLE", "bad")
     if cell.unreported:
         return CellText(f"{len(cell.unreported)} UNREPORTED", "bad")
     if not cell.compared:
         return CellText("refused", "none") if cell.refused else CellText("not read back", "none")
-    told = [f"{len(part)} {word}" for part, word in ((cell.lost, "lost"), (cell.changed, "changed")) if part]
+    losses = [
+        f"{len(part)} {word}" for part, word in ((cell.lost, "lost"), (cell.changed, "changed")) if part
+    ]
     refused = f" ({sum(cell.refused.values())} refused)" if cell.refused else ""
-    return CellText((", ".join(told) or "exact") + refused, "lossy" if told or refused else "good")
+    return CellText((", ".join(losses) or "exact") + refused, "lossy" if losses or refused else "good")
 
 
 def roundtrip_json(done: RoundTrips) -> bytes:
-    """The document as indented UTF-8 JSON that ends in a newline."""
+    """Return the document as indented UTF-8 JSON that ends in a newline."""
     totals = Counter[str]()
     for cell in done.cells:
         totals.update(cell.findings)
     document = RoundTripDocument(
         valid=done.valid,
-        inputs=tuple(map(_input_row, (*done.inputs, *done.skipped))),
+        inputs=tuple(
+            _InputRow(
+                path=file.path,
+                format=file.format,
+                diagnostics=_diagnostic_counts(file.findings),
+                skipped=file.skipped,
+            )
+            for file in (*done.inputs, *done.skipped)
+        ),
         formats=_formats(done),
         cells=tuple(map(_cell_row, done.cells)),
-        diagnostics=_findings(totals),
+        diagnostics=_diagnostic_counts(totals),
     )
     return document_bytes(document)
 
 
-def _input_row(file: FilePairs) -> _InputRow:
-    return _InputRow(
-        path=file.path, format=file.format, diagnostics=_findings(file.findings), skipped=file.skipped
-    )
-
-
-def _cell_row(cell: Cell) -> _CellRow:
+def _cell_row(cell: MatrixCell) -> _CellRow:
     return _CellRow(
         source=cell.source,
         via=cell.via,
@@ -366,24 +359,24 @@ def _cell_row(cell: Cell) -> _CellRow:
                 reported=column.column not in cell.unreported,
             )
             for column in cell.columns
-            if column.kept is not Kept.ABSENT
+            if column.kept is not ColumnStatus.ABSENT
         ),
-        diagnostics=_findings(cell.findings),
+        diagnostics=_diagnostic_counts(cell.findings),
     )
 
 
-def _findings(counts: Mapping[str, int]) -> tuple[_Finding, ...]:
-    return tuple(_Finding(code=code, count=count) for code, count in sorted(counts.items()))
+def _diagnostic_counts(counts: Mapping[str, int]) -> tuple[_DiagnosticCount, ...]:
+    return tuple(_DiagnosticCount(code=code, count=count) for code, count in sorted(counts.items()))
 
 
 def _formats(done: RoundTrips) -> tuple[str, ...]:
-    """The formats met, in order of the registry."""
-    met = {name for cell in done.cells for name in (cell.source, cell.via)}
-    return tuple(name for name in format_names() if name in met)
+    """Return the formats of all cells, in order of the registry."""
+    used = {name for cell in done.cells for name in (cell.source, cell.via)}
+    return tuple(name for name in format_names() if name in used)
 
 
 def roundtrip_html(done: RoundTrips) -> str:
-    """One page that works offline: the matrix, and every cell's columns under it."""
+    """Return an offline HTML page with the matrix and the columns of every cell."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -401,6 +394,6 @@ def roundtrip_html(done: RoundTrips) -> str:
         sources=[name for name in _formats(done) if any(name == source for source, _ in cells)],
         targets=[name for name in _formats(done) if any(name == via for _, via in cells)],
         cell_text=cell_text,
-        kept=Kept,
+        status=ColumnStatus,
         titles={name: load_format(name).title for name in _formats(done)},
     )

@@ -21,7 +21,7 @@ from hespas.graph import ABSENT, Diagnostics, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.workload import workloads_equal
 from hespas.validators.checker import CheckOptions, Profile, check, check_workload
-from hespas.validators.roundtrip import Kept, columns_kept
+from hespas.validators.roundtrip import ColumnStatus, compare_columns
 from tests.converters.chakra.conftest import Reference
 
 _ALL_REDUCE = 0
@@ -115,7 +115,9 @@ def test_every_rank_keeps_its_groups_through_every_format(
             assert _names(again / f"again-{name}.{rank}.et") == list(names)
         assert (again / "comm_group.json").read_text() == json.dumps(groups)
         changed = [
-            each for each in columns_kept(first, _read(again)) if each.kept in {Kept.CHANGED, Kept.LOST}
+            each
+            for each in compare_columns(first, _read(again))
+            if each.kept in {ColumnStatus.CHANGED, ColumnStatus.LOST}
         ]
         assert {each.column for each in changed} <= {"name"}
 

@@ -23,8 +23,8 @@ from hespas.graph import (
 )
 from hespas.graph.columns import constant
 from hespas.graph.passes import bypass
-from hespas.validators.roundtrip import ColumnResult, Kept, columns_kept
-from hespas.validators.roundtrip.pairs import summed
+from hespas.validators.roundtrip import ColumnResult, ColumnStatus, compare_columns
+from hespas.validators.roundtrip.columns import summed
 
 
 def graph(nodes: int = 4) -> OpGraph:
@@ -56,38 +56,38 @@ def graph(nodes: int = 4) -> OpGraph:
 
 
 def results(before: Workload, after: Workload) -> dict[str, ColumnResult]:
-    return {result.column: result for result in columns_kept(before, after)}
+    return {result.column: result for result in compare_columns(before, after)}
 
 
-def not_kept(before: OpGraph, after: OpGraph) -> dict[str, tuple[Kept, int]]:
+def not_kept(before: OpGraph, after: OpGraph) -> dict[str, tuple[ColumnStatus, int]]:
     found = results(Workload.spmd(before, 4), Workload.spmd(after, 4))
-    good = {Kept.EXACT, Kept.ABSENT}
+    good = {ColumnStatus.EXACT, ColumnStatus.ABSENT}
     return {name: (each.kept, each.changed) for name, each in found.items() if each.kept not in good}
 
 
 def test_a_graph_is_kept_by_itself() -> None:
     found = results(Workload.spmd(graph(), 4), Workload.spmd(graph(), 4))
-    assert {each.kept for each in found.values()} == {Kept.EXACT, Kept.ABSENT}
-    assert found["flops"] == ColumnResult("flops", Kept.EXACT, 4, 0)
-    assert found["source_row"].kept is Kept.ABSENT
+    assert {each.kept for each in found.values()} == {ColumnStatus.EXACT, ColumnStatus.ABSENT}
+    assert found["flops"] == ColumnResult("flops", ColumnStatus.EXACT, 4, 0)
+    assert found["source_row"].kept is ColumnStatus.ABSENT
     assert found["collectives.comm_bytes"].known == 1
 
 
 def test_a_column_that_says_nothing_any_more_is_lost() -> None:
     before = graph()
-    assert not_kept(before, replace(before, flops=constant(np.nan, 4))) == {"flops": (Kept.LOST, 4)}
+    assert not_kept(before, replace(before, flops=constant(np.nan, 4))) == {"flops": (ColumnStatus.LOST, 4)}
 
 
 def test_rows_that_say_something_else_are_counted() -> None:
     before = graph()
     flops = np.array([100.0, 101.0, 100.0, np.nan])
-    assert not_kept(before, replace(before, flops=flops)) == {"flops": (Kept.CHANGED, 2)}
+    assert not_kept(before, replace(before, flops=flops)) == {"flops": (ColumnStatus.CHANGED, 2)}
 
 
 def test_a_figure_that_was_unknown_and_is_not_any_more_is_no_gain() -> None:
     before = replace(graph(), duration_ns=constant(np.nan, 4))
     after = replace(before, duration_ns=constant(0.0, 4))
-    assert not_kept(before, after) == {"duration_ns": (Kept.CHANGED, 4)}
+    assert not_kept(before, after) == {"duration_ns": (ColumnStatus.CHANGED, 4)}
 
 
 def test_a_table_that_is_gone_is_lost_in_each_of_its_columns() -> None:
@@ -99,22 +99,27 @@ def test_a_table_that_is_gone_is_lost_in_each_of_its_columns() -> None:
     )
     with_rows = replace(before, contractions=table)
     found = not_kept(with_rows, before)
-    assert found["contractions.m"] == (Kept.LOST, 1)
+    assert found["contractions.m"] == (ColumnStatus.LOST, 1)
     assert all(name.startswith("contractions.") for name in found)
 
 
 def test_a_missing_dependency_is_told() -> None:
     before = graph()
-    assert not_kept(before, replace(before, data_deps=RaggedArray.empty(4))) == {"data_deps": (Kept.LOST, 3)}
+    assert not_kept(before, replace(before, data_deps=RaggedArray.empty(4))) == {
+        "data_deps": (ColumnStatus.LOST, 3)
+    }
 
 
 def test_nodes_that_are_gone_are_told_and_the_others_compared() -> None:
     before = graph()
     gone = np.array([False, True, False, False])
     after = bypass(before, gone)
-    assert not_kept(before, after) == {"nodes": (Kept.CHANGED, 1)}
+    assert not_kept(before, after) == {"nodes": (ColumnStatus.CHANGED, 1)}
     changed = replace(after, flops=after.flops * 2)
-    assert not_kept(before, changed) == {"nodes": (Kept.CHANGED, 1), "flops": (Kept.CHANGED, 3)}
+    assert not_kept(before, changed) == {
+        "nodes": (ColumnStatus.CHANGED, 1),
+        "flops": (ColumnStatus.CHANGED, 3),
+    }
 
 
 def test_the_same_groups_in_another_spelling_are_kept() -> None:
@@ -126,7 +131,7 @@ def test_the_same_groups_in_another_spelling_are_kept() -> None:
 def test_other_groups_are_told() -> None:
     before = graph()
     after = replace(before, group_sets=(ExplicitGroups.from_rows([[0, 2], [1, 3]]),))
-    assert not_kept(before, after) == {"collectives.group_set": (Kept.CHANGED, 1)}
+    assert not_kept(before, after) == {"collectives.group_set": (ColumnStatus.CHANGED, 1)}
 
 
 def test_a_group_of_all_ranks_is_what_no_group_says() -> None:
@@ -143,27 +148,30 @@ def test_ranks_that_fall_into_other_classes_are_told() -> None:
     before = Workload.spmd(graph(), 4)
     split = replace(before, classes=(graph(), graph()), rank_class=np.array([0, 0, 1, 1], np.int32))
     found = results(before, split)
-    assert found["ranks"] == ColumnResult("ranks", Kept.CHANGED, 4, 2)
-    assert {each.kept for name, each in found.items() if name != "ranks"} == {Kept.EXACT, Kept.ABSENT}
+    assert found["ranks"] == ColumnResult("ranks", ColumnStatus.CHANGED, 4, 2)
+    assert {each.kept for name, each in found.items() if name != "ranks"} == {
+        ColumnStatus.EXACT,
+        ColumnStatus.ABSENT,
+    }
 
 
 def test_classes_in_another_order_are_the_same_classes() -> None:
     one, two = graph(3), graph(4)
     before = Workload(name="w", classes=(one, two), rank_class=np.array([0, 1, 1, 0], np.int32))
     after = Workload(name="w", classes=(two, one), rank_class=np.array([1, 0, 0, 1], np.int32))
-    assert {each.kept for each in columns_kept(before, after)} == {Kept.EXACT, Kept.ABSENT}
+    assert {each.kept for each in compare_columns(before, after)} == {ColumnStatus.EXACT, ColumnStatus.ABSENT}
 
 
 def test_facts_about_the_file_itself_are_no_facts_about_the_job() -> None:
     before = Workload.spmd(graph(), 4, {"format": "hlo", "module": "m", "num_partitions": "4"})
     found = results(before, replace(before, metadata={"format": "chakra", "module": "m"}))
-    assert found["metadata"] == ColumnResult("metadata", Kept.CHANGED, 2, 1)
+    assert found["metadata"] == ColumnResult("metadata", ColumnStatus.CHANGED, 2, 1)
 
 
 _RESULTS = st.builds(
     ColumnResult,
     st.just("flops"),
-    st.sampled_from([Kept.EXACT, Kept.CHANGED, Kept.LOST]),
+    st.sampled_from([ColumnStatus.EXACT, ColumnStatus.CHANGED, ColumnStatus.LOST]),
     st.integers(1, 9),
     st.just(1),
 )
@@ -173,21 +181,21 @@ _RESULTS = st.builds(
 def test_a_sum_is_as_bad_as_its_worst_part_but_lost_only_where_all_is(parts: list[ColumnResult]) -> None:
     total = summed(parts)
     kinds = {part.kept for part in parts}
-    expected = next(iter(kinds)) if len(kinds) == 1 else Kept.CHANGED
+    expected = next(iter(kinds)) if len(kinds) == 1 else ColumnStatus.CHANGED
     assert total == ColumnResult("flops", expected, sum(part.known for part in parts), len(parts))
 
 
 def test_what_was_absent_everywhere_stays_absent() -> None:
-    nothing = ColumnResult("flops", Kept.ABSENT, 0, 0)
+    nothing = ColumnResult("flops", ColumnStatus.ABSENT, 0, 0)
     assert summed([nothing, nothing]) == nothing
-    exact = ColumnResult("flops", Kept.EXACT, 2, 0)
+    exact = ColumnResult("flops", ColumnStatus.EXACT, 2, 0)
     assert summed([nothing, exact]) == exact
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_different_number_of_ranks_is_told(ranks: int) -> None:
     found = results(Workload.spmd(graph(), 4), Workload.spmd(graph(), ranks))
-    assert found["ranks"] == ColumnResult("ranks", Kept.CHANGED, 4, 4 - ranks)
+    assert found["ranks"] == ColumnResult("ranks", ColumnStatus.CHANGED, 4, 4 - ranks)
 
 
 def test_joins_that_resist_in_both_graphs_are_left_out_of_the_comparison() -> None:
@@ -217,5 +225,5 @@ def test_joins_that_resist_in_both_graphs_are_left_out_of_the_comparison() -> No
         return b.build()
 
     told = results(Workload.spmd(joined("one"), 1), Workload.spmd(joined("other"), 1))
-    assert (told["nodes"].kept, told["nodes"].changed) == (Kept.CHANGED, 3)
-    assert told["flops"].kept is Kept.EXACT
+    assert (told["nodes"].kept, told["nodes"].changed) == (ColumnStatus.CHANGED, 3)
+    assert told["flops"].kept is ColumnStatus.EXACT

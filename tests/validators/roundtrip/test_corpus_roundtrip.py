@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hespas import api
-from hespas.validators.roundtrip import Kept, roundtrip
+from hespas.validators.roundtrip import ColumnStatus, roundtrip
 from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[3]
@@ -38,4 +38,4 @@ def test_programs_lose_nothing_unreported(program: Path) -> None:
     done = roundtrip([program], ["op-graph", "op-graph-arrow", "chakra"])
     assert [(cell.source, cell.via, cell.unreported) for cell in done.cells if cell.unreported] == []
     exact = [cell for cell in done.cells if cell.via in {"op-graph", "op-graph-arrow"}]
-    assert {each.kept for cell in exact for each in cell.columns} <= {Kept.EXACT, Kept.ABSENT}
+    assert {each.kept for cell in exact for each in cell.columns} <= {ColumnStatus.EXACT, ColumnStatus.ABSENT}

@@ -16,9 +16,9 @@ from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip import (
     ColumnResult,
+    ColumnStatus,
     FilePairs,
-    Kept,
-    Pair,
+    FormatPair,
     PairStatus,
     pairs,
     roundtrip,
@@ -36,40 +36,40 @@ class _Validator(Protocol):
     def validate(self, instance: object) -> None: ...
 
 
-def pair(*columns: ColumnResult, **findings: int) -> Pair:
+def pair(*columns: ColumnResult, **findings: int) -> FormatPair:
     told = {code.replace("_", "-").replace("--", "."): count for code, count in findings.items()}
-    return Pair(source="op-graph", via="chakra", status=PairStatus.KEPT, columns=columns, findings=told)
+    return FormatPair(source="op-graph", via="chakra", status=PairStatus.KEPT, columns=columns, findings=told)
 
 
-def files(*pairs: Pair) -> list[FilePairs]:
+def files(*pairs: FormatPair) -> list[FilePairs]:
     return [
         FilePairs(path=f"f{number}", format="op-graph", pairs=(each,)) for number, each in enumerate(pairs)
     ]
 
 
 def test_a_loss_that_the_format_declares_is_reported() -> None:
-    lost = ColumnResult("metadata", Kept.LOST, 3, 3)
+    lost = ColumnResult("metadata", ColumnStatus.LOST, 3, 3)
     assert "metadata" in load_format("dot").losses[""]
-    drawn = Pair(source="op-graph", via="dot", status=PairStatus.KEPT, columns=(lost,))
+    drawn = FormatPair(source="op-graph", via="dot", status=PairStatus.KEPT, columns=(lost,))
     assert unreported(drawn) == []
     assert unreported(pair(lost)) == ["metadata"]
 
 
 def test_a_loss_counts_as_reported_only_beside_its_finding() -> None:
-    lost = ColumnResult("source_row", Kept.LOST, 3, 3)
+    lost = ColumnResult("source_row", ColumnStatus.LOST, 3, 3)
     assert unreported(pair(lost)) == ["source_row"]
     assert unreported(pair(lost, chakra__source_location=3)) == []
     assert unreported(pair(lost, chakra__unknown_duration=3)) == ["source_row"]
 
 
 def test_a_finding_accounts_for_as_many_rows_as_it_counts() -> None:
-    changed = ColumnResult("p2p.tag", Kept.CHANGED, 9, 6)
+    changed = ColumnResult("p2p.tag", ColumnStatus.CHANGED, 9, 6)
     assert unreported(pair(changed, chakra__host_transfer=5)) == ["p2p.tag"]
     assert unreported(pair(changed, chakra__host_transfer=6)) == []
     assert unreported(pair(changed, chakra__host_transfer=5, chakra__permute=1)) == []
-    in_three_parts = ColumnResult("p2p.tag", Kept.CHANGED, 9, 6, 2)
+    in_three_parts = ColumnResult("p2p.tag", ColumnStatus.CHANGED, 9, 6, 2)
     assert unreported(pair(in_three_parts, chakra__host_transfer=2)) == []
-    shifted = ColumnResult("id", Kept.CHANGED, 9, 6)
+    shifted = ColumnResult("id", ColumnStatus.CHANGED, 9, 6)
     assert unreported(pair(shifted, chakra__permute=1)) == []
 
 
@@ -94,22 +94,22 @@ def test_a_file_that_is_written_otherwise_each_time_is_told(monkeypatch: pytest.
 
 
 def test_the_declaration_of_a_table_covers_its_columns() -> None:
-    changed = ColumnResult("p2p.tag", Kept.CHANGED, 3, 1)
+    changed = ColumnResult("p2p.tag", ColumnStatus.CHANGED, 3, 1)
     assert unreported(pair(changed, chakra__host_transfer=1)) == []
 
 
 def test_what_one_file_loses_in_silence_is_not_covered_by_the_finding_of_another() -> None:
-    lost = ColumnResult("source_row", Kept.LOST, 3, 3)
+    lost = ColumnResult("source_row", ColumnStatus.LOST, 3, 3)
     done = matrix(files(pair(lost, chakra__source_location=3), pair(lost)))
     assert done.cells[0].unreported == ("source_row",)
     assert not done.valid
-    assert done.cells[0].columns == (ColumnResult("source_row", Kept.LOST, 6, 6),)
+    assert done.cells[0].columns == (ColumnResult("source_row", ColumnStatus.LOST, 6, 6),)
     assert done.cells[0].findings == {"chakra.source-location": 3}
 
 
 def test_refusals_are_counted_by_message_and_are_no_loss() -> None:
-    refused = Pair(source="op-graph", via="chakra", status=PairStatus.REFUSED, refused="too long")
-    done = matrix(files(refused, refused, pair(ColumnResult("flops", Kept.EXACT, 1, 0))))
+    refused = FormatPair(source="op-graph", via="chakra", status=PairStatus.REFUSED, refused="too long")
+    done = matrix(files(refused, refused, pair(ColumnResult("flops", ColumnStatus.EXACT, 1, 0))))
     cell = done.cells[0]
     assert (cell.refused, cell.compared, done.valid) == ({"too long": 2}, 1, True)
 
@@ -128,8 +128,14 @@ def test_a_program_comes_back_from_the_lossless_formats_and_its_trace_says_what_
     assert done.valid
     for source in ("stablehlo", "op-graph", "op-graph-arrow", "chakra"):
         for via in ("op-graph", "op-graph-arrow"):
-            assert {each.kept for each in cells[source, via].columns} <= {Kept.EXACT, Kept.ABSENT}
-    assert {each.kept for each in cells["chakra", "chakra"].columns} <= {Kept.EXACT, Kept.ABSENT}
+            assert {each.kept for each in cells[source, via].columns} <= {
+                ColumnStatus.EXACT,
+                ColumnStatus.ABSENT,
+            }
+    assert {each.kept for each in cells["chakra", "chakra"].columns} <= {
+        ColumnStatus.EXACT,
+        ColumnStatus.ABSENT,
+    }
     assert [each.column for each in cells["op-graph", "chakra"].lost] == ["attachments", "source_row"]
     document = _document(roundtrip_json(done))
     assert document["valid"] is True
@@ -154,7 +160,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no such file"):
         roundtrip([tmp_path / "absent"])
     (tmp_path / "notes.md").write_text("no program\n")
-    with pytest.raises(UsageError, match="none of these"):
+    with pytest.raises(UsageError, match="no file of a known format"):
         roundtrip([tmp_path])
     with pytest.raises(UsageError, match="nonsense"):
         roundtrip([PROGRAM], ["nonsense"])
@@ -164,7 +170,7 @@ def test_the_page_shows_hostile_names_as_text() -> None:
     hostile = FilePairs(
         path="<script>alert(1)</script>",
         format="op-graph",
-        pairs=(pair(ColumnResult("flops", Kept.EXACT, 1, 0)),),
+        pairs=(pair(ColumnResult("flops", ColumnStatus.EXACT, 1, 0)),),
     )
     page = roundtrip_html(matrix([hostile]))
     assert "<script>alert(1)" not in page
@@ -175,7 +181,7 @@ def test_the_page_shows_hostile_names_as_text() -> None:
 @pytest.mark.parametrize("name", format_names())
 def test_declared_losses_name_columns_that_exist(name: str) -> None:
     from hespas.graph.workload import COMPARED_COLUMNS
-    from hespas.validators.roundtrip.pairs import JOB_COLUMNS
+    from hespas.validators.roundtrip.columns import JOB_COLUMNS
 
     known = {*JOB_COLUMNS, *COMPARED_COLUMNS, *(each.partition(".")[0] for each in COMPARED_COLUMNS), "*"}
     assert {column for columns in load_format(name).losses.values() for column in columns} <= known
