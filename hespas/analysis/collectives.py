@@ -17,7 +17,7 @@ import numpy as np
 from hespas.analysis.operations import Measured
 from hespas.analysis.recording import Kind, Recording
 from hespas.analysis.table import Moments, Row, Table, listed, table_from_rows, table_of
-from hespas.converters.meetings import Matched, MeetingKey, clock_shifts, meeting_key, met
+from hespas.converters.comm_matching import CommKey, CommMatches, clock_shifts, comm_key, match_comms
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, Diagnostics, Findings
 from hespas.graph.columns import FloatArray, IntArray
@@ -148,7 +148,7 @@ def collectives_of(
 ) -> Collectives:
     """Gather the communication of all ranks and match it: by group and number in it; where those are not
     recorded, by order within a kind, if all ranks did the same (which ``diagnostics`` tell). See
-    :mod:`hespas.converters.meetings`.
+    :mod:`hespas.converters.comm_matching`.
     """
     place = {id(each.profile): row for row, each in enumerate(measured)}
     found = _Columns()
@@ -159,7 +159,7 @@ def collectives_of(
     message = "communication states neither its group nor how many ranks it has"
     unstated = sum(size < 0 for size in found.group_size)
     diagnostics.info("analysis.group-unstated", where, message, count=unstated)
-    matched = met(found.rank, found.key, found.size_bytes)
+    matched = match_comms(found.rank, found.key, found.size_bytes)
     instance = matched.instance
     _report_unlike(found, matched, diagnostics.about(where, "analysis"))
     by_order = sum(
@@ -185,7 +185,7 @@ def collectives_of(
     )
 
 
-def _report_unlike(found: _Columns, matched: Matched, findings: Findings) -> None:
+def _report_unlike(found: _Columns, matched: CommMatches, findings: Findings) -> None:
     """Report what has one group and place on several ranks and is not the same."""
     if not matched.unlike:
         return
@@ -212,7 +212,7 @@ class _Columns:
     members: list[str] = field(default_factory=list[str])
     group_size: list[int] = field(default_factory=list[int])
     sequence: list[int] = field(default_factory=list[int])
-    key: list[MeetingKey] = field(default_factory=list[MeetingKey])
+    key: list[CommKey] = field(default_factory=list[CommKey])
     size_bytes: list[float] = field(default_factory=list[float])
     start_ns: list[float] = field(default_factory=list[float])
     end_ns: list[float] = field(default_factory=list[float])
@@ -257,7 +257,7 @@ def _add_rank(found: _Columns, recording: Recording, measured: Measured, clock: 
         number = int(comms.sequence[row]) if row >= 0 else -1
         found.sequence.append(number)
         sort = word if is_message else kind
-        found.key.append(meeting_key(sort, found.group[-1], found.members[-1], recording.rank, number))
+        found.key.append(comm_key(sort, found.group[-1], found.members[-1], recording.rank, number))
         found.size_bytes.append(float(np.fmax(sent, made)))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hespas.analysis.recording import Recording
 from hespas.analysis.table import Row, Table, listed, table_of
-from hespas.converters.linking import Nesting
+from hespas.converters.linking import EventNesting
 from hespas.files.documents import Count, Figure
 from hespas.graph import CAPTURED_THREAD, Profile, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, at_rows, distinct_rows
@@ -142,7 +142,7 @@ def _add(paths: _Paths, recording: Recording) -> None:
         at[by_cause] = caused[by_cause].astype(np.int64)
     known = by_call | by_cause
     callers = callers.take(_that_launch(callers, thread[known], at[known]))
-    nesting = Nesting.of(callers.thread.astype(np.int64), callers.start, callers.end)
+    nesting = EventNesting.of(callers.thread.astype(np.int64), callers.start, callers.end)
     inner = np.full(len(rows), -1, np.int64)
     inner[known] = nesting.innermost(thread[known].astype(np.int64), at[known])
     if by_cause.any():
@@ -186,7 +186,7 @@ def _in_capture(paths: _Paths, profile: Profile, path: IntArray, cause: IntArray
 _STEP = re.compile(r"(ProfilerStep)#\d+")
 
 
-def _paths_of(paths: _Paths, profile: Profile, callers: Callers, nesting: Nesting) -> IntArray:
+def _paths_of(paths: _Paths, profile: Profile, callers: Callers, nesting: EventNesting) -> IntArray:
     """The path of each caller, level by level from the outermost."""
     names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
     found = np.full(len(callers.start), -1, np.int64)

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from hespas.converters import WriteOptions, is_recognised
-from hespas.converters.meetings import clock_shifts, meetings_of
+from hespas.converters.comm_matching import clock_shifts, match_profiles
 from hespas.converters.tracks import Displayed, SimulatedRun, TrackSet, joined_tracks
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
@@ -124,9 +124,9 @@ def aligned(profiles: Sequence[Profile]) -> list[Profile]:
 
     Recordings of several processes have clocks of their own. All ranks leave a collective together: a later
     profile is moved so that the ends of those it shares with an earlier one, by group and number, agree in
-    the median (see :mod:`hespas.converters.meetings`); one that shares none begins at 0 itself.
+    the median (see :mod:`hespas.converters.comm_matching`); one that shares none begins at 0 itself.
     """
-    found = meetings_of(profiles)
+    found = match_profiles(profiles)
     owners: list[int] = found.profile.tolist()
     ends_ns = [
         float(profiles[which].start_ns[event] + profiles[which].duration_ns[event])

@@ -22,7 +22,7 @@ import numpy as np
 from hespas.files.json_text import BracketScan, array_cut
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_regular, refuse_special_files
 from hespas.graph import Findings
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """One event. ``ts`` and ``dur`` are microseconds; ``args`` stays text until somebody wants it."""
+    """Event. ``ts`` and ``dur`` are microseconds; ``args`` stays text until it is needed."""
 
     ph: str = ""
     cat: str = ""
@@ -56,28 +56,28 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """The times of an event as they are written, for values that a float does not hold."""
+    """Times of an event as written, for values that a float does not hold."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
 
 
-# --- Times.
-
 EXACT_US = float(1 << 43)
-"""Below this a float64 is within half a nanosecond of the microseconds written: 2**43 us are 101 days."""
+"""Limit of exact times: a float64 below it (2**43 us, 101 days) is within half a nanosecond."""
 
 _LARGEST_NS = (1 << 63) - 1
 _MOST_DIGITS = 30
-"""Of the whole part of a time; far more would take long to compute, and fit nothing."""
+"""Limit of digits of the whole part of a time; longer ones take long to compute and fit nothing."""
 _SHOWN = 40
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventTimes:
-    """Whole ns, shape ``(chosen,)``. ``overflowed`` are the rows whose duration nobody knows, since what is
-    written for it does not fit the clock: it counts as none.
+    """Times in whole ns, shape ``(chosen,)``.
+
+    ``overflowed`` are the rows of unknown duration, whose written value does not fit the clock; it counts as
+    0.
     """
 
     start_ns: IntArray
@@ -88,12 +88,12 @@ class EventTimes:
 def event_times(
     events: Sequence[TraceEvent], array: bytes, chosen: Sequence[int], *, path: str = "", before: int = 0
 ) -> EventTimes:
-    """Start and duration of the ``chosen`` events; ``array`` is the text of all ``events``, which follow
-    ``before`` others in the file ``path``.
+    """Return start and duration of the ``chosen`` events.
 
-    A duration that does not fit 64 bits of nanoseconds, or ends the event past them, is what an unsigned
-    clock writes for an end before its start, or for an event that never ended; so is null. Raises
-    ``FormatError`` with the event and the field for any other time that is no number or too large.
+    ``array`` is the text of all ``events``, which follow ``before`` others in the file ``path``. A duration
+    that does not fit 64 bits of nanoseconds, or ends the event past them, is unknown: unsigned clocks write
+    it for an end before its start, or for an event that never ended. So is null. Raises ``FormatError`` with
+    the event and the field for any other time that is not a number or too large.
     """
     start_ns = _whole([events[place].ts for place in chosen])
     duration_ns = _whole([events[place].dur for place in chosen])
@@ -109,38 +109,35 @@ def event_times(
 
 
 class _TooLargeError(ValueError):
-    """A number that does not fit 64 bits of nanoseconds."""
+    """Number that does not fit 64 bits of nanoseconds."""
 
 
 def _exact_times(exact: ExactEvent, event: TraceEvent, path: str, number: int) -> tuple[int, int, bool]:
-    """Start and duration, and whether the latter is unknown."""
-    found: list[int] = []
+    """Return start and duration, and True if the duration is unknown."""
+    values: list[int] = []
     for field, text in (("ts", exact.ts), ("dur", exact.dur)):
         try:
-            found.append(_exact(bytes(text)))
+            values.append(_exact(bytes(text)))
         except ValueError as error:
             if field == "dur" and (isinstance(error, _TooLargeError) or bytes(text) == b"null"):
-                return found[0], 0, True
-            raise _refused(f"has a time that cannot be used: {error}", field, event, path, number) from error
-    return found[0], found[1], False
-
-
-def _refused(message: str, field: str, event: TraceEvent, path: str, number: int) -> FormatError:
-    return FormatError(
-        f"{event.name[:_SHOWN]!r} {message}",
-        path=path,
-        position=f"event {number + 1}, field {field!r}",
-        hint="export the trace again",
-    )
+                return values[0], 0, True
+            reason = f"has a time that cannot be used: {error}"
+            raise FormatError(
+                f"{event.name[:_SHOWN]!r} {reason}",
+                path=path,
+                position=f"event {number + 1}, field {field!r}",
+                hint="export the trace again",
+            ) from error
+    return values[0], values[1], False
 
 
 def _whole(times_us: Sequence[int | float | str | None]) -> IntArray | None:
-    """Whole ns, None where a float is not good enough."""
+    """Return whole ns, None if a float is not exact enough."""
     if not times_us:
         return np.empty(0, np.int64)
     try:
         column_us = np.array(times_us, np.float64)
-    except (ValueError, OverflowError):  # a text that is no number, a number beyond any float
+    except (ValueError, OverflowError):  # not a number, or a number beyond any float
         return None
     if not np.isfinite(column_us).all():
         return None
@@ -153,9 +150,9 @@ def _whole(times_us: Sequence[int | float | str | None]) -> IntArray | None:
 
 
 def nanoseconds(texts: Sequence[bytes]) -> IntArray:
-    """Whole ns of microseconds in decimal text (quoted or not), rounded half to even.
+    """Return whole ns of microseconds in decimal text (quoted or not), rounded half to even.
 
-    Raises ``ValueError`` for what is no finite number or does not fit 64 bits.
+    Raises ``ValueError`` for text that is not a finite number or does not fit 64 bits.
     """
     return np.array([_exact(text) for text in texts], np.int64)
 
@@ -172,13 +169,11 @@ def _exact(text: bytes) -> int:
                 raise _TooLargeError(f"{shown} does not fit 64 bits of nanoseconds")
             whole = int((number * 1000).to_integral_value())
         except (ArithmeticError, UnicodeDecodeError) as error:
-            raise ValueError(f"{shown} is no time") from error
+            raise ValueError(f"{shown} is not a time") from error
     if abs(whole) > _LARGEST_NS:
         raise _TooLargeError(f"{shown} does not fit 64 bits of nanoseconds")
     return whole
 
-
-# --- Blocks.
 
 BLOCK_BYTES = 4 << 20
 _HEAD_BYTES = 64 << 20
@@ -188,30 +183,30 @@ _LONE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-"""Any escape; a surrogate without its other half, which is no character, is group 1."""
+"""Any escape; group 1 is a surrogate without its other half, which does not encode a character."""
 _BYTE = re.compile(r"byte (\d+)")
 _BETWEEN = b", \t\r\n"
-"""What may stand between two events."""
+"""Bytes allowed between two events."""
 _NOTHING = re.compile(rb"[, \t\r\n]*(?:null[, \t\r\n]+)*(?:null)?")
-"""What may stand behind the last: writers that drop events late leave null."""
+"""Bytes allowed after the last event: writers that drop events late leave null."""
 _BAD_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.|\Z))', re.DOTALL)
-"""Any escape; one that JSON does not have has a group 1."""
+"""Any escape; group 1 of one that JSON does not have."""
 _NO_NUMBER = re.compile(rb"(?<![\w.])-?(?:NaN|nan|Infinity|inf)(?![\w.])")
 
 REPAIRS = {
     "invalid-utf8": "blocks with text that is not Unicode, which was replaced",
     "control-character": "control characters inside texts, which JSON does not allow, are read as escaped",
-    "invalid-escape": "backslashes in texts that escape nothing are read as themselves",
+    "invalid-escape": "backslashes in texts that do not escape a character are read literally",
     "no-number": "values that JSON does not have (NaN, Infinity) are read as null",
-    "odd-field": "events with a field that is null, or of another type than it should be, are read without",
-    "overflowed-duration": "events have a duration that is null or overflowed: unknown, it counts as none",
-    "broken-event": "pieces between whole events make no sense and are left out",
-    "broken-header": "what stands beside the events makes no sense and is left out, devices and ranks too",
+    "odd-field": "events with a null field, or a field of a wrong type, are read without it",
+    "overflowed-duration": "events have a null or overflowed duration, which is unknown and counts as 0",
+    "broken-event": "invalid pieces between whole events are omitted",
+    "broken-header": "the invalid part outside of the events is omitted, including devices and ranks",
 }
-"""What is mended while events are read, and what is said of it; its number stands with it."""
+"""Repairs while events are read, with their messages; the reports have the numbers."""
 _CUT = "cut"
 _ENDS_EARLY = "truncated"
-"""What the parser says of a text that is whole so far as it goes."""
+"""Message of the parser for text that is valid up to its end."""
 
 
 Block = tuple[list[TraceEvent], bytes]
@@ -223,7 +218,7 @@ _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _events_of(array: bytes) -> list[TraceEvent]:
-    """The events of a list. Raises ``UnicodeDecodeError`` also for text that the parser only skips."""
+    """Decode the events of a list. Raises ``UnicodeDecodeError`` also for text that the parser skips."""
     if not array.isascii():
         array.decode()
     return _EVENTS.decode(array)
@@ -234,19 +229,18 @@ _SPACE = 0x20
 
 
 class EventStream:
-    """Reads the events of one file, once. ``header`` is everything else, when all blocks were read.
+    """Reader of the events of one file, once. ``header`` is everything else, after all blocks were read.
 
-    ``repairs`` counts what was mended, by key of ``REPAIRS``. With ``recover`` what makes no sense is left
-    out, and of a file that ends early the events before the cut are kept, the bytes behind the last of them
-    are counted as ``cut``, and ``header`` is what stands before the events. Raises ``FormatError`` with the
-    byte (of the decompressed text) where the JSON ends or makes no sense, and where its list of events
-    stands twice.
+    ``repairs`` counts repairs by key of ``REPAIRS``. With ``recover`` invalid parts are omitted. Of a
+    truncated file the events before the cut are kept, the bytes after the last of them are counted as
+    ``cut``, and ``header`` is the part before the events. Raises ``FormatError`` with the byte (of the
+    decompressed text) at which the JSON ends or is invalid, and for a second list of events.
     """
 
     def __init__(
         self, path: Path, max_bytes: int, block_bytes: int = BLOCK_BYTES, *, recover: bool = False
     ) -> None:
-        """Open nothing yet."""
+        """Prepare the stream without opening the file."""
         refuse_special_files(path)
         self.path = path
         self.repairs = Counter[str]()
@@ -259,7 +253,7 @@ class EventStream:
         self._parsed_bytes = 0
 
     def blocks(self) -> Generator[Block]:
-        """Events, and the text of their array for :class:`ExactEvent`."""
+        """Yield events, and the text of their array for :class:`ExactEvent`."""
         with closing(_opened(self.path, self._max_bytes)) as stream:
             chunks = self._chunks(stream)
             before, text = self._array_start(chunks)
@@ -271,7 +265,7 @@ class EventStream:
                     yield block
                 if closed >= 0:
                     if not _NOTHING.fullmatch(text, taken, closed):
-                        self._leave_out("no trace event", self._parsed_bytes + taken)
+                        self._leave_out("not a trace event", self._parsed_bytes + taken)
                     break
                 self._wanted_bytes = max(self._block_bytes, len(text) - taken)
                 more = next(chunks, b"")
@@ -304,24 +298,25 @@ class EventStream:
             yield chunk
 
     def _array_start(self, chunks: Iterator[bytes]) -> tuple[bytes, bytes]:
-        """What stands before the events, and the text behind their opening bracket."""
+        """Return the text before the events, and the text after their opening bracket."""
         text = next(chunks, b"")
         while len(text) <= _HEAD_BYTES:
             stripped = text.removeprefix(b"\xef\xbb\xbf").lstrip()
             if stripped.startswith(b"["):
                 return b"", stripped[1:]
-            found = _START.search(text)
-            if found:
-                return text[: found.end()].removeprefix(b"\xef\xbb\xbf"), text[found.end() :]
+            start = _START.search(text)
+            if start:
+                return text[: start.end()].removeprefix(b"\xef\xbb\xbf"), text[start.end() :]
             more = next(chunks, b"")
             if not more:
                 break
             text += more
-        raise self._error("there is no list 'traceEvents'", len(text))
+        raise self._error("the document has no list 'traceEvents'", len(text))
 
     def _block(self, text: bytes) -> tuple[int, int, Block | None]:
-        """Where whole events end, where their list does (-1: not yet), and the events. The parser proves the
-        likely cut: it takes only whole elements.
+        """Return the end of whole events, the end of their list (-1: not yet), and the events.
+
+        The parser proves the likely cut: it accepts only whole elements.
         """
         likely = likely_cut(text)
         if likely:
@@ -329,24 +324,24 @@ class EventStream:
             try:
                 return likely, -1, (_events_of(array), array)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # no cut, or no events: looked at more closely below
-        found = array_cut(text)
-        block = self._decoded(text, found.behind) if found.behind else None
-        return found.behind, found.closed, block
+                pass  # not a cut, or not events: examined more closely below
+        whole = array_cut(text)
+        block = self._decoded(text, whole.behind) if whole.behind else None
+        return whole.behind, whole.closed, block
 
     def _decoded(self, text: bytes, cut: int) -> Block:
-        array = b"".join((b"[", memoryview(text)[:cut], b"]"))
+        listed = b"".join((b"[", memoryview(text)[:cut], b"]"))
         try:
-            return _events_of(array), array
+            return _events_of(listed), listed
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            mended = self._mended(array)
+            mended = self._mended(listed)
         try:
             return _EVENTS.decode(mended), mended
         except (msgspec.DecodeError, RecursionError) as error:
             return self._one_by_one(mended, error)
 
     def _mended(self, array: bytes) -> bytes:
-        """JSON text without what JSON does not allow inside of texts and as a number."""
+        """Return JSON text without invalid texts and numbers."""
         try:
             array.decode()
             text = array
@@ -355,8 +350,15 @@ class EventStream:
         text = _whole_characters(text)
         self.repairs["invalid-utf8"] += text != array
         inside = BracketScan().scan(text).inside
-        text, count = _escaped(text, inside)
-        self.repairs["control-character"] += count
+        codes = np.frombuffer(text, np.uint8)
+        controls = np.flatnonzero((codes < _SPACE) & inside).tolist()
+        parts: list[bytes] = []
+        behind = 0
+        for position in controls:
+            parts += (text[behind:position], b"\\u%04x" % text[position])
+            behind = position + 1
+        text = b"".join((*parts, text[behind:]))
+        self.repairs["control-character"] += len(controls)
         if b"\\" in text:
             text, count = _without_bad_escapes(text)
             self.repairs["invalid-escape"] += count
@@ -366,20 +368,28 @@ class EventStream:
         return text
 
     def _one_by_one(self, array: bytes, error: Exception) -> Block:
-        """The events of a list in which some are null, as that of writers that drop them late, or have fields
-        of another type than they should.
-        """
+        """Decode a list with null events (dropped late by a writer) or fields of a wrong type."""
         try:
             texts = list(map(bytes, _RAWS.decode(array)))
         except (msgspec.DecodeError, RecursionError):
             if not self._recover:
                 raise self._malformed(error) from error
-            texts = self._whole_objects(array)
-        kept: list[bytes] = []
+            brackets = BracketScan().scan(array)
+            opens = np.flatnonzero((brackets.step > 0) & (brackets.depth == _IN_LIST + 1))
+            closes = np.flatnonzero((brackets.step < 0) & (brackets.depth == _IN_LIST))
+            objects: list[bytes] = []
+            behind = 1
+            for begin, end in zip(opens.tolist(), closes.tolist(), strict=False):
+                self.repairs["broken-event"] += bool(array[behind:begin].strip(_BETWEEN))
+                objects.append(array[begin : end + 1])
+                behind = end + 1
+            self.repairs["broken-event"] += bool(array[behind:-1].strip(_BETWEEN))
+            texts = objects
+        events: list[bytes] = []
         for text in texts:
             try:
                 _EVENT.decode(text)
-                kept.append(text)
+                events.append(text)
                 continue
             except (msgspec.DecodeError, RecursionError) as wrong:
                 other = b"{}" if text == b"null" else _plain_event(text)
@@ -387,67 +397,54 @@ class EventStream:
             if other is None and not self._recover:
                 raise self._malformed(error) from reason
             self.repairs["broken-event" if other is None else "odd-field"] += text != b"null"
-            kept.extend(() if other is None else (other,))
-        whole = b"".join((b"[", b",".join(kept), b"]"))
+            events.extend(() if other is None else (other,))
+        whole = b"".join((b"[", b",".join(events), b"]"))
         return _EVENTS.decode(whole), whole
 
-    def _whole_objects(self, array: bytes) -> list[bytes]:
-        """What stands between brackets that belong together, whatever stands between such; the account counts
-        the pieces that are none.
-        """
-        brackets = BracketScan().scan(array)
-        opens = np.flatnonzero((brackets.step > 0) & (brackets.depth == _IN_LIST + 1))
-        closes = np.flatnonzero((brackets.step < 0) & (brackets.depth == _IN_LIST))
-        found: list[bytes] = []
-        behind = 1
-        for begin, end in zip(opens.tolist(), closes.tolist(), strict=False):
-            self.repairs["broken-event"] += bool(array[behind:begin].strip(_BETWEEN))
-            found.append(array[begin : end + 1])
-            behind = end + 1
-        self.repairs["broken-event"] += bool(array[behind:-1].strip(_BETWEEN))
-        return found
-
     def _malformed(self, error: Exception) -> FormatError:
-        found = _BYTE.search(str(error))
-        inside = int(found[1]) - 1 if found else 0
-        return self._error(f"no trace event: {error}", self._parsed_bytes + inside)
+        byte = _BYTE.search(str(error))
+        inside = int(byte[1]) - 1 if byte else 0
+        return self._error(f"not a trace event: {error}", self._parsed_bytes + inside)
 
     def _leave_out(self, message: str, byte: int) -> None:
-        """Count what makes no sense between events. Raises ``FormatError`` unless it is to be recovered."""
+        """Count invalid data between events. Raises ``FormatError`` unless recovering."""
         if not self._recover:
             raise self._error(message, byte)
         self.repairs["broken-event"] += 1
 
     def _cut(self, lost_bytes: int, message: str) -> None:
-        """Count the bytes behind the last whole event of a file that ends early. Raises ``FormatError``
-        unless it is to be recovered.
+        """Count the bytes after the last whole event of a truncated file.
+
+        Raises ``FormatError`` unless recovering.
         """
         if not self._recover:
             raise self._cut_error(message)
         self.repairs[_CUT] += max(lost_bytes, 1)
 
     def _rest(self, before: bytes, behind: bytes, chunks: Iterator[bytes]) -> bytes:
-        """The document without its events."""
+        """Return the document without its events."""
         rest = b"".join((behind, *chunks))
         if not before:
             if rest[1:].strip():
-                self._leave_out("text behind the list of events", self._read_bytes)
+                self._leave_out("text after the list of events", self._read_bytes)
             return b"{}"
         header = self._closed(before, rest)
-        keys = [found.start() for found in _KEY.finditer(header)]
+        keys = [key.start() for key in _KEY.finditer(header)]
         if len(keys) > 1:
             self._refuse_other_lists(header, keys, len(before))
         return header
 
     def _closed(self, before: bytes, rest: bytes) -> bytes:
-        """The text around the events as JSON. Of what makes none, what stands before the events alone, or
-        nothing at all. Raises ``FormatError`` unless it is to be recovered.
+        """Return the text around the events as JSON.
+
+        If it is invalid, return only the part before the events, or an empty object. Raises ``FormatError``
+        unless recovering.
         """
         header = self._whole_header(before + rest)
         if isinstance(header, bytes):
             return header
         if not self._recover:
-            message = f"what stands beside the events is no JSON: {header}"
+            message = f"the part outside of the events is not JSON: {header}"
             raise self._error(message, self._read_bytes) from header
         first = self._whole_header(before + b"]}")
         if isinstance(first, bytes) and _ENDS_EARLY in str(header):
@@ -457,7 +454,7 @@ class EventStream:
         return first if isinstance(first, bytes) else b"{}"
 
     def _whole_header(self, header: bytes) -> bytes | Exception:
-        """The text, mended where it has to be, if that makes it JSON; what is wrong with it if not."""
+        """Return the text, repaired if needed, or the error if it is not JSON."""
         counted = self.repairs.copy()
         try:
             header.decode()
@@ -473,20 +470,22 @@ class EventStream:
         return mended
 
     def _refuse_other_lists(self, header: bytes, keys: list[int], behind: int) -> None:
-        """Of several lists JSON keeps the last, and one inside of something else is not the document's."""
-        own = [at for at, depth in zip(keys, _depths_at(header, keys), strict=True) if depth == 1]
-        if own != [at for at in keys if at < behind][-1:]:
-            at = own[-1] if own else keys[0]
-            left_out = self._read_bytes - len(header) if at >= behind else 0
-            raise self._error("the list 'traceEvents' stands twice, or inside something else", left_out + at)
+        """Raise ``FormatError`` for a second or inner list: JSON keeps the last of several lists."""
+        own = [offset for offset, depth in zip(keys, _depths_at(header, keys), strict=True) if depth == 1]
+        if own != [offset for offset in keys if offset < behind][-1:]:
+            offset = own[-1] if own else keys[0]
+            left_out = self._read_bytes - len(header) if offset >= behind else 0
+            raise self._error(
+                "the list 'traceEvents' occurs twice, or inside another value", left_out + offset
+            )
 
     def _cut_error(self, message: str) -> FormatError:
-        """Of a file that ends early; says what could be had of it."""
+        """Return the error for a truncated file, with the number of recoverable events."""
         error = self._error(message, self._read_bytes)
         if self._events:
             commands = "in hespas-convert and hespas analyze"
-            kept = f"`recover` keeps the {self._events:,} events before the cut"
-            error.hint = f"{error.hint}; {commands} {kept}"
+            recovered = f"`recover` keeps the {self._events:,} events before the cut"
+            error.hint = f"{error.hint}; {commands} {recovered}"
         return error
 
     def _error(self, message: str, byte: int) -> FormatError:
@@ -494,72 +493,60 @@ class EventStream:
             message,
             path=str(self.path),
             position=f"byte {byte}",
-            hint="was the profiler interrupted? export the trace again",
+            hint="check that the profiler was not interrupted, and export the trace again",
         )
 
 
 def report_repairs(repairs: Mapping[str, int], findings: Findings) -> None:
-    """Say what an :class:`EventStream` mended, once all blocks were read."""
+    """Report the repairs of an :class:`EventStream` after all blocks were read."""
     for code, message in REPAIRS.items():
         findings.warning(code, message, repairs.get(code, 0))
     lost = repairs.get(_CUT, 0)
-    message = (
-        f"the file ends early: {lost:,} bytes behind the last whole event are lost, and all that followed"
-    )
+    message = f"the file ends early: {lost:,} bytes after the last whole event, and later data, are lost"
     findings.warning(_CUT, message, int(lost > 0))
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """JSON text with U+FFFD for each escaped surrogate that lacks its other half."""
+    """Return JSON text with U+FFFD for each escaped surrogate that lacks its other half."""
     if b"\\u" not in text:
         return text
-    return _LONE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
-
-
-def _escaped(text: bytes, inside: BoolArray) -> tuple[bytes, int]:
-    """The text with the control characters ``inside`` of strings written as escapes, and how many."""
-    data = np.frombuffer(text, np.uint8)
-    places = np.flatnonzero((data < _SPACE) & inside).tolist()
-    if not places:
-        return text, 0
-    parts: list[bytes] = []
-    behind = 0
-    for place in places:
-        parts += (text[behind:place], b"\\u%04x" % text[place])
-        behind = place + 1
-    return b"".join((*parts, text[behind:])), len(places)
+    return _LONE.sub(lambda escape: b"\\ufffd" if escape[1] else escape[0], text)
 
 
 def _without_bad_escapes(text: bytes) -> tuple[bytes, int]:
-    """The text with a second backslash before each that escapes nothing, and how many. Backslashes stand in
-    strings only.
+    """Return the text with a second backslash before each invalid escape, and their number.
+
+    Backslashes occur in strings only.
     """
     count = 0
 
-    def doubled(found: re.Match[bytes]) -> bytes:
+    def doubled(escape: re.Match[bytes]) -> bytes:
         nonlocal count
-        if found[1] is None:
-            return found[0]
+        if escape[1] is None:
+            return escape[0]
         count += 1
-        return b"\\" + found[0]
+        return b"\\" + escape[0]
 
     return _BAD_ESCAPE.sub(doubled, text), count
 
 
 def _without_odd_numbers(text: bytes) -> tuple[bytes, int]:
-    """The text with null for numbers that JSON does not have, outside of strings, and how many."""
-    inside = BracketScan().scan(text).inside
-    found = [each for each in _NO_NUMBER.finditer(text) if not inside[each.start()]]
+    """Return the text with null for numbers that JSON does not have, and their number.
+
+    Numbers in strings stay unchanged.
+    """
+    in_text = BracketScan().scan(text).inside
+    numbers = [number for number in _NO_NUMBER.finditer(text) if not in_text[number.start()]]
     parts: list[bytes] = []
     behind = 0
-    for each in found:
-        parts += (text[behind : each.start()], b"null")
-        behind = each.end()
-    return b"".join((*parts, text[behind:])), len(found)
+    for number in numbers:
+        parts += (text[behind : number.start()], b"null")
+        behind = number.end()
+    return b"".join((*parts, text[behind:])), len(numbers)
 
 
 def _plain_event(text: bytes) -> bytes | None:
-    """An event without the fields that are of another type than they should be; None where it is none."""
+    """Return an event without fields of a wrong type; None if it is not an event."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -574,16 +561,16 @@ def _plain_event(text: bytes) -> bytes | None:
 
 
 def _opened(path: Path, max_bytes: int) -> BinaryIO | PackedInput:
-    """The file, gunzipped while it is read where it starts with the gzip magic."""
-    stream = open_regular(path)
-    if stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
-        return PackedInput(stream, path, max_bytes)
-    stream.seek(0)
-    return stream
+    """Return the file, gunzipped while reading if it starts with the gzip magic."""
+    opened = open_regular(path)
+    if opened.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
+        return PackedInput(opened, path, max_bytes)
+    opened.seek(0)
+    return opened
 
 
 def likely_cut(text: bytes | bytearray) -> int:
-    """The position behind the last ``}`` that a comma and a ``{`` follow, 0 where there is none."""
+    """Return the position after the last ``}`` that is followed by a comma and a ``{``, 0 without one."""
     at = len(text)
     while at > 0:
         at = text.rfind(b"}", 0, at)
@@ -597,5 +584,5 @@ def likely_cut(text: bytes | bytearray) -> int:
 
 def _depths_at(text: bytes, places: Sequence[int]) -> list[int]:
     """How many brackets, outside strings, are open at some positions of a document. O(len(text))."""
-    depth = BracketScan().scan(text).depth
-    return [int(depth[place]) for place in places]
+    bracket_depth = BracketScan().scan(text).depth
+    return [int(bracket_depth[place]) for place in places]

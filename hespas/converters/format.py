@@ -1,4 +1,4 @@
-"""What a format is: a name, suffixes, and up to three functions. Adding a format is one module and one row.
+"""Formats: a name, suffixes, and up to three functions. A new format is one module and one row.
 
 The row goes into :mod:`hespas.converters.registry`. Formats of other packages register through the entry
 point group ``hespas.formats``.
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 Value = Workload | Profile
-"""What a reader makes and a writer takes."""
+"""Result of a reader and input of a writer."""
 
 HEAD_BYTES = 65_536
 _JSON = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:\{\s*|\[\s*\{\s*)" + rb'"[\w .$@/-]{1,100}"\s*:')
-"""An object, or an array of objects, with a key: no bytes of another kind begin so."""
+"""Object, or array of objects, with a key: no other kind of bytes starts like this."""
 
 
 def lazily(target: str) -> Callable[..., Any]:
-    """The function that ``module:name`` names; its module is imported when it is called."""
+    """Return a function that imports ``module:name`` on its first call."""
 
     def call(*arguments: object) -> Any:
         return attribute_of(target)(*arguments)
@@ -52,10 +52,11 @@ def lazily(target: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The start of an input, enough to tell its format.
+    """Start of an input, enough to recognise its format.
 
-    ``data`` is the first 64 KiB after transparent gunzip (``""`` for a directory); ``suffixes`` are those of
-    the name without ``.gz`` (``(".mlir",)``); ``names`` are a directory's file names, sorted, at most 1,000.
+    ``data`` is the first 64 KiB after transparent gunzip (``""`` for a directory); ``suffixes`` are the
+    suffixes of the name without ``.gz`` (``(".mlir",)``); ``names`` are a directory's file names, sorted, at
+    most 1,000.
     """
 
     path: Path
@@ -66,7 +67,7 @@ class Head:
 
     @property
     def is_json(self) -> bool:
-        """Whether this is surely a JSON document with objects."""
+        """True for a JSON document with objects."""
         return _JSON.match(self.data) is not None
 
 
@@ -75,7 +76,7 @@ RunTimeUnit = Literal["", "us", "ns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Assumptions:
-    """What inputs do not say themselves; see :class:`ReadOptions`."""
+    """Facts that inputs do not state; see :class:`ReadOptions`."""
 
     default_dtype: str = ""
     comm_groups: Path | None = None
@@ -95,7 +96,7 @@ def assuming(
     run_time_unit: RunTimeUnit | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> Generator[None]:
-    """Make these the defaults of :class:`ReadOptions` within the block; None leaves one as it was."""
+    """Set defaults of :class:`ReadOptions` within the block; None keeps the current one."""
     before = _ASSUMED.get()
     token = _ASSUMED.set(
         _Assumptions(
@@ -113,21 +114,20 @@ def assuming(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read. ``lenient`` readers record structural faults as diagnostics and go on where they can.
+    """Options for reading. ``lenient`` readers record structural faults as diagnostics and continue if
+    possible.
 
-    ``num_devices`` states the number of ranks where the input does not (None: as the input says), and
-    ``num_replicas`` how many of them are replicas, the others being partitions of each.
-    ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
-    ``Format.read_versions``). ``recover`` keeps the whole records before a cut, and what else can be
-    repaired, and reports how many.
-    ``comm_groups`` is the file that lists the process groups (None: the one beside the input).
-    ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
-    ``run_time_unit`` is that of times for which an old schema names none (empty: as the reader takes them).
-    ``dims`` are the extents of a program's symbolic dimensions, by name or by place (``arg0.1``).
-    ``capture`` are traces of the capture of the graphs that a trace of PyTorch's profiler replays, or folders
-    of such.
-    ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
-    ``progress(done, total)`` is called now and then on long work.
+    ``num_devices`` sets the number of ranks if the input does not state it (None: as the input states), and
+    ``num_replicas`` the number of replicas among them, the others being partitions of each. ``version`` is
+    the version of the format if the input does not show it (empty: detect; one of ``Format.read_versions``).
+    ``recover`` keeps the complete records before a truncation and other repairable data, and reports their
+    number. ``comm_groups`` is the file of process groups (None: the file next to the input).
+    ``default_dtype`` is the element type of computations that state none (empty: unknown). ``run_time_unit``
+    is the unit of times in old schemas without one (empty: the reader's default). ``dims`` are the extents of
+    a program's symbolic dimensions, by name or by position (``arg0.1``). ``capture`` are traces of the
+    capture of CUDA graphs that a trace of PyTorch's profiler replays, or folders of them. ``locations`` keeps
+    source locations, at a cost. ``max_bytes`` bounds the decompressed size. ``progress(done, total)`` is
+    called from time to time on long work.
     """
 
     lenient: bool = False
@@ -147,17 +147,17 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """How to write. ``ranks`` selects which ranks to write (None: all, in order).
+    """Options for writing. ``ranks`` selects the ranks to write (None: all, in order).
 
-    ``name`` is the first part of file names inside a directory (empty: the value's name). ``directory`` says
-    that the user named a directory. ``version`` is the version of the format to write (empty: the newest; one
-    of ``Format.write_versions``). ``jobs`` bounds threads. The destination given to a writer never
+    ``name`` is the first part of file names inside a directory (empty: the value's name). ``directory``
+    states that the user named a directory. ``version`` is the version of the format to write (empty: the
+    newest; one of ``Format.write_versions``). ``jobs`` bounds threads. The destination of a writer never
     exists: the caller passes a temporary name and renames it when the writer is done.
 
-    The others are of formats that write ``in_parts``. ``only_classes`` writes one file per class of ranks,
-    with a map of all ranks. ``shard`` is (i, n): the i-th, from 1, of n contiguous shares of the ranks.
-    ``resume`` goes on in a folder that an interrupted run has left: the destination may exist, and what is
-    whole in it stays. ``cluster`` is the address of a dask scheduler whose workers write the files.
+    The other options apply to formats that write ``in_parts``. ``only_classes`` writes one file per rank
+    class, with a map of all ranks. ``shard`` is (i, n): the i-th, from 1, of n contiguous shares of the
+    ranks. ``resume`` continues in a folder of an interrupted run: the destination may exist, and complete
+    files in it stay. ``cluster`` is the address of a dask scheduler whose workers write the files.
     """
 
     ranks: range | None = None
@@ -174,23 +174,23 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format. ``sniff`` scores 0 (no) .. 100 (certain) by content; None where content cannot tell.
-    One that is ``never_json`` is not asked about documents of JSON, so that its code need not be loaded.
+    """Format of files. ``sniff`` scores 0 (no) to 100 (certain) by content; None if content cannot show it.
+
+    A ``never_json`` format is skipped for JSON documents, so that its code need not be loaded.
 
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
-    a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
-    ``copy`` makes a clean file of a damaged one of the same format, in which nothing else is changed.
-    ``profiles`` says that what is written is a ``Profile`` and not a ``Workload``.
-    In a format that is not ``timed`` operations have no durations, so that nobody estimates them for it.
-    One that writes ``in_parts`` takes the options of :class:`WriteOptions` for that.
-    A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
-    ``read_versions`` and ``write_versions`` list what can be named as version, oldest first; empty where a
-    format has one. ``losses`` declares what a written file does not keep: a finding's code -> the columns it
-    speaks of (``contractions`` stands for all columns of that table, ``*`` for any); under ``""`` stands what
-    the format never holds, without a finding. ``hespas-validate roundtrip`` holds writers to it. ``extra``
-    names the optional dependencies its functions need. ``as_workload`` names the format that makes a workload
-    of such a file, where ``read`` gives a profile. ``empty_code`` is the rule of
-    ``hespas-validate check`` that an empty file breaks.
+    a path that does not exist and creates a file, or a directory if ``writes_directory(value, options)``.
+    ``copy`` makes an intact file of a damaged one of the same format without other changes. ``profiles``
+    states that the format holds a ``Profile`` and not a ``Workload``. Operations of a format that is not
+    ``timed`` have no durations, so none are estimated for it. A format that writes ``in_parts`` takes the
+    options of :class:`WriteOptions` for that. A ``flat`` format has no loops, branches or zero-cost
+    operations: callers unroll and fold before they write. ``read_versions`` and ``write_versions`` list the
+    valid versions, oldest first; empty for a format with one. ``losses`` declares the data that a written
+    file does not keep: a finding's code -> its columns (``contractions`` means all columns of that table,
+    ``*`` any); under ``""`` are columns that the format never holds, without a finding. ``hespas-validate
+    roundtrip`` checks writers against it. ``extra`` names the optional dependencies of its functions.
+    ``as_workload`` names the format that reads such a file as a workload, if ``read`` returns a profile.
+    ``empty_code`` is the rule of ``hespas-validate check`` that an empty file breaks.
     """
 
     name: str
@@ -222,7 +222,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Budgeted:
-    """A reader with the budget of every input: see :mod:`hespas.files.budget`."""
+    """Reader with the budget of every input: see :mod:`hespas.files.budget`."""
 
     reader: Callable[[Path, ReadOptions, Diagnostics], Value]
 
@@ -235,16 +235,17 @@ class _Budgeted:
 
 
 def warn_of_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:
-    """The workload, with the warning of its first reader again: who reads it here has not seen that.
-    ``form`` is what it is now.
+    """Return the workload after repeating the warning of its first reader, which this user has not seen.
+
+    ``form`` is the current format.
     """
     parts = workload.metadata.get(WHOLE_JOB, "")
     if parts:
         diagnostics.warning(
             f"{form}.global-program",
             workload.name,
-            f"it was made of a program that is sharded over {parts[:20]} partitions but not partitioned: "
-            "shapes and costs are those of the whole job, counted on each device",
+            f"it comes from a program that is sharded over {parts[:20]} partitions but not partitioned: "
+            "shapes and costs cover the whole job and are counted on each device",
             path=str(path),
         )
     return workload

@@ -1,7 +1,7 @@
-"""How kernels were launched, as one text each: ``[[blocks x, y, z],[threads of a block x, y, z]]``.
+"""Launch shapes of kernels as texts: ``[[blocks x, y, z],[threads of a block x, y, z]]``.
 
-Profilers of CUDA count a grid in blocks, those of ROCm in threads (HSA's work-items) wherever they read what
-the queue was given. Profiles count blocks. Shapes that no launch has are unknown: row 0.
+Profilers of CUDA count a grid in blocks; profilers of ROCm count threads (HSA work-items) if they read the
+queue's packets. Profiles count blocks. Impossible shapes are unknown: row 0.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ _shape = msgspec.json.Decoder(tuple[tuple[int, int, int], tuple[int, int, int]])
 
 
 def shape_text(grid: Sequence[int], block: Sequence[int], *, in_threads: bool = False) -> str:
-    """The text of one launch; empty where an extent is none. ``in_threads``: the grid counts threads."""
-    if len(grid) != 3 or len(block) != 3 or not all(0 < each < _LARGEST for each in (*grid, *block)):
+    """Return the text of one launch, empty for an impossible extent.
+
+    ``in_threads``: the grid counts threads.
+    """
+    if len(grid) != 3 or len(block) != 3 or not all(0 < extent < _LARGEST for extent in (*grid, *block)):
         return ""
     if in_threads:
         grid = [-(-threads // size) for threads, size in zip(grid, block, strict=True)]
@@ -30,16 +33,16 @@ def shape_text(grid: Sequence[int], block: Sequence[int], *, in_threads: bool = 
 
 
 def shape_rows(strings: StringTableBuilder, *extents: IntArray, in_threads: bool = False) -> SmallIntArray:
-    """The row of each launch among ``strings``, from six columns: extents of the grid, then of a block."""
+    """Return the row of each launch among ``strings``, from six columns: extents of grid and block."""
     if not len(extents[0]):
         return np.empty(0, np.int32)
-    shapes, place = distinct_rows(*extents)
+    shapes, index = distinct_rows(*extents)
     texts = [shape_text(shape[:3], shape[3:], in_threads=in_threads) for shape in shapes]
-    return np.array([strings.add(text) for text in texts], np.int32)[place]
+    return np.array([strings.add(text) for text in texts], np.int32)[index]
 
 
 def blocks_of_threads(strings: StringTableBuilder, rows: SmallIntArray) -> SmallIntArray:
-    """The rows of launches whose grid was told in threads, as blocks."""
+    """Return the rows of launches with their grids converted from threads to blocks."""
 
     def converted(row: int) -> int:
         if not row:

@@ -1,8 +1,8 @@
-"""Which event encloses another, which belong together, and what on the host caused a piece of device work.
+"""Relations between recorded events: enclosing events, causes of device work, matching records.
 
-Every profiler says the same: a piece of device work and the call that launched it share an id, and the call
-stands inside operations of its own thread, of which the innermost is the cause. Times are whole numbers of
-one unit, ns or ps; -1 is no row.
+A device event and the call that launched it share an id in every profiler, and the call lies within
+operations of its own thread; the innermost of these is the cause. Times are whole numbers of one unit, ns or
+ps; -1 means no row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 
 __all__ = [
-    "Nesting",
+    "EventNesting",
     "around_launch",
+    "common_order",
     "enclosing",
     "exclusive",
     "match_rows",
@@ -31,9 +32,11 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Nesting:
-    """The events of each thread as a forest: ``parent`` encloses (-1: none); ``order`` lists them by thread
-    and start, an enclosing one before those in it.
+class EventNesting:
+    """Events of each thread as a forest.
+
+    ``parent`` is the enclosing event (-1: none); ``order`` lists the events by thread and start, an enclosing
+    one before its children.
     """
 
     parent: IntArray
@@ -43,21 +46,24 @@ class Nesting:
     _end: IntArray
 
     @classmethod
-    def of(cls, thread: IntArray, start: IntArray, end: IntArray, chosen: IntArray | None = None) -> Nesting:
-        """Nest by start: what begins while another runs is in it, also where it sticks out. Only the rows
-        ``chosen`` (None: all) take part. O(n log n).
+    def of(
+        cls, thread: IntArray, start: IntArray, end: IntArray, chosen: IntArray | None = None
+    ) -> EventNesting:
+        """Nest events by start: an event is inside another that runs when it starts, even if it ends later.
+
+        Only the rows ``chosen`` (None: all) take part. O(n log n).
         """
         rows = np.arange(len(start)) if chosen is None else chosen
         order = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
-        found = _around(thread[order], start[order], end[order])
+        enclosing_index = _around(thread[order], start[order], end[order])
         parent = np.full(len(start), -1, np.int64)
         if len(order):
-            parent[order] = np.where(found >= 0, order[found], -1)
+            parent[order] = np.where(enclosing_index >= 0, order[enclosing_index], -1)
         return cls(parent, order, thread[order], start[order], end)
 
-    def with_parents(self, parent: IntArray, end: IntArray) -> Nesting:
-        """The same forest with events behind it whose ``parent`` is known; they are of no thread."""
-        return Nesting(
+    def with_parents(self, parent: IntArray, end: IntArray) -> EventNesting:
+        """Return the forest with further events of known ``parent`` and of no thread."""
+        return EventNesting(
             np.concatenate([self.parent, parent]),
             self.order,
             self._thread,
@@ -66,40 +72,35 @@ class Nesting:
         )
 
     def innermost(self, thread: IntArray, at: IntArray) -> IntArray:
-        """The innermost event of each ``thread`` that is running ``at`` a moment, -1 for none."""
-        place = self._last_started(thread, at)
-        found = np.where(place >= 0, self.order[np.maximum(place, 0)], -1) if len(self.order) else place
-        open_places = np.flatnonzero(found >= 0)
-        while len(open_places):
-            over = self._end[found[open_places]] < at[open_places]
-            open_places = open_places[over]
-            found[open_places] = self.parent[found[open_places]]
-            open_places = open_places[found[open_places] >= 0]
-        return found
-
-    def _last_started(self, thread: IntArray, at: IntArray) -> IntArray:
-        """The place in order of the last event of the same thread that starts no later.
-
-        Events and questions are sorted together; a question follows the events that start with it.
-        """
+        """Return the innermost event of each ``thread`` that runs ``at`` a time, -1 for none."""
+        # Events and questions are sorted together; a question follows the events that start with it.
         count, questions = len(self.order), len(thread)
         is_question = np.arange(count + questions) >= count
         both = np.concatenate((self._start, at)), np.concatenate((self._thread, thread))
         sequence = np.lexsort((is_question, *both))
         last = np.maximum.accumulate(np.where(is_question[sequence], -1, sequence))
-        place = np.full(count + questions, -1, np.int64)
-        place[sequence] = last
-        place = place[count:]
-        same = (place >= 0) & (self._thread[np.maximum(place, 0)] == thread) if count else place >= 0
-        return np.where(same, place, -1)
+        index = np.full(count + questions, -1, np.int64)
+        index[sequence] = last
+        index = index[count:]
+        same = (index >= 0) & (self._thread[np.maximum(index, 0)] == thread) if count else index >= 0
+        index = np.where(same, index, -1)
+        event = np.where(index >= 0, self.order[np.maximum(index, 0)], -1) if count else index
+        open_rows = np.flatnonzero(event >= 0)
+        while len(open_rows):  # events that have ended are replaced by their parents
+            open_rows = open_rows[self._end[event[open_rows]] < at[open_rows]]
+            event[open_rows] = self.parent[event[open_rows]]
+            open_rows = open_rows[event[open_rows] >= 0]
+        return event
 
 
 def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
-    """The place of the event around each, events being in order. Only a block of them are numbers of Python
-    at a time: those of a long trace would take more memory than the trace.
+    """Return the index of the event around each event; events are in order.
+
+    Only one block of them becomes Python numbers at a time: the numbers of a long trace would take more
+    memory than the trace.
     """
     parent = np.empty(len(thread), np.int64)
-    never = np.iinfo(np.int64).max  # place -1 encloses all: it is never left
+    never = np.iinfo(np.int64).max  # index -1 encloses all and never ends
     stack, ends = [-1], [never]
     last = None
     for first in range(0, len(thread), _BLOCK):
@@ -121,8 +122,9 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
 
 
 def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[IntArray, IntArray]:
-    """The innermost event of the same thread that each stands in as a whole, and the event that ended the
-    nesting of each by reaching beyond its end (-1: none).
+    """Return the innermost event of the same thread that contains each event completely, and its overtaker.
+
+    The overtaker of an event is the event that ended its nesting by reaching beyond its end (-1: none).
     """
     order = np.lexsort((-duration, start, thread))
     ends: list[int] = (start + duration)[order].tolist()
@@ -131,67 +133,68 @@ def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[In
     parents, overtakers = [-1] * len(ends), [-1] * len(ends)
     stack: list[int] = []
     last = None
-    for place, (owner, begin, end) in enumerate(zip(threads, start[order].tolist(), ends, strict=True)):
+    for index, (owner, begin, end) in enumerate(zip(threads, start[order].tolist(), ends, strict=True)):
         if owner != last:
             stack, last = [], owner
         while stack and ends[stack[-1]] <= begin:
             stack.pop()
         while stack and ends[stack[-1]] < end:
-            overtakers[stack.pop()] = place
+            overtakers[stack.pop()] = index
         if stack:
-            parents[place] = stack[-1]
-        stack.append(place)
-    for column, found in ((parent, np.array(parents, np.int64)), (overtaken, np.array(overtakers, np.int64))):
+            parents[index] = stack[-1]
+        stack.append(index)
+    for column, related in (
+        (parent, np.array(parents, np.int64)),
+        (overtaken, np.array(overtakers, np.int64)),
+    ):
         if len(order):
-            column[order] = np.where(found >= 0, order[found], -1)
+            column[order] = np.where(related >= 0, order[related], -1)
     return parent, overtaken
 
 
 def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
-    """From each event (-1: none) outwards to the first that is ``wanted``, itself included; -1 for none."""
-    found = parent.copy()
+    """Return for each ``start`` event the first ``wanted`` event outwards, itself included; -1 for none."""
+    outer = parent.copy()
     while True:
-        skipped = np.flatnonzero((found >= 0) & ~wanted[found])
+        skipped = np.flatnonzero((outer >= 0) & ~wanted[outer])
         if not len(skipped):
             break
-        found[skipped] = found[found[skipped]]  # what was skipped leads on: twice as far each time
+        outer[skipped] = outer[outer[skipped]]  # skip twice as far each time
     result = start.copy()
     bare = np.flatnonzero(start >= 0)
     bare = bare[~wanted[start[bare]]]
-    result[bare] = found[start[bare]]
+    result[bare] = outer[start[bare]]
     return result
 
 
 def match_rows(known: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
-    """The first row of ``known`` columns with the numbers wanted, -1 where there is none.
+    """Return the first row of ``known`` columns with the wanted numbers, -1 without a match.
 
-    A number below 0 in the last column is no number: it matches nothing.
+    A number below 0 in the last column matches nothing.
     """
     count, questions = len(known[0]), len(wanted[0])
     if not count or not questions:
         return np.full(questions, -1, np.int64)
     key = np.zeros(count + questions, np.int64)
     for ours, theirs in zip(known, wanted, strict=True):
-        codes, span = _coded(np.concatenate((ours, theirs)))
+        values = np.concatenate((ours, theirs))
+        lowest, highest = int(values.min()), int(values.max())
+        if highest - lowest < 1 << 31:
+            codes, span = values - lowest, highest - lowest + 1
+        else:
+            distinct, distinct_codes = np.unique(values, return_inverse=True)
+            codes, span = distinct_codes.astype(np.int64), len(distinct)
         key = key * span + codes
     order = np.argsort(key[:count], kind="stable")
     ordered = key[:count][order]
-    place = np.minimum(np.searchsorted(ordered, key[count:]), count - 1)
-    return np.where((ordered[place] == key[count:]) & (wanted[-1] >= 0), order[place], -1)
+    index = np.minimum(np.searchsorted(ordered, key[count:]), count - 1)
+    return np.where((ordered[index] == key[count:]) & (wanted[-1] >= 0), order[index], -1)
 
 
-def _coded(values: IntArray) -> tuple[IntArray, int]:
-    """Numbers from 0 that are equal where ``values`` are, and their bound: below 2**32."""
-    lowest, highest = int(values.min()), int(values.max())
-    if highest - lowest < 1 << 31:
-        return values - lowest, highest - lowest + 1
-    distinct, codes = np.unique(values, return_inverse=True)
-    return codes.astype(np.int64), len(distinct)
+def around_launch(nesting: EventNesting, launch: IntArray, thread: IntArray, start: IntArray) -> IntArray:
+    """Return the innermost event around the launch of each device event (-1: none).
 
-
-def around_launch(nesting: Nesting, launch: IntArray, thread: IntArray, start: IntArray) -> IntArray:
-    """The innermost event around the launch of each piece of work (-1: none); ``thread`` and ``start`` are
-    those of the launches.
+    ``thread`` and ``start`` describe the launches.
     """
     host = np.full(len(launch), -1, np.int64)
     launched = np.flatnonzero(launch >= 0)
@@ -200,14 +203,11 @@ def around_launch(nesting: Nesting, launch: IntArray, thread: IntArray, start: I
     return host
 
 
-# How long each operation of a thread ran itself: its time without that of the operations in it.
-
-
 def exclusive(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
-    """At every moment of a thread the operation that started last and still runs owns the time.
+    """Return the exclusive time of each operation: its own time without the operations inside.
 
-    The sum over a thread is the length of the union of its operations, exactly, also where they overlap
-    without nesting.
+    At every moment of a thread the last started operation that still runs owns the time. The sum over a
+    thread is exactly the length of the union of its operations, even if they overlap without nesting.
     """
     order = np.lexsort((-end, start, thread))
     threads: list[int] = thread[order].tolist()
@@ -216,21 +216,24 @@ def exclusive(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
     own = [0] * len(threads)
     stack: list[int] = []
     now, last = 0, -1
-    for place, begin in enumerate(starts):
-        if threads[place] != last:
+    for index, begin in enumerate(starts):
+        if threads[index] != last:
             _drain(stack, ends, own, now, None)
-            last = threads[place]
+            last = threads[index]
             now = begin
         now = _drain(stack, ends, own, now, begin)
-        stack.append(place)
+        stack.append(index)
     _drain(stack, ends, own, now, None)
-    found = np.zeros(len(threads), np.int64)
-    found[order] = own
-    return found
+    own_time = np.zeros(len(threads), np.int64)
+    own_time[order] = own
+    return own_time
 
 
 def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: int | None) -> int:
-    """Give the time from ``now`` to ``until`` (None: the end) to what runs; returns where it got to."""
+    """Assign the time from ``now`` to ``until`` (None: the end) to running operations.
+
+    Return the new time.
+    """
     while stack:
         top = stack[-1]
         end = ends[top]
@@ -243,12 +246,9 @@ def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: i
     return now if until is None else max(now, until)
 
 
-# Slices on tracks: pairs of begin and end, and those that run over each other.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pairs:
-    """``begin`` and ``end`` are rows of the events given (-1: it never ended); ``orphans`` ended only."""
+class _SlicePairs:
+    """Pairs of begin and end: rows of events (-1: never ended); ``orphans`` counts ends without a begin."""
 
     begin: IntArray
     end: IntArray
@@ -257,9 +257,10 @@ class _Pairs:
 
 def pair(
     track: IntArray, time_ns: IntArray, begins: NDArray[np.bool_], chosen: IntArray | None = None
-) -> _Pairs:
-    """Match each end with the last begin of its track that has none yet, in the order of time (of equal
-    times: as they stand). Only the rows ``chosen`` (None: all) take part. O(events log events).
+) -> _SlicePairs:
+    """Match each end with the last unmatched begin of its track, in the order of time, then of rows.
+
+    Only the rows ``chosen`` (None: all) take part. O(events log events).
     """
     rows_in_play = np.arange(len(track)) if chosen is None else chosen
     order = rows_in_play[np.lexsort((time_ns[rows_in_play], track[rows_in_play]))]
@@ -283,19 +284,19 @@ def pair(
             orphans += 1
     begin.extend(opened)
     end.extend(-1 for _ in opened)
-    return _Pairs(np.array(begin, np.int64), np.array(end, np.int64), orphans)
+    return _SlicePairs(np.array(begin, np.int64), np.array(end, np.int64), orphans)
 
 
 def overlapping(
     track: NDArray[np.integer], start_ns: IntArray | FloatArray, duration_ns: IntArray | FloatArray
 ) -> BoolArray:
-    """Which slices start before an earlier one of their track ends."""
+    """Return a mask of the slices that start before an earlier one of their track ends."""
     inside = np.zeros(len(track), np.bool_)
     order = np.lexsort((-duration_ns, start_ns, track))
     track, start_ns = track[order], start_ns[order]
     end_ns = start_ns + duration_ns[order]
     firsts = np.flatnonzero(np.diff(track, prepend=-1))
-    # an order that rises from track to track lets one running maximum serve all of them
+    # offsets that rise from track to track allow one running maximum for all tracks
     _, rank = np.unique(np.concatenate([start_ns, end_ns]), return_inverse=True)
     rank = rank.reshape(-1)
     step = len(rank) + 1
@@ -306,3 +307,57 @@ def overlapping(
     before = np.concatenate([[-1], latest[:-1]])
     inside[order] = rank[: len(track)] + number < before
     return inside
+
+
+_WINDOW = 2048
+"""Number of entries compared at once: gaps of half as many are bridged."""
+
+
+def common_order(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the positions of a longest common subsequence, window by window: linear in the length.
+
+    It aligns two records of the same operations with gaps in either. Within a window the result is a longest
+    one (bit-parallel, Hyyro 2004).
+    """
+    pairs: list[tuple[int, int]] = []
+    left, right = 0, 0
+    while left < len(first) and right < len(second):
+        one, other = first[left : left + _WINDOW], second[right : right + _WINDOW]
+        last = left + len(one) == len(first) and right + len(other) == len(second)
+        matches = _longest(one, other)
+        if not last:  # matches at the end of a window are uncertain
+            matches = [pair for pair in matches if max(pair) < _WINDOW // 2]
+        pairs.extend((left + a, right + b) for a, b in matches)
+        if last:
+            break
+        steps = (matches[-1][0] + 1, matches[-1][1] + 1) if matches else (_WINDOW // 2, _WINDOW // 2)
+        left, right = left + steps[0], right + steps[1]
+    return pairs
+
+
+def _longest(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    """Return pairs of one longest common subsequence. O(len(first) * len(second) / word)."""
+    positions: dict[int, int] = {}
+    for position, value in enumerate(second):
+        positions[value] = positions.get(value, 0) | 1 << position
+    all_bits = (1 << len(second)) - 1
+    row = all_bits
+    rows: list[int] = []
+    for value in first:
+        common = row & positions.get(value, 0)
+        row = ((row + common) | (row - common)) & all_bits
+        rows.append(row)
+    pairs: list[tuple[int, int]] = []
+    above, column = len(rows), len(second)
+    while above and column:  # backwards; a zero bit means that the column adds one to the length
+        bit = 1 << (column - 1)
+        if rows[above - 1] & bit:
+            column -= 1
+            continue
+        above -= 1
+        if above and not rows[above - 1] & bit:
+            continue
+        column -= 1
+        pairs.append((above, column))
+    pairs.reverse()
+    return pairs

@@ -1,4 +1,4 @@
-"""What the parameters and results of a program take, as :data:`~hespas.graph.PROGRAM_BYTES` says it."""
+"""Bytes of a program's parameters and results, in the spelling of :data:`~hespas.graph.PROGRAM_BYTES`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ __all__ = ["program_bytes"]
 
 
 def program_bytes(parameters: Sequence[float], results: Sequence[float], donated: Iterable[int]) -> str:
-    """Bytes of the parameters, of the results and of parameters over which results are written; empty where
-    one of them has an unknown size. ``donated`` are places of parameters; one that names no result is written
-    over by one of its size.
+    """Return bytes of the parameters, of the results and of parameters over which results are written.
+
+    Empty if a size is unknown. ``donated`` are positions of parameters; a donated parameter is overwritten by
+    a result of its size.
     """
-    free, over = Counter(results), 0.0
-    for place in sorted(donated):
-        size = parameters[place] if place < len(parameters) else 0.0
-        if free[size] > 0:
-            free[size] -= 1
-            over += size
-    figures = (sum(parameters), sum(results), over)
-    return "" if any(isnan(each) for each in figures) else " ".join(f"{each:.0f}" for each in figures)
+    results_by_size, overwritten = Counter(results), 0.0
+    for position in sorted(donated):
+        size = parameters[position] if position < len(parameters) else 0.0
+        if results_by_size[size] > 0:
+            results_by_size[size] -= 1
+            overwritten += size
+    figures = (sum(parameters), sum(results), overwritten)
+    return "" if any(isnan(figure) for figure in figures) else " ".join(f"{figure:.0f}" for figure in figures)

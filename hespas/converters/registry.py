@@ -1,4 +1,4 @@
-"""The table of formats, and how the format of an input is told: content first, suffix second.
+"""Table of formats, and recognition of an input's format: content first, suffix second.
 
 Rows are strings, so listing formats imports no format and no heavy library.
 """
@@ -58,33 +58,36 @@ BUILTIN: dict[str, str] = {
 ENTRY_POINT_GROUP = "hespas.formats"
 _CERTAIN_ENOUGH = 50
 _CERTAIN = 90
-"""A format this sure of itself is not compared with the others, whose code then need not be loaded."""
+"""Confidence that ends the comparison with other formats, whose code then need not be loaded."""
 
 
 _TABLE = PluginTable("format", ENTRY_POINT_GROUP, BUILTIN)
 
 
 def format_names() -> tuple[str, ...]:
-    """The names of all formats, built-in first, in a fixed order."""
+    """Return the names of all formats, built-in first, in a fixed order."""
     return _TABLE.names()
 
 
 def load_format(name: str) -> Format:
-    """Import one format by name. Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for a plug-in
-    that does not work, ``InvariantError`` for one of ours.
+    """Import one format by name.
+
+    Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for a plug-in that does not work,
+    ``InvariantError`` for a built-in that does not.
     """
     loaded = _TABLE.load(name)
     if not isinstance(loaded, Format):
-        raise _TABLE.unusable(name, f"what is registered is a {type(loaded).__name__}, not a Format")
+        raise _TABLE.unusable(name, f"the entry point is a {type(loaded).__name__}, not a Format")
     if loaded.name != name:
-        raise _TABLE.unusable(name, f"it calls itself {loaded.name!r}")
-    _TABLE.guarded(name, lambda: "".join(loaded.suffixes))  # they are texts
+        raise _TABLE.unusable(name, f"its name is {loaded.name!r}")
+    _TABLE.guarded(name, lambda: "".join(loaded.suffixes))  # suffixes must be texts
     return loaded
 
 
 def usable_formats() -> Iterator[Format]:
-    """All formats, others' only once ours are used up: finding them takes longer than a small conversion.
-    Those that do not work are left out.
+    """Yield all formats, plug-ins last: finding them takes longer than a small conversion.
+
+    Plug-ins that do not work are omitted.
     """
     yield from map(load_format, BUILTIN)
     for name in sorted(_TABLE.plugins()):
@@ -93,7 +96,7 @@ def usable_formats() -> Iterator[Format]:
 
 
 def _score(entry: Format, head: Head) -> int:
-    """How sure a format is of an input; one of others that fails at it says nothing of it."""
+    """Return the confidence of a format for an input; 0 for a plug-in that fails."""
     sniff_it = entry.sniff
     if sniff_it is None or entry.read is None or (entry.never_json and head.is_json):
         return 0
@@ -117,7 +120,7 @@ def _read_head(path: Path) -> Head:
 
 
 def sniff(path: Path) -> Format:
-    """The format of an existing input. Raises ``FormatError`` where nothing fits or the input is empty."""
+    """Return the format of an existing input. Raises ``FormatError`` for an unknown or empty input."""
     head = _read_head(path)
     if not head.is_directory and not head.data:
         expected = _by_suffix(head)
@@ -125,7 +128,7 @@ def sniff(path: Path) -> Format:
             "the file is empty",
             code=expected.empty_code if expected else "",
             path=str(path),
-            hint="was the writing program interrupted?",
+            hint="check that the program that wrote it was not interrupted",
         )
     best_score, best = _best_by_content(head)
     if best and best_score >= _CERTAIN_ENOUGH:
@@ -135,21 +138,14 @@ def sniff(path: Path) -> Format:
     likeliest = _by_suffix(head) or best
     if likeliest:
         return likeliest
+    hint = f"name it, as in a conversion with `source_format`, one of: {', '.join(format_names())}"
     if head.is_directory:
-        raise FormatError(
-            "no known format fits this input",
-            path=str(path),
-            hint="name a file in it: folders are read that hold the files of one job, one or more per rank",
-        )
-    raise FormatError(
-        "no known format fits this input",
-        path=str(path),
-        hint=f"name it, as in a conversion with `source_format`, one of: {', '.join(format_names())}",
-    )
+        hint = "name a file in it: a folder must hold the files of one job, one or more per rank"
+    raise FormatError("no known format fits this input", path=str(path), hint=hint)
 
 
 def _refuse_ambiguous(head: Head) -> None:
-    """Where content tells nothing, a suffix of several formats does not either."""
+    """Raise ``FormatError`` if the suffix of an input of unknown content belongs to several formats."""
     suffix = head.suffixes[-1] if head.suffixes else ""
     fitting = [entry.name for entry in usable_formats() if entry.read and suffix in entry.suffixes]
     if len(fitting) > 1:
@@ -158,12 +154,12 @@ def _refuse_ambiguous(head: Head) -> None:
             f"with {head.data[:16]!r}",
             path=str(head.path),
             position="byte 0",
-            hint=f"name one to learn what is wrong, as in a conversion with `source_format={fitting[-1]}`",
+            hint=f"name one to see its error, as in a conversion with `source_format={fitting[-1]}`",
         )
 
 
 def _by_suffix(head: Head) -> Format | None:
-    """The first format whose files have such a name."""
+    """Return the first format with the suffix of the input."""
     suffix = head.suffixes[-1] if head.suffixes else ""
     return next((entry for entry in usable_formats() if entry.read and suffix in entry.suffixes), None)
 
@@ -180,8 +176,9 @@ def _best_by_content(head: Head) -> tuple[int, Format | None]:
 
 
 def is_recognised(path: Path) -> bool:
-    """Whether an existing input is surely of some format, by its content or by content and suffix: what to
-    take up from a folder of many files. A broken input is not recognised.
+    """Return True if an existing input has a known format by content, or by content and suffix.
+
+    It selects the files of a folder to read. A broken input is not recognised.
     """
     try:
         head = _read_head(path)
@@ -193,16 +190,19 @@ def is_recognised(path: Path) -> bool:
 
 
 def is_flat(metadata: Mapping[str, str], origin: Format) -> bool:
-    """Whether a workload read as ``origin`` knows no free operations: it is of a flat format, or was before
-    it was kept in another, as its ``metadata`` say. Nothing is then left out on the way (back) to a flat one.
+    """Return True if a workload read as ``origin`` has no zero-cost operations.
+
+    It has a flat format, or had one before it was saved in another, as its ``metadata`` state. A conversion
+    (back) to a flat format then omits nothing.
     """
     first = metadata.get("format", "")
     return origin.flat or (first in BUILTIN and load_format(first).flat)
 
 
 def find_format(path: Path, name: str | None, *, workload: bool = False) -> Format:
-    """The format to read ``path`` with: the one named, else the one sniffed, or (``workload``) the one that
-    makes a workload of what was sniffed.
+    """Return the format to read ``path`` with: the named one, else the recognised one.
+
+    With ``workload`` the result is the format that reads the recognised file as a workload.
     """
     try:
         exists = located(path).exists()
@@ -220,9 +220,10 @@ def find_format(path: Path, name: str | None, *, workload: bool = False) -> Form
 
 
 def format_for_output(path: Path, name: str | None, *, profile: bool | None = None) -> Format:
-    """The format to write ``path`` in: the one named, else by suffix; a name without suffix is a directory
-    of Chakra traces. Where several have the suffix, the longest counts, then what is written: a ``profile``,
-    a workload, or (None) whatever.
+    """Return the format to write ``path`` in: the named one, else by suffix.
+
+    A name without suffix is a directory of Chakra traces. If several formats fit, the longest suffix counts,
+    then the content: a ``profile``, a workload, or (None) either.
     """
     if name:
         chosen = load_format(name)
@@ -261,36 +262,44 @@ def _writable() -> str:
 
 _RANK_FILE = re.compile(r"\.[0-9]+\.(et|json)(\.gz)?$")
 _MOST_FILES = 200
-"""So many files beside the rank files are looked into."""
+"""Largest number of files that are examined next to the rank files."""
 
 
 def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> None:
-    """Report workloads and profiles of other formats in a folder that is read as ``chosen``, also in folders
-    in it where its files are in those; nothing of a file, or of formats whose folders hold files of another.
+    """Report workloads and profiles of other formats in a folder that is read as ``chosen``.
+
+    Subfolders are included if the files of ``chosen`` are there. Reports nothing for a file, or for formats
+    whose folders hold files of another.
     """
     if not path.is_dir():
         return
-    here = _recognised(path.iterdir(), chosen)
-    if not chosen.flat and not any(_is_kin(form, chosen) for _, form in here):
-        here += _recognised(path.glob("*/*"), chosen)
-    found = [f"{entry.relative_to(path)} ({form.name})" for entry, form in here if not _is_kin(form, chosen)]
-    shown = ", ".join(found[:3]) + (" ..." if len(found) > 3 else "")
+    others = _recognised(path.iterdir(), chosen)
+    if not chosen.flat and not any(_is_same_tool(form, chosen) for _, form in others):
+        others += _recognised(path.glob("*/*"), chosen)
+    unread = [
+        f"{entry.relative_to(path)} ({form.name})"
+        for entry, form in others
+        if not _is_same_tool(form, chosen)
+    ]
+    shown = ", ".join(unread[:3]) + (" ..." if len(unread) > 3 else "")
     diagnostics.warning(
-        "input.left-out", str(path), f"read as {chosen.name}, without {shown}", count=len(found)
+        "input.left-out", str(path), f"read as {chosen.name}, without {shown}", count=len(unread)
     )
 
 
 def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, Format]]:
-    """The first files that are of some format and none of a rank, with that format."""
-    files = (entry for entry in sorted(entries) if entry.is_file() and not _is_part(entry, chosen))
+    """Return the first files of a known format that are not rank files, with that format."""
+    files = (
+        entry
+        for entry in sorted(entries)
+        if entry.is_file() and not (chosen.flat and _RANK_FILE.search(entry.name) is not None)
+    )
     return [(entry, sniff(entry)) for entry in islice(files, _MOST_FILES) if is_recognised(entry)]
 
 
-def _is_part(entry: Path, chosen: Format) -> bool:
-    return chosen.flat and _RANK_FILE.search(entry.name) is not None
-
-
-def _is_kin(form: Format, chosen: Format) -> bool:
-    """Whether files of a format belong into folders of the other: both are of the same tool."""
-    home = BUILTIN.get(chosen.name, "").partition(":")[0]
-    return form.name == chosen.name or (not chosen.flat and BUILTIN.get(form.name, "").startswith(f"{home}:"))
+def _is_same_tool(form: Format, chosen: Format) -> bool:
+    """Return True if files of a format belong to folders of the other: both are formats of one tool."""
+    module = BUILTIN.get(chosen.name, "").partition(":")[0]
+    return form.name == chosen.name or (
+        not chosen.flat and BUILTIN.get(form.name, "").startswith(f"{module}:")
+    )

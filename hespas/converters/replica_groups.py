@@ -1,8 +1,8 @@
-"""Who takes part in a collective: modes of StableHLO and HLO brought to groups of global device ids.
+"""Device groups of collectives: the modes of StableHLO and HLO converted to global device ids.
 
-A program states groups of replica ids, partition ids or flattened ids, once for all partitions or replicas
-or not (StableHLO specification, section "Collective ops"). Here every mode becomes groups of global ids
-``replica * num_partitions + partition``, kept symbolic wherever the spelling is.
+A program states groups of replica ids, partition ids or flattened ids, which apply once or to every partition
+or replica (StableHLO specification, section "Collective ops"). Every mode becomes groups of global ids
+``replica * num_partitions + partition``, symbolic if the spelling is.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 MAX_DEVICES = 1 << 24
-"""Devices of a job that are read; a larger number is a fault of the input."""
+"""Limit of devices of a job; a larger number is an error of the input."""
 
 _MAX_LISTED = 1 << 22
-"""Ids that groups or pairs are written out to where they have no strided form."""
+"""Limit of ids in groups or pairs without a strided form."""
 
 _PADDING = -1
 
 
 class IdMode(Enum):
-    """What the ids in a group mean, and how often the group runs."""
+    """Meaning of the ids in a group, and the number of times the group runs."""
 
     CROSS_REPLICA = "cross_replica"
     """Replica ids; each group once for every partition."""
@@ -56,9 +56,9 @@ _PARTITION_COLLECTIVES = frozenset(
 
 
 def group_mode(collective: str, channel: int, *, use_global_device_ids: bool) -> IdMode:
-    """The mode of a collective by its canonical name (``all_reduce``) and attributes; channel <= 0 is none.
+    """Return the mode of a collective from its canonical name (``all_reduce``) and attributes.
 
-    Raises ``ValueError`` for global device ids without a channel.
+    A channel <= 0 is absent. Raises ``ValueError`` for global device ids without a channel.
     """
     if collective in _PARTITION_COLLECTIVES:
         return IdMode.CROSS_PARTITION if channel > 0 else IdMode.CROSS_REPLICA
@@ -70,9 +70,9 @@ def group_mode(collective: str, channel: int, *, use_global_device_ids: bool) ->
 
 
 def dense_groups(rows: IntArray) -> GroupSet | None:
-    """Groups from a dense ``(groups, size)`` list whose rows may end in -1 padding; None for an empty list.
+    """Return groups from a dense ``(groups, size)`` list; None for an empty list.
 
-    Raises ``ValueError`` where padding stands before an id.
+    Rows may end in -1 padding. Raises ``ValueError`` for padding before an id.
     """
     if rows.size == 0:
         return None
@@ -81,33 +81,33 @@ def dense_groups(rows: IntArray) -> GroupSet | None:
     if not padded.any():
         return compress_groups(rows)
     if (padded[:, :-1] & ~padded[:, 1:]).any():
-        raise ValueError("padding -1 stands before an id")
-    kept = [row[row != _PADDING].tolist() for row in rows]
-    sizes = {len(row) for row in kept}
+        raise ValueError("padding -1 precedes an id")
+    members = [row[row != _PADDING].tolist() for row in rows]
+    sizes = {len(row) for row in members}
     if len(sizes) == 1:
-        return dense_groups(np.array(kept, np.int64))
-    return ExplicitGroups.from_rows([row for row in kept if row])
+        return dense_groups(np.array(members, np.int64))
+    return ExplicitGroups.from_rows([row for row in members if row])
 
 
 def mesh_groups(
     axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]], device_ids: IntArray | None = None
 ) -> GroupSet:
-    """Groups that vary over mesh axes in the order given, the others fixed; ids are row-major over the mesh.
+    """Return groups that vary over mesh axes in the given order; ids are row-major over the mesh.
 
-    A group axis is ``(axis, pre_size, size)``: the sub-axis left after splitting the axis into (pre_size,
-    size, rest); ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices where they
-    are not 0, 1, 2, .... Raises ``ValueError`` where sizes do not divide or axes overlap.
+    A group axis is ``(axis, pre_size, size)``: the sub-axis after splitting the axis into (pre_size, size,
+    rest); ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices if they are not 0,
+    1, 2, .... Raises ``ValueError`` if sizes do not divide or axes overlap.
     """
     sizes, places = _cut_axes(axis_sizes, group_axes)
     chosen: list[int] = []
     for axis, pre, size in group_axes:
         reached = pre
         while reached < pre * size:
-            place = places.get((axis, reached))
-            if place is None or place in chosen:
+            position = places.get((axis, reached))
+            if position is None or position in chosen:
                 raise ValueError("axes of a group overlap or lie outside the mesh")
-            chosen.append(place)
-            reached *= sizes[place]
+            chosen.append(position)
+            reached *= sizes[position]
     groups = StridedGroups.from_mesh(sizes, chosen)
     if device_ids is None:
         return groups
@@ -128,9 +128,9 @@ def _cut_axes(
     places: dict[tuple[int, int], int] = {}
     for axis, extent in enumerate(axis_sizes):
         cuts = {1, extent}
-        for group_axis, pre, size in group_axes:
+        for group_axis, sub_pre, sub_size in group_axes:
             if group_axis == axis:
-                cuts |= {pre, pre * size}
+                cuts |= {sub_pre, sub_pre * sub_size}
         for low, high in pairwise(sorted(cuts)):
             if low < 1 or high % low:
                 raise ValueError(f"sub-axis sizes {sorted(cuts)} do not divide each other")
@@ -142,10 +142,10 @@ def _cut_axes(
 def normalise_groups(
     groups: GroupSet | None, mode: IdMode, num_replicas: int, num_partitions: int
 ) -> GroupSet:
-    """Groups of global device ids; None means one group of all ids of the mode.
+    """Return groups of global device ids; None means one group of all ids of the mode.
 
-    Strided groups that cover all ids stay strided; O(devices) otherwise. Raises ``ValueError`` for ids out
-    of range or named twice, and for a missing list in flattened mode on more than one device.
+    Strided groups that cover all ids stay strided; O(devices) otherwise. Raises ``ValueError`` for ids out of
+    range or repeated, and for a missing list in flattened mode on more than one device.
     """
     everyone = num_replicas * num_partitions
     counted = {IdMode.CROSS_PARTITION: num_partitions, IdMode.FLATTENED_IDS: everyone}.get(mode, num_replicas)
@@ -156,25 +156,18 @@ def normalise_groups(
         return groups
     covering = isinstance(groups, StridedGroups) and groups.base == 0 and groups.num_ranks == counted
     if isinstance(groups, StridedGroups) and covering:
-        return _spread_strided(groups, mode, num_replicas, num_partitions)
+        if mode is IdMode.CROSS_PARTITION:
+            return StridedGroups(((num_replicas, num_partitions), *groups.group_digits), groups.member_digits)
+        outer = tuple((size, stride * num_partitions) for size, stride in groups.group_digits)
+        inner = tuple((size, stride * num_partitions) for size, stride in groups.member_digits)
+        if mode is IdMode.CROSS_REPLICA:
+            return StridedGroups(((num_partitions, 1), *outer), inner)
+        return StridedGroups(outer, ((num_partitions, 1), *inner))
     return _spread_explicit(groups, mode, num_replicas, num_partitions)
 
 
-def _spread_strided(
-    groups: StridedGroups, mode: IdMode, num_replicas: int, num_partitions: int
-) -> StridedGroups:
-    """Covering strided groups in global ids: other instances are one more digit."""
-    if mode is IdMode.CROSS_PARTITION:
-        return StridedGroups(((num_replicas, num_partitions), *groups.group_digits), groups.member_digits)
-    outer = tuple((size, stride * num_partitions) for size, stride in groups.group_digits)
-    inner = tuple((size, stride * num_partitions) for size, stride in groups.member_digits)
-    if mode is IdMode.CROSS_REPLICA:
-        return StridedGroups(((num_partitions, 1), *outer), inner)
-    return StridedGroups(outer, ((num_partitions, 1), *inner))
-
-
 def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_partitions: int) -> GroupSet:
-    """Listed groups in global ids. The specification orders members by partition first, then by replica."""
+    """Return listed groups in global ids, with members ordered by partition, then by replica."""
     _check_listed(groups.num_ranks * (num_replicas if mode is IdMode.CROSS_PARTITION else num_partitions))
     rows: list[list[int]] = []
     if mode is IdMode.CROSS_PARTITION:
@@ -199,9 +192,7 @@ def _check_listed(count: int) -> None:
 
 
 def check_groups(groups: GroupSet, num_ids: int) -> None:
-    """Raise ``ValueError`` where an id is outside 0..num_ids-1 or in two places. O(digits) for strided
-    groups.
-    """
+    """Raise ``ValueError`` if an id is outside 0..num_ids-1 or repeated. O(digits) for strided groups."""
     if isinstance(groups, StridedGroups):
         if groups.base < 0 or groups.base + groups.num_ranks > num_ids:
             top = groups.base + groups.num_ranks - 1
@@ -214,11 +205,11 @@ def check_groups(groups: GroupSet, num_ids: int) -> None:
     ordered = np.sort(ids)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
-        raise ValueError(f"id {int(twice[0])} is in two places of the groups")
+        raise ValueError(f"id {int(twice[0])} is repeated in the groups")
 
 
 def highest_id(groups: GroupSet | None) -> int:
-    """The largest id in groups, 0 where there is none. O(1) for strided groups."""
+    """Return the largest id in groups, 0 without ids. O(1) for strided groups."""
     if groups is None:
         return 0
     if isinstance(groups, StridedGroups):
@@ -229,7 +220,9 @@ def highest_id(groups: GroupSet | None) -> int:
 def normalise_pairs(
     pairs: Sequence[tuple[int, int]], mode: IdMode, num_replicas: int, num_partitions: int
 ) -> Permutation:
-    """Source-target pairs in global device ids. Raises ``ValueError`` for ids out of range or named twice."""
+    """Return source-target pairs in global device ids. Raises ``ValueError`` for ids out of range or
+    repeated.
+    """
     everyone = num_replicas * num_partitions
     times = {IdMode.CROSS_PARTITION: num_replicas, IdMode.CROSS_REPLICA: num_partitions}.get(mode, 1)
     _check_listed(len(pairs) * times)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.linking import Nesting, around_launch, enclosing, match_rows, nearest
+from hespas.converters.linking import EventNesting, around_launch, enclosing, match_rows, nearest
 from hespas.graph.columns import IntArray
 
 _EVENTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), max_size=14)
@@ -27,7 +27,7 @@ def test_the_nearest_is_the_first_on_the_way_out(
     events: list[tuple[int, int, int]], marks: list[bool]
 ) -> None:
     thread, start, duration = columns(list(events), 3)
-    parent = Nesting.of(thread, start, start + duration).parent
+    parent = EventNesting.of(thread, start, start + duration).parent
     wanted = np.array(marks[: len(parent)], np.bool_)
     rows = np.arange(-1, len(parent))
     expected = [climb(parent.tolist(), wanted.tolist(), row) for row in rows.tolist()]
@@ -54,7 +54,7 @@ def test_the_innermost_runs_at_the_moment(
     events: list[tuple[int, int, int]], thread_asked: int, moment: int
 ) -> None:
     thread, start, duration = columns(list(events), 3)
-    nesting = Nesting.of(thread, start, start + duration)
+    nesting = EventNesting.of(thread, start, start + duration)
     [found] = nesting.innermost(np.array([thread_asked]), np.array([moment])).tolist()
     running = (thread == thread_asked) & (start <= moment) & (moment <= start + duration)
     if found >= 0:

@@ -138,9 +138,9 @@ FAILING = replace(PLUGIN, name="broken", sniff=fails)
     ("attribute", "why"),
     [
         ("ABSENT", "AttributeError: module .* has no attribute 'ABSENT'"),
-        ("NO_FORMAT", "what is registered is a object, not a Format"),
+        ("NO_FORMAT", "the entry point is a object, not a Format"),
         ("WITHOUT_SUFFIXES", "TypeError: can only join an iterable"),
-        ("OF_ANOTHER_NAME", "it calls itself 'chakra'"),
+        ("OF_ANOTHER_NAME", "its name is 'chakra'"),
         ("FAILING", "AttributeError: no such attribute"),
     ],
 )
@@ -179,8 +179,8 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
     [
         ("hespas.converters.gone:FORMAT", "ModuleNotFoundError: No module named 'hespas.converters.gone'"),
         ("hespas.converters.drawing:GONE", "AttributeError: module .* has no attribute 'GONE'"),
-        (f"{__name__}:NO_FORMAT", "what is registered is a object, not a Format"),
-        (f"{__name__}:OF_ANOTHER_NAME", "it calls itself 'chakra'"),
+        (f"{__name__}:NO_FORMAT", "the entry point is a object, not a Format"),
+        (f"{__name__}:OF_ANOTHER_NAME", "its name is 'chakra'"),
     ],
 )
 def test_a_broken_row_of_ours_is_our_bug(target: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_padding_is_dropped() -> None:
 def test_ids_out_of_range_or_twice_are_refused() -> None:
     with pytest.raises(ValueError, match="outside"):
         normalise_groups(dense([[0, 4]]), IdMode.CROSS_REPLICA, 4, 1)
-    with pytest.raises(ValueError, match="two places"):
+    with pytest.raises(ValueError, match="repeated"):
         normalise_groups(dense([[0, 1], [1, 2]]), IdMode.CROSS_REPLICA, 4, 1)
 
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from hespas.converters.gpu_trace import DeviceWork, GpuLaunches, GpuRanges, GpuTrace, GraphNodes, listed
-from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
+from hespas.converters.linking import EventNesting, around_launch, match_rows, nearest
 from hespas.graph import (
     Diagnostics,
     Findings,
@@ -191,7 +191,7 @@ def _check_times(trace: GpuTrace, path: Path) -> None:
             )
 
 
-def _steps(trace: GpuTrace, links: _GpuLinks, nesting: Nesting, labels: _RangeLabels) -> IntArray:
+def _steps(trace: GpuTrace, links: _GpuLinks, nesting: EventNesting, labels: _RangeLabels) -> IntArray:
     """Return the range of the step that each event belongs to (-1: none).
 
     It is around the launch on the same thread, or else in the same process and running at the launch, because
@@ -241,7 +241,7 @@ def _ranks(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> IntArray:
 
 
 def _communications(
-    trace: GpuTrace, cause: IntArray, nesting: Nesting, labels: _RangeLabels
+    trace: GpuTrace, cause: IntArray, nesting: EventNesting, labels: _RangeLabels
 ) -> MeasuredComms:
     """Return the kernels of NCCL and RCCL, with the kind in their name, else in a range around the launch."""
     strings, name_row = trace.strings, trace.work.name_row
@@ -354,7 +354,7 @@ class _GpuLinks:
     ambiguous: BoolArray
 
 
-def _link_work(trace: GpuTrace, nesting: Nesting) -> _GpuLinks:
+def _link_work(trace: GpuTrace, nesting: EventNesting) -> _GpuLinks:
     """Find the launch and the cause of all device work."""
     launch, ambiguous = _launch_of_work(trace.launches, trace.work)
     calls = trace.launches
@@ -365,9 +365,9 @@ def _link_work(trace: GpuTrace, nesting: Nesting) -> _GpuLinks:
     return _GpuLinks(launch, cause, np.where(created_in >= 0, created_in, cause), created_in >= 0, ambiguous)
 
 
-def nesting_of(ranges: GpuRanges) -> Nesting:
+def nesting_of(ranges: GpuRanges) -> EventNesting:
     """Return the ranges that nest, as a forest per thread."""
-    return Nesting.of(ranges.thread, ranges.start_ns, ranges.end_ns, np.flatnonzero(ranges.nests))
+    return EventNesting.of(ranges.thread, ranges.start_ns, ranges.end_ns, np.flatnonzero(ranges.nests))
 
 
 def _launch_of_work(launches: GpuLaunches, work: DeviceWork) -> tuple[IntArray, BoolArray]:
@@ -390,7 +390,7 @@ def _launch_of_work(launches: GpuLaunches, work: DeviceWork) -> tuple[IntArray, 
     return launch, is_ambiguous
 
 
-def _created_in(nodes: GraphNodes, work: DeviceWork, nesting: Nesting) -> IntArray:
+def _created_in(nodes: GraphNodes, work: DeviceWork, nesting: EventNesting) -> IntArray:
     """Return the range in which the graph node of each piece of work, or the node that it was cloned from,
     was created.
     """

@@ -1,7 +1,7 @@
-"""The hub's own formats. Specification: ``hespas/schemas/op_graph.schema.json`` and ``arrow_layout``.
+"""Hespas's own formats. Specification: ``hespas/schemas/op_graph.schema.json`` and ``arrow_layout``.
 
-``op-graph`` is JSON for people, checked against a schema; ``op-graph-arrow`` is an Arrow IPC file whose
-buffers become the columns, for millions of nodes. Both keep every column of every rank class exactly.
+``op-graph`` is readable JSON with a schema; ``op-graph-arrow`` is an Arrow IPC file whose buffers become the
+columns, for millions of nodes. Both keep every column of every rank class exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["FORMAT", "FORMAT_ARROW"]
 
 
 def _sniff_json(head: Head) -> int:
-    """Certain where the document names its schema; likely for an object with nodes that have ops."""
+    """Return 100 for a document that names its schema, 60 for an object with nodes that have ops."""
     data = head.data.removeprefix(BOM_UTF8).lstrip()
     if not data.startswith(b"{"):
         return 0

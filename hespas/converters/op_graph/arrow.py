@@ -1,7 +1,8 @@
-"""Reads an op graph from an Arrow IPC file, and writes it; layout in :mod:`.arrow_layout`.
+"""Reader and writer of op graphs as Arrow IPC files; the layout is in :mod:`.arrow_layout`.
 
-The file is read once and its buffers become the graph's columns without a copy, so a million nodes cost what
-the file has. What happens to the file later does not matter.
+A file is read once and its buffers become the graph's columns without a copy, so a million nodes take the
+memory of the file. Later changes of the file have no effect. References are checked before the graph is made.
+Writing copies no columns.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from hespas.converters.op_graph.arrow_layout import (
     RAGGED_NODE_COLUMNS,
     TABLE_DTYPES,
     ArrowColumns,
+    ArrowHeader,
     ArrowSource,
-    Binary,
-    Header,
-    Ragged,
+    BinaryColumn,
+    RaggedColumn,
     save_arrow,
 )
 from hespas.converters.op_graph.document import (
@@ -40,7 +41,7 @@ from hespas.converters.op_graph.document import (
 )
 from hespas.converters.op_graph.json_writer import check_writable
 from hespas.converters.op_graph.legality import (
-    Fault,
+    FaultReporter,
     check_cycle,
     check_ids,
     check_values,
@@ -74,7 +75,7 @@ __all__ = ["check_columns", "read_arrow", "write_arrow"]
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Decoded = TypeVar("_Decoded")
-_HEADER = msgspec.json.Decoder(Header)
+_HEADER = msgspec.json.Decoder(ArrowHeader)
 _GROUPS = msgspec.json.Decoder(GroupSpec)
 _PERMUTATION = msgspec.json.Decoder(PermutationSpec)
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, InvariantError)
@@ -82,15 +83,28 @@ _REWRITE_HINT = "write the file again from its source"
 
 
 def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """The workload of an Arrow file.
+    """Return the workload of an Arrow file.
 
     Raises ``FormatError`` for a broken file or reference, and, unless ``options.lenient``, for duplicate ids
     and cycles; ``UnsupportedError`` for another version or compressed buffers.
     """
     source = ArrowSource(path, options.max_bytes)
-    _check_version(source, str(path))
+    stated_schema = source.metadata.get(b"schema", b"").decode("utf-8", "replace")[:80]
+    if not stated_schema.startswith(ARROW_SCHEMA_ID.partition("/")[0] + "/"):
+        raise FormatError(
+            "an Arrow file, but not an op graph: its metadata has no op-graph schema",
+            path=str(path),
+            position="schema metadata",
+            hint="files of this format are written by hespas-convert --to op-graph-arrow",
+        )
+    if stated_schema != ARROW_SCHEMA_ID:
+        raise UnsupportedError(
+            f"the file has schema {stated_schema!r}, but this version reads {ARROW_SCHEMA_ID!r}",
+            path=str(path),
+            hint="write it again with a matching version of hespas",
+        )
     source.check_fields()
-    fault = Fault(str(path), options.lenient, diagnostics)
+    fault = FaultReporter(str(path), options.lenient, diagnostics)
     if not source.num_classes:
         raise FormatError(
             "the file has no record batch", path=str(path), position="footer", hint=_REWRITE_HINT
@@ -109,25 +123,8 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
     return warn_of_whole_job(workload, "op-graph", path, diagnostics)
 
 
-def _check_version(source: ArrowSource, path: str) -> None:
-    stated = source.metadata.get(b"schema", b"").decode("utf-8", "replace")[:80]
-    if not stated.startswith(ARROW_SCHEMA_ID.partition("/")[0] + "/"):
-        raise FormatError(
-            "an Arrow file, but no op graph: its metadata names no schema of ours",
-            path=path,
-            position="schema metadata",
-            hint="files of this format are written by hespas-convert --to op-graph-arrow",
-        )
-    if stated != ARROW_SCHEMA_ID:
-        raise UnsupportedError(
-            f"the file says schema {stated!r}, this version reads {ARROW_SCHEMA_ID!r}",
-            path=path,
-            hint="write it again with a matching version of hespas",
-        )
-
-
 class _ClassReader:
-    """Makes the graph of one class of checked columns."""
+    """Reader of the graph of one class from checked columns."""
 
     def __init__(self, columns: ArrowColumns, path: str) -> None:
         check_columns(columns, path)
@@ -135,10 +132,42 @@ class _ClassReader:
         self._path = path
         self._nodes = columns.counts["nodes"]
 
-    def graph(self, fault: Fault, num_ranks: int) -> OpGraph:
+    def graph(self, fault: FaultReporter, num_ranks: int) -> OpGraph:
         check_ids(self._flat("id", np.uint64), fault)
         try:
-            graph = self._build()
+            strings = self._columns.binary["strings"]
+            names = map(self._text, self._columns.binary["attachments.name"].items())
+            values = self._columns.binary["extra.value"]
+            dims = self._columns.ragged["types.dims"]
+            graph = OpGraph(
+                name=self._text(self._columns.texts["name"]),
+                strings=StringTable(strings.data, strings.offsets),
+                types=TensorTypes(
+                    **self._table("types"),
+                    dim_offsets=dims.offsets,
+                    dims=dims.values.astype(np.int64, copy=False),
+                ),
+                group_sets=self._entries("group_sets", lambda item: parse_groups(_GROUPS.decode(item))),
+                permutations=self._entries(
+                    "permutations", lambda item: parse_permutation(_PERMUTATION.decode(item))
+                ),
+                **{name: self._node(name, dtype) for name, dtype in NODE_DTYPES.items()},
+                data_deps=self._rows("data_deps"),
+                control_deps=self._rows("control_deps"),
+                operands=self._rows("operands"),
+                results=self._rows("results"),
+                collectives=CollectiveTable(**self._table("collectives")),
+                p2p=P2pTable(**self._table("p2p")),
+                contractions=ContractionTable(**self._table("contractions")),
+                regions=RegionTable(
+                    **self._table("regions"),
+                    **{f"carried_{name}": column for name, column in self._table("carried").items()},
+                ),
+                extra=ExtraTable(**self._table("extra"), offsets=values.offsets, values=values.data),
+                attachments=dict(
+                    zip(names, self._columns.binary["attachments.content"].items(), strict=True)
+                ),
+            )
         except InvariantError as error:
             raise FormatError(
                 error.message, path=self._path, position="field 'id' and the others", hint=_REWRITE_HINT
@@ -150,11 +179,11 @@ class _ClassReader:
     def _flat(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
         return self._columns.flat[name].astype(dtype, copy=False)
 
-    def _node(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        column = self._flat(name, dtype)
-        if len(column) == self._nodes:
-            return column
-        return np.broadcast_to(column[0], (self._nodes,))
+    def _node(self, column_name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        values = self._flat(column_name, dtype)
+        if len(values) == self._nodes:
+            return values
+        return np.broadcast_to(values[0], (self._nodes,))
 
     def _rows(self, name: str) -> RaggedArray:
         rows = self._columns.ragged[name]
@@ -162,59 +191,19 @@ class _ClassReader:
             return RaggedArray.empty(self._nodes)
         return RaggedArray(rows.offsets, rows.values.astype(np.int32, copy=False))
 
-    def _build(self) -> OpGraph:
-        strings = self._columns.binary["strings"]
-        return OpGraph(
-            name=self._text(self._columns.texts["name"]),
-            strings=StringTable(strings.data, strings.offsets),
-            types=self._types(),
-            group_sets=self._entries("group_sets", lambda item: parse_groups(_GROUPS.decode(item))),
-            permutations=self._entries(
-                "permutations", lambda item: parse_permutation(_PERMUTATION.decode(item))
-            ),
-            **{name: self._node(name, dtype) for name, dtype in NODE_DTYPES.items()},
-            data_deps=self._rows("data_deps"),
-            control_deps=self._rows("control_deps"),
-            operands=self._rows("operands"),
-            results=self._rows("results"),
-            collectives=CollectiveTable(**self._table("collectives")),
-            p2p=P2pTable(**self._table("p2p")),
-            contractions=ContractionTable(**self._table("contractions")),
-            regions=RegionTable(
-                **self._table("regions"),
-                **{f"carried_{name}": column for name, column in self._table("carried").items()},
-            ),
-            extra=self._extra(),
-            attachments=self._attachments(),
-        )
-
-    def _types(self) -> TensorTypes:
-        dims = self._columns.ragged["types.dims"]
-        return TensorTypes(
-            **self._table("types"), dim_offsets=dims.offsets, dims=dims.values.astype(np.int64, copy=False)
-        )
-
     def _table(self, table: str) -> dict[str, NDArray[Any]]:
-        """The columns of a side table by name, with the hub's types."""
+        """Return the columns of a side table by name, with the hub's types."""
         return {
             name: self._flat(f"{table}.{name}", np.bool_ if f"{table}.{name}" in _TRUTHS else dtype)
             for name, dtype in TABLE_DTYPES[table].items()
         }
 
-    def _extra(self) -> ExtraTable:
-        values = self._columns.binary["extra.value"]
-        return ExtraTable(**self._table("extra"), offsets=values.offsets, values=values.data)
-
-    def _attachments(self) -> dict[str, bytes]:
-        names = map(self._text, self._columns.binary["attachments.name"].items())
-        return dict(zip(names, self._columns.binary["attachments.content"].items(), strict=True))
-
     def _entries(self, table: str, decode: Callable[[bytes], _Decoded]) -> tuple[_Decoded, ...]:
-        """The entries of a table that the file holds as JSON."""
-        found: list[_Decoded] = []
+        """Return the entries of a table that the file holds as JSON."""
+        entries: list[_Decoded] = []
         for row, item in enumerate(self._columns.binary[table].items()):
             try:
-                found.append(decode(item))
+                entries.append(decode(item))
             except _DECODE_ERRORS as error:
                 raise FormatError(
                     f"broken entry: {error}",
@@ -222,7 +211,7 @@ class _ClassReader:
                     position=f"field {table!r}, item {row}",
                     hint=_REWRITE_HINT,
                 ) from error
-        return tuple(found)
+        return tuple(entries)
 
     def _text(self, encoded: bytes) -> str:
         try:
@@ -235,8 +224,6 @@ class _ClassReader:
                 hint=_REWRITE_HINT,
             ) from error
 
-
-# References of an Arrow op graph are checked before the graph is made: a file is hostile until then.
 
 _MAX_NODES = 2**31 - 1
 _TEXT_CHUNK_BYTES = 1 << 20
@@ -257,7 +244,7 @@ _MAY_BE_UNKNOWN = {
     "collectives.group_set": "group_sets",
     "p2p.permutation": "permutations",
 }
-"""Columns of rows of another column, or -1."""
+"""Columns with rows of another column, or -1."""
 
 _TEXT_ROWS = (
     "name_row",
@@ -284,14 +271,14 @@ _NODE_NUMBERS = {
     "carried.producer": 0,
     "carried.consumer": 0,
 }
-"""Columns of node numbers and the least of them."""
+"""Columns of node numbers, and their least value."""
 
 _SORTED = ("collectives.node", "p2p.node", "contractions.node", "extra.node")
 
 
 def check_columns(columns: ArrowColumns, path: str) -> None:
     """Check lengths, ranges, order and texts of one class. Raises ``FormatError``. O(size), little memory."""
-    checks = _Checks(columns, path)
+    checks = _ColumnChecks(columns, path)
     checks.lengths()
     checks.references()
     checks.order()
@@ -299,7 +286,7 @@ def check_columns(columns: ArrowColumns, path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Checks:
+class _ColumnChecks:
     columns: ArrowColumns
     path: str
 
@@ -365,33 +352,31 @@ class _Checks:
         row = _first_outside(values, low, high)
         if row < 0:
             return
-        owner = self._owner(name, row)
+        owner_table = name.partition(".")[0] if "." in name else ""
+        owners = self.columns.flat.get(f"{owner_table}.node") if owner_table else None
+        number = row if not owner_table else -1 if owners is None else int(owners.astype(np.int64)[row])
+        if 0 <= number < self.nodes:
+            owner = f"node {self.columns.flat['id'][number]}"
+        else:
+            owner = f"field {name!r}, row {row}"
         raise self._error(f"{name} {values[row]} is outside {low}..{high - 1}", position=owner)
 
-    def _owner(self, name: str, row: int) -> str:
-        """``node 17`` where a row belongs to a node, else the row of the table."""
-        table = name.partition(".")[0] if "." in name else ""
-        owners = self.columns.flat.get(f"{table}.node") if table else None
-        number = row if not table else -1 if owners is None else int(owners.astype(np.int64)[row])
-        if 0 <= number < self.nodes:
-            return f"node {self.columns.flat['id'][number]}"
-        return f"field {name!r}, row {row}"
-
     def _within_ragged(self, name: str, high: int) -> None:
-        rows = self.columns.ragged[name]
-        place = _first_outside(rows.values, 0, high)
-        if place < 0:
+        ragged = self.columns.ragged[name]
+        index = _first_outside(ragged.values, 0, high)
+        if index < 0:
             return
-        node = int(np.searchsorted(rows.offsets, place, side="right")) - 1
+        node = int(np.searchsorted(ragged.offsets, index, side="right")) - 1
         raise self._error(
-            f"{name} {rows.values[place]} is outside 0..{high - 1}",
+            f"{name} {ragged.values[index]} is outside 0..{high - 1}",
             position=f"node {self.columns.flat['id'][node]}",
         )
 
     def order(self) -> None:
         flat = self.columns.flat
         for name in _SORTED:
-            if _falls(flat[name]):
+            whole = flat[name].astype(np.int64, copy=False)
+            if bool((whole[1:] < whole[:-1]).any()):
                 raise self._error(f"{name} is not sorted", f"field {name!r}")
         for table in ("collectives", "p2p"):
             owners = flat[f"{table}.node"]
@@ -400,37 +385,30 @@ class _Checks:
         parent = flat["regions.parent"].astype(np.int64)
         wrong = np.flatnonzero((parent < -1) | (parent >= np.arange(len(parent))))
         if len(wrong):
-            raise self._error(
-                f"region {int(wrong[0])} does not stand after its parent", "field 'regions.parent'"
-            )
+            raise self._error(f"region {int(wrong[0])} precedes its parent", "field 'regions.parent'")
 
     def texts(self) -> None:
         strings = self.columns.binary["strings"]
         if len(strings.offsets) < 2 or strings.offsets[1] != 0:
             raise self._error("row 0 of strings is not empty", "field 'strings'")
-        place = _first_bad_text(strings)
-        if place >= 0:
-            raise self._error("strings are not UTF-8", position=f"field 'strings', row {place}")
+        row = _first_bad_text(strings)
+        if row >= 0:
+            raise self._error("strings are not UTF-8", position=f"field 'strings', row {row}")
 
     def _error(self, message: str, position: str) -> FormatError:
         return FormatError(message, path=self.path, position=position, hint=_REWRITE_HINT)
 
 
 def _first_outside(values: NDArray[np.generic], low: int, high: int) -> int:
-    """The first place with a value outside ``low <= value < high``, -1 for none."""
+    """Return the first index with a value outside ``low <= value < high``, -1 for none."""
     if not len(values) or (int(np.min(values)) >= low and int(np.max(values)) < high):
         return -1
     whole = values.astype(np.int64, copy=False)
     return int(np.flatnonzero((whole < low) | (whole >= high))[0])
 
 
-def _falls(values: NDArray[np.generic]) -> bool:
-    whole = values.astype(np.int64, copy=False)
-    return bool((whole[1:] < whole[:-1]).any())
-
-
-def _first_bad_text(strings: Binary) -> int:
-    """The row near which text is not UTF-8 (surrogates allowed), -1 for none; decoded in pieces."""
+def _first_bad_text(strings: BinaryColumn) -> int:
+    """Return the row near which text is not UTF-8 (surrogates allowed), -1 for none; decodes in pieces."""
     bounds: IntArray = strings.offsets
     row, rows = 0, len(bounds) - 1
     while row < rows:
@@ -440,8 +418,8 @@ def _first_bad_text(strings: Binary) -> int:
         try:
             piece.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            place = int(bounds[row]) + error.start
-            return int(np.searchsorted(bounds, place, side="right")) - 1
+            position = int(bounds[row]) + error.start
+            return int(np.searchsorted(bounds, position, side="right")) - 1
         starts = bounds[row:end] - bounds[row]
         inside = starts[starts < len(piece)]
         first_bytes = np.frombuffer(piece, np.uint8)[inside]
@@ -452,25 +430,23 @@ def _first_bad_text(strings: Binary) -> int:
     return -1
 
 
-# --- Writing: columns are not copied.
-
 _ENCODER = msgspec.json.Encoder()
 
 
 def write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a workload; extra memory is small whatever the number of nodes.
+    """Write a workload; extra memory is small for any number of nodes.
 
-    Raises as :func:`check_writable` does, and ``OutputError`` where the disk refuses.
+    Raises the errors of :func:`check_writable`, and ``OutputError`` for a failed write.
     """
-    del diagnostics  # nothing is lost: every column has a field
+    del diagnostics  # every column has a field, so nothing is lost
     workload = check_writable(value, path, options)
     if options.name.endswith(".gz"):
         raise UsageError(
-            "an Arrow op graph can be mapped into memory by other programs, so it is not compressed",
+            "other programs can map an Arrow op graph into memory, so it is not compressed",
             path=options.name,
             hint="drop .gz, or write JSON: .json.gz",
         )
-    header = Header(
+    header = ArrowHeader(
         name=escape_text(workload.name),
         metadata={escape_text(key): escape_text(text) for key, text in workload.metadata.items()},
         rank_class=encode_ranks(workload.rank_class),
@@ -500,36 +476,31 @@ def _columns(graph: OpGraph) -> ArrowColumns:
     columns.texts["name"] = _utf8(graph.name)
     columns.counts["nodes"] = len(graph)
     for name in NODE_DTYPES:
-        columns.flat[name] = _once_if_constant(getattr(graph, name))
+        column = getattr(graph, name)
+        columns.flat[name] = column[:1] if 0 in column.strides else column
     columns.flat["id"] = graph.id
     for name in RAGGED_NODE_COLUMNS:
-        columns.ragged[name] = _ragged(getattr(graph, name))
+        rows = getattr(graph, name)
+        if not len(rows.values):
+            columns.ragged[name] = RaggedColumn(np.zeros(1, np.int64), rows.values)
+        else:
+            columns.ragged[name] = RaggedColumn(rows.offsets, rows.values)
     for table in ("collectives", "p2p", "contractions", "regions", "extra", "types"):
         for name in TABLE_DTYPES[table]:
             columns.flat[f"{table}.{name}"] = getattr(getattr(graph, table), name)
     for name in TABLE_DTYPES["carried"]:
         columns.flat[f"carried.{name}"] = getattr(graph.regions, f"carried_{name}")
-    columns.ragged["types.dims"] = Ragged(graph.types.dim_offsets, graph.types.dims)
-    columns.binary["extra.value"] = Binary(graph.extra.offsets, graph.extra.values)
-    columns.binary["strings"] = Binary(graph.strings.offsets, graph.strings.buffer)
+    columns.ragged["types.dims"] = RaggedColumn(graph.types.dim_offsets, graph.types.dims)
+    columns.binary["extra.value"] = BinaryColumn(graph.extra.offsets, graph.extra.values)
+    columns.binary["strings"] = BinaryColumn(graph.strings.offsets, graph.strings.buffer)
     groups = [_ENCODER.encode(spell_groups(entry)) for entry in graph.group_sets]
     permutations = [_ENCODER.encode(spell_permutation(entry)) for entry in graph.permutations]
-    columns.binary["group_sets"] = Binary.from_items(groups)
-    columns.binary["permutations"] = Binary.from_items(permutations)
-    columns.binary["attachments.name"] = Binary.from_items(map(_utf8, graph.attachments))
-    columns.binary["attachments.content"] = Binary.from_items(graph.attachments.values())
+    columns.binary["group_sets"] = BinaryColumn.from_items(groups)
+    columns.binary["permutations"] = BinaryColumn.from_items(permutations)
+    columns.binary["attachments.name"] = BinaryColumn.from_items(map(_utf8, graph.attachments))
+    columns.binary["attachments.content"] = BinaryColumn.from_items(graph.attachments.values())
     return columns
 
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _once_if_constant(column: NDArray[np.generic]) -> NDArray[np.generic]:
-    return column[:1] if 0 in column.strides else column
-
-
-def _ragged(rows: RaggedArray) -> Ragged:
-    if not len(rows.values):
-        return Ragged(np.zeros(1, np.int64), rows.values)
-    return Ragged(rows.offsets, rows.values)

@@ -1,25 +1,25 @@
-"""The Arrow layout of an op graph, ``hespas.op-graph-arrow/1``.
+"""Arrow layout of an op graph, ``hespas.op-graph-arrow/1``, and its files as typed NumPy columns.
 
 An uncompressed Arrow IPC *file* (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) with one
 record batch, of one row, per rank class. A column of the graph is one list-typed field, so every array of
-the hub is one contiguous buffer of the file and is used where it lies::
+the hub is one contiguous buffer of the file and is used without a copy::
 
     table = pyarrow.ipc.open_file(pyarrow.memory_map("step.opgraph")).read_all()
     table["flops"][0].as_py(), table["data_deps"][0], table["strings"][0]
 
 * ``name`` is the class's name, ``nodes`` its number of nodes.
-* A node column (``flops``) is ``large_list<T>``; a list of one item stands for that value at every node
-  (``id`` is always in full).
-* A ragged column (``data_deps``, ``types.dims``) is ``large_list<large_list<T>>``; of a node column, no rows
-  say that no node has any. Dependencies are node numbers.
+* A node column (``flops``) is ``large_list<T>``; a list of one item applies to every node (``id`` is always
+  complete).
+* A ragged column (``data_deps``, ``types.dims``) is ``large_list<large_list<T>>``; a node column without rows
+  means that all rows are empty. Dependencies are node numbers.
 * ``strings``, ``extra.value`` and ``attachments.*`` are ``large_list<large_binary>``; text is UTF-8 in which
   lone surrogates are encoded too. ``*_row`` columns, ``label``, ``key``, ``reduction`` and ``encoding`` are
   rows of ``strings``, whose row 0 is empty.
 * ``group_sets`` and ``permutations`` hold each entry as the JSON format spells it.
 * Columns of a side table are called ``table.column`` and have one item per row of that table.
-* The schema's metadata says ``schema`` (this version), ``hespas_version`` and ``workload``: a JSON object
-  with ``name``, ``metadata`` and ``rank_class`` (runs of ``[class, how many ranks]``; class -1: not
-  here).
+* The schema's metadata has ``schema`` (this version), ``hespas_version`` and ``workload``: a JSON object
+  with ``name``, ``metadata`` and ``rank_class`` (runs of ``[class, number of ranks]``; class -1: not in the
+  file).
 
 Codes are those of :mod:`hespas.graph.opgraph` and :data:`hespas.graph.DTYPES`; -1 and NaN are unknown.
 """
@@ -55,20 +55,20 @@ __all__ = [
     "RAGGED_NODE_COLUMNS",
     "TABLE_DTYPES",
     "ArrowColumns",
+    "ArrowHeader",
     "ArrowSource",
-    "Binary",
+    "BinaryColumn",
     "ColumnSpec",
-    "Header",
-    "Ragged",
-    "Shape",
+    "FieldShape",
+    "RaggedColumn",
     "save_arrow",
 ]
 
 ARROW_SCHEMA_ID = "hespas.op-graph-arrow/1"
 
 
-class Shape(Enum):
-    """How a field of one class is stored."""
+class FieldShape(Enum):
+    """Storage of a field of one class."""
 
     TEXT = "large_binary"
     COUNT = "int64"
@@ -79,15 +79,15 @@ class Shape(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One field of the schema; ``dtype`` is the NumPy type of its items (bytes where binary)."""
+    """Field of the schema; ``dtype`` is the NumPy type of its items (bytes if binary)."""
 
     name: str
-    shape: Shape
+    shape: FieldShape
     dtype: type[np.generic] = np.uint8
 
 
-class Header(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The ``workload`` entry of the schema's metadata."""
+class ArrowHeader(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Entry ``workload`` of the schema's metadata."""
 
     name: str
     metadata: dict[str, str]
@@ -103,75 +103,72 @@ TABLE_DTYPES: dict[str, Mapping[str, type[np.generic]]] = {
     "extra": {"node": np.int32, "key": np.int32, "tag": np.int16},
     "types": {"dtype": np.int16, "bytes": np.float64, "bounded": np.uint8, "encoding": np.int32},
 }
-"""The flat columns of each side table; all columns of a table have the same length."""
+"""Flat columns of each side table; all columns of a table have the same length."""
 
 RAGGED_NODE_COLUMNS = ("data_deps", "control_deps", "operands", "results")
 
 COLUMNS: tuple[ColumnSpec, ...] = (
-    ColumnSpec("name", Shape.TEXT),
-    ColumnSpec("nodes", Shape.COUNT, np.int64),
-    *(ColumnSpec(name, Shape.FLAT, dtype) for name, dtype in NODE_DTYPES.items()),
-    *(ColumnSpec(name, Shape.RAGGED, np.int32) for name in RAGGED_NODE_COLUMNS),
+    ColumnSpec("name", FieldShape.TEXT),
+    ColumnSpec("nodes", FieldShape.COUNT, np.int64),
+    *(ColumnSpec(name, FieldShape.FLAT, dtype) for name, dtype in NODE_DTYPES.items()),
+    *(ColumnSpec(name, FieldShape.RAGGED, np.int32) for name in RAGGED_NODE_COLUMNS),
     *(
-        ColumnSpec(f"{table}.{name}", Shape.FLAT, dtype)
+        ColumnSpec(f"{table}.{name}", FieldShape.FLAT, dtype)
         for table, columns in TABLE_DTYPES.items()
         for name, dtype in columns.items()
     ),
-    ColumnSpec("types.dims", Shape.RAGGED, np.int64),
-    ColumnSpec("extra.value", Shape.BINARY),
-    ColumnSpec("strings", Shape.BINARY),
-    ColumnSpec("group_sets", Shape.BINARY),
-    ColumnSpec("permutations", Shape.BINARY),
-    ColumnSpec("attachments.name", Shape.BINARY),
-    ColumnSpec("attachments.content", Shape.BINARY),
+    ColumnSpec("types.dims", FieldShape.RAGGED, np.int64),
+    ColumnSpec("extra.value", FieldShape.BINARY),
+    ColumnSpec("strings", FieldShape.BINARY),
+    ColumnSpec("group_sets", FieldShape.BINARY),
+    ColumnSpec("permutations", FieldShape.BINARY),
+    ColumnSpec("attachments.name", FieldShape.BINARY),
+    ColumnSpec("attachments.content", FieldShape.BINARY),
 )
 """All fields in file order."""
 
-
-# --- Such files as typed NumPy columns and back, without copies. pyarrow is imported when a file is read or
-# written, never before.
 
 _SHOWN_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ragged:
-    """Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``; offsets start at 0."""
+class RaggedColumn:
+    """Column of lists: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``; offsets start at 0."""
 
     offsets: IntArray
     values: NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Binary:
-    """Item ``i`` is ``data[offsets[i]:offsets[i + 1]]``; offsets start at 0."""
+class BinaryColumn:
+    """Column of bytes: item ``i`` is ``data[offsets[i]:offsets[i + 1]]``; offsets start at 0."""
 
     offsets: IntArray
     data: bytes | memoryview[int]
 
     @classmethod
-    def from_items(cls, items: Iterable[bytes]) -> Binary:
-        """Items laid end to end."""
+    def from_items(cls, items: Iterable[bytes]) -> BinaryColumn:
+        """Return a column of the concatenated items."""
         listed = list(items)
         offsets = np.zeros(len(listed) + 1, np.int64)
         np.cumsum([len(item) for item in listed], out=offsets[1:])
         return cls(offsets, b"".join(listed))
 
     def items(self) -> list[bytes]:
-        """All items, copied."""
+        """Return copies of all items."""
         bounds: list[int] = self.offsets.tolist()
         return [bytes(self.data[start:end]) for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrowColumns:
-    """The fields of one class by name, shaped as :data:`COLUMNS` says."""
+    """Fields of one class by name, in the shapes of :data:`COLUMNS`."""
 
     texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     counts: dict[str, int] = field(default_factory=dict[str, int])
     flat: dict[str, NDArray[np.generic]] = field(default_factory=dict[str, NDArray[np.generic]])
-    ragged: dict[str, Ragged] = field(default_factory=dict[str, Ragged])
-    binary: dict[str, Binary] = field(default_factory=dict[str, Binary])
+    ragged: dict[str, RaggedColumn] = field(default_factory=dict[str, RaggedColumn])
+    binary: dict[str, BinaryColumn] = field(default_factory=dict[str, BinaryColumn])
 
 
 def _field_type(spec: ColumnSpec) -> pa.DataType:
@@ -179,15 +176,15 @@ def _field_type(spec: ColumnSpec) -> pa.DataType:
 
     items = arrow.from_numpy_dtype(np.dtype(spec.dtype))
     match spec.shape:
-        case Shape.TEXT:
+        case FieldShape.TEXT:
             return arrow.large_binary()
-        case Shape.COUNT:
+        case FieldShape.COUNT:
             return arrow.int64()
-        case Shape.FLAT:
+        case FieldShape.FLAT:
             return arrow.large_list(items)
-        case Shape.RAGGED:
+        case FieldShape.RAGGED:
             return arrow.large_list(arrow.large_list(items))
-        case Shape.BINARY:
+        case FieldShape.BINARY:
             return arrow.large_list(arrow.large_binary())
 
 
@@ -200,13 +197,13 @@ def _schema(metadata: Mapping[str, str]) -> pa.Schema:
 
 
 def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowColumns]) -> None:
-    """Write one record batch per class. Raises ``OSError`` where the disk refuses."""
+    """Write one record batch per class. Raises ``OSError`` for a failed write."""
     import pyarrow as arrow
     from pyarrow import ipc
 
-    place = cast("str", os.fsencode(path))  # of a text pyarrow takes no bytes that are not UTF-8
+    encoded_path = cast("str", os.fsencode(path))  # pyarrow rejects text paths that are not UTF-8
     schema, batches = _schema(metadata), cast("Any", arrow.RecordBatch)
-    with arrow.OSFile(place, "wb") as sink, ipc.new_file(sink, schema) as opened:
+    with arrow.OSFile(encoded_path, "wb") as sink, ipc.new_file(sink, schema) as opened:
         writer = cast("Any", opened)
         for columns in classes:
             arrays = [_array(spec, columns) for spec in COLUMNS]
@@ -214,18 +211,18 @@ def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowC
 
 
 def _array(spec: ColumnSpec, columns: ArrowColumns) -> pa.Array[Any]:
-    """A column as an Arrow array over its memory."""
+    """Return a column as an Arrow array over its memory."""
     match spec.shape:
-        case Shape.TEXT:
-            return _binary_array(Binary.from_items([columns.texts[spec.name]]))
-        case Shape.COUNT:
+        case FieldShape.TEXT:
+            return _binary_array(BinaryColumn.from_items([columns.texts[spec.name]]))
+        case FieldShape.COUNT:
             return _flat_array(np.array([columns.counts[spec.name]]), spec)
-        case Shape.FLAT:
+        case FieldShape.FLAT:
             return _one_list(_flat_array(columns.flat[spec.name], spec))
-        case Shape.RAGGED:
+        case FieldShape.RAGGED:
             ragged = columns.ragged[spec.name]
             return _one_list(_lists(ragged.offsets, _flat_array(ragged.values, spec)))
-        case Shape.BINARY:
+        case FieldShape.BINARY:
             return _one_list(_binary_array(columns.binary[spec.name]))
 
 
@@ -245,7 +242,7 @@ def _lists(offsets: IntArray, items: pa.Array[Any]) -> pa.Array[Any]:
     return arrow.Array.from_buffers(list_type, len(offsets) - 1, [None, bounds], children=[items])
 
 
-def _binary_array(binary: Binary) -> pa.Array[Any]:
+def _binary_array(binary: BinaryColumn) -> pa.Array[Any]:
     import pyarrow as arrow
 
     bounds = arrow.py_buffer(np.ascontiguousarray(binary.offsets, np.int64).data)
@@ -258,10 +255,10 @@ def _one_list(items: pa.Array[Any]) -> pa.Array[Any]:
 
 
 class ArrowSource:
-    """An open file. The arrays it gives refer to its bytes, which are read, not mapped: where another
-    program cuts a mapped file, touching what is gone ends the process (SIGBUS).
+    """Open Arrow file. Its arrays refer to its bytes, which are read and not mapped.
 
-    Raises ``FormatError`` where the file is broken or has other fields.
+    If another program truncates a mapped file, access to the lost part ends the process (SIGBUS). Raises
+    ``FormatError`` if the file is broken or has other fields.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -277,7 +274,7 @@ class ArrowSource:
             self._schema = self._reader.schema
             self._names = self._schema.names
             self.metadata: dict[bytes, bytes] = self._schema.metadata or {}
-        except MemoryError:  # Arrow's is one of its own errors, too
+        except MemoryError:  # Arrow's own MemoryError is an ArrowException, too
             raise
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise self._broken(error) from error
@@ -298,9 +295,9 @@ class ArrowSource:
             unlike = sorted(set(self._names) ^ set(expected.names))[:3]
             shown = ", ".join(name[:_SHOWN_CHARACTERS] for name in unlike) or "their order"
             raise self._unlike(f"fields differ from the layout: {shown}", "field names")
-        for name, found, wanted in zip(expected.names, self._schema.types, expected.types, strict=True):
-            if found != wanted:
-                shown = str(found)[:_SHOWN_CHARACTERS]
+        for name, actual, wanted in zip(expected.names, self._schema.types, expected.types, strict=True):
+            if actual != wanted:
+                shown = str(actual)[:_SHOWN_CHARACTERS]
                 raise self._unlike(f"expected {wanted}, found {shown}", f"field {name!r}")
 
     def _unlike(self, message: str, position: str) -> FormatError:
@@ -310,42 +307,46 @@ class ArrowSource:
 
     @property
     def num_classes(self) -> int:
-        """Record batches, one per class."""
+        """Number of record batches, one per class."""
         return self._reader.num_record_batches
 
     def classes(self) -> Iterator[ArrowColumns]:
-        """The columns of each class."""
+        """Yield the columns of each class."""
         from pyarrow import ArrowException
 
         for index in range(self._reader.num_record_batches):
             try:
                 batch = self._reader.get_batch(index)
                 batch.validate(full=True)
-            except MemoryError:  # Arrow's is one of its own errors, too
+            except MemoryError:  # Arrow's own MemoryError is an ArrowException, too
                 raise
             except (ArrowException, OSError) as error:
                 raise self._broken(error) from error
             if batch.num_rows != 1:
                 message = f"record batch {index} has {batch.num_rows} rows, expected 1"
                 raise self._unlike(message, "field 'name'")
-            yield self._columns(batch)
+            columns = ArrowColumns()
+            for column, spec in enumerate(COLUMNS):
+                self._add_column(columns, spec, self._full(cast("Any", batch).column(column), spec))
+            yield columns
 
-    def _columns(self, batch: pa.RecordBatch) -> ArrowColumns:
-        columns = ArrowColumns()
-        for index, spec in enumerate(COLUMNS):
-            array = self._full(cast("Any", batch).column(index), spec)
-            match spec.shape:
-                case Shape.TEXT:
-                    columns.texts[spec.name] = _binary(array).items()[0]
-                case Shape.COUNT:
-                    columns.counts[spec.name] = int(_flat(array, spec.dtype)[0])
-                case Shape.FLAT:
-                    columns.flat[spec.name] = _flat(self._items(array, spec), spec.dtype)
-                case Shape.RAGGED:
-                    columns.ragged[spec.name] = self._ragged(self._items(array, spec), spec)
-                case Shape.BINARY:
-                    columns.binary[spec.name] = _binary(self._items(array, spec))
-        return columns
+    def _add_column(self, columns: ArrowColumns, spec: ColumnSpec, array: pa.Array[Any]) -> None:
+        match spec.shape:
+            case FieldShape.TEXT:
+                columns.texts[spec.name] = _binary(array).items()[0]
+            case FieldShape.COUNT:
+                columns.counts[spec.name] = int(_flat(array, spec.dtype)[0])
+            case FieldShape.FLAT:
+                columns.flat[spec.name] = _flat(self._items(array, spec), spec.dtype)
+            case FieldShape.RAGGED:
+                lists = self._items(array, spec)
+                offsets = _offsets(lists)
+                values = _flat(self._full(_values(lists), spec), spec.dtype)
+                columns.ragged[spec.name] = RaggedColumn(
+                    _from_zero(offsets), values[int(offsets[0]) : int(offsets[-1])]
+                )
+            case FieldShape.BINARY:
+                columns.binary[spec.name] = _binary(self._items(array, spec))
 
     def _full(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
         if array.null_count:
@@ -353,33 +354,28 @@ class ArrowSource:
         return array
 
     def _items(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
-        """The items of the one list of a field; it must span its child."""
+        """Return the items of the only list of a field, which must span its child."""
         first, last = _offsets(array).tolist()
         items = _values(array)
         if (first, last) != (0, len(items)):
             raise self._unlike("items outside its list", f"field {spec.name!r}")
         return self._full(items, spec)
 
-    def _ragged(self, array: pa.Array[Any], spec: ColumnSpec) -> Ragged:
-        offsets = _offsets(array)
-        values = _flat(self._full(_values(array), spec), spec.dtype)
-        return Ragged(_from_zero(offsets), values[int(offsets[0]) : int(offsets[-1])])
 
-
-class _Lists(Protocol):
-    """``pyarrow.LargeListArray``, whose stubs do not say of what its values are an array."""
+class _ArrowLists(Protocol):
+    """Protocol of ``pyarrow.LargeListArray``, whose stubs lack the element type of its values."""
 
     @property
     def values(self) -> pa.Array[Any]: ...
 
 
 def _values(lists: pa.Array[Any]) -> pa.Array[Any]:
-    """The items of all lists."""
-    return cast("_Lists", lists).values
+    """Return the items of all lists."""
+    return cast("_ArrowLists", lists).values
 
 
 def _offsets(array: pa.Array[Any]) -> IntArray:
-    """The offsets of a list or binary array, shape ``(len + 1,)``."""
+    """Return the offsets of a list or binary array, shape ``(len + 1,)``."""
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(len(array) + 1, np.int64)
@@ -397,17 +393,12 @@ def _flat(array: pa.Array[Any], dtype: type[np.generic]) -> NDArray[np.generic]:
     return np.frombuffer(memoryview(buffer), dtype, len(array), array.offset * np.dtype(dtype).itemsize)
 
 
-def _binary(array: pa.Array[Any]) -> Binary:
+def _binary(array: pa.Array[Any]) -> BinaryColumn:
     offsets = _offsets(array)
     buffer = array.buffers()[2]
     data = b"" if buffer is None else memoryview(buffer).cast("B")
-    return Binary(_from_zero(offsets), data[int(offsets[0]) : int(offsets[-1])])
+    return BinaryColumn(_from_zero(offsets), data[int(offsets[0]) : int(offsets[-1])])
 
-
-# Refuses Arrow files that would be decompressed into memory, before anything is.
-#
-# Reads the few fields of the footer's flatbuffer that say so. Layout of an IPC file and its tables:
-# https://github.com/apache/arrow/blob/main/format/File.fbs and Message.fbs.
 
 _MAGIC = b"ARROW1"
 _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
@@ -418,16 +409,32 @@ _BLOCK = struct.Struct("<qi4xq")
 
 
 def _check_footer(data: memoryview[int], path: str) -> None:
-    """Check that the file ends as one, has no dictionaries, and that no record batch is compressed.
+    """Check that the file has a footer, no dictionaries and no compressed record batch.
 
-    Raises ``FormatError`` for a broken or cut file and ``UnsupportedError`` for compressed buffers.
+    Reads only a few fields of the footer's flatbuffer, before anything is decompressed. Layout of an IPC file
+    and its tables: https://github.com/apache/arrow/blob/main/format/File.fbs and Message.fbs. Raises
+    ``FormatError`` for a broken or truncated file and ``UnsupportedError`` for compressed buffers.
     """
     if len(data) < 2 * len(_MAGIC) + 6 or bytes(data[-len(_MAGIC) :]) != _MAGIC:
         raise FormatError(
             "the Arrow file ends early", path=path, position=f"byte {len(data)}", hint="copy the file again"
         )
     try:
-        compressed = _any_compressed(data)
+        (length,) = struct.unpack_from("<i", data, len(data) - len(_MAGIC) - 4)
+        start = len(data) - len(_MAGIC) - 4 - length
+        if length <= 0 or start < 0:
+            raise ValueError("footer length")
+        footer = data[start : start + length]
+        root = _indirect(footer, 0)
+        if _vector(footer, root, _FOOTER_DICTIONARIES)[1]:
+            raise ValueError("dictionaries")
+        position, count = _vector(footer, root, _FOOTER_BATCHES)
+        if count * _BLOCK.size > length:
+            raise ValueError("record batches")
+        compressed = any(
+            _is_compressed(data, *_BLOCK.unpack_from(footer, position + index * _BLOCK.size)[:2])
+            for index in range(count)
+        )
     except (struct.error, IndexError, ValueError) as error:
         raise FormatError(
             "the Arrow footer is broken",
@@ -443,26 +450,8 @@ def _check_footer(data: memoryview[int], path: str) -> None:
         )
 
 
-def _any_compressed(data: memoryview[int]) -> bool:
-    (length,) = struct.unpack_from("<i", data, len(data) - len(_MAGIC) - 4)
-    start = len(data) - len(_MAGIC) - 4 - length
-    if length <= 0 or start < 0:
-        raise ValueError("footer length")
-    footer = data[start : start + length]
-    root = _indirect(footer, 0)
-    if _vector(footer, root, _FOOTER_DICTIONARIES)[1]:
-        raise ValueError("dictionaries")
-    position, count = _vector(footer, root, _FOOTER_BATCHES)
-    if count * _BLOCK.size > length:
-        raise ValueError("record batches")
-    return any(
-        _is_compressed(data, *_BLOCK.unpack_from(footer, position + index * _BLOCK.size)[:2])
-        for index in range(count)
-    )
-
-
 def _is_compressed(data: memoryview[int], offset: int, length: int) -> bool:
-    """Whether the record batch of one block says that its buffers are compressed."""
+    """Return True if the record batch of one block has compressed buffers."""
     if offset < 0 or length < 8 or offset + length > len(data):
         raise ValueError("block")
     block = data[offset : offset + length]
@@ -480,7 +469,7 @@ def _indirect(data: memoryview[int], position: int) -> int:
 
 
 def _field(data: memoryview[int], table: int, number: int) -> int:
-    """Where field ``number`` of a table stands, 0 where it is absent."""
+    """Return the position of field ``number`` of a table, 0 if it is absent."""
     (back,) = struct.unpack_from("<i", data, table)
     vtable = table - int(back)
     if vtable < 0:
@@ -494,7 +483,7 @@ def _field(data: memoryview[int], table: int, number: int) -> int:
 
 
 def _vector(data: memoryview[int], table: int, number: int) -> tuple[int, int]:
-    """Where the items of a vector field start, and how many there are."""
+    """Return the position of the items of a vector field, and their number."""
     field = _field(data, table, number)
     if not field:
         return 0, 0

@@ -1,6 +1,8 @@
-"""The JSON document as typed structs: msgspec decodes straight into them and refuses unknown fields.
+"""JSON document of an op graph as typed structs, and the spelling of its values.
 
-The same shapes are described for people and other programs in ``hespas/schemas/op_graph.schema.json``.
+msgspec decodes directly into the structs and rejects unknown fields. ``hespas/schemas/op_graph.schema.json``
+describes the same shapes. Every spelling is exact in both directions. Parsers raise ``ValueError`` with a
+message for the user; the reader adds the position.
 """
 
 from __future__ import annotations
@@ -34,25 +36,25 @@ __all__ = [
     "MAX_ELEMENTS",
     "SCHEMA_ID",
     "ClassOutline",
-    "Collective",
-    "Communicator",
-    "Contraction",
+    "CollectiveEntry",
+    "CommunicatorGroups",
+    "ContractionEntry",
     "Count",
-    "Document",
-    "Extra",
+    "DocumentOutline",
+    "DocumentVersion",
+    "ExtraEntry",
     "GroupRows",
     "GroupSpec",
-    "Node",
+    "NodeEntry",
     "NodeOutline",
     "Number",
-    "Outline",
-    "P2p",
+    "OpGraphDocument",
+    "P2pEntry",
     "PermutationSpec",
     "RankClass",
-    "Region",
+    "RegionEntry",
     "Row",
-    "TensorType",
-    "Version",
+    "TensorTypeEntry",
     "default_type_bytes",
     "escape_text",
     "inferred_kind",
@@ -71,10 +73,10 @@ __all__ = [
 ]
 
 SCHEMA_ID = "hespas.op-graph/1"
-"""What a document of this version says in ``schema``."""
+"""Value of ``schema`` in a document of this version."""
 
 Number = float | Literal["inf", "-inf"] | None
-"""A cost: null is unknown, infinity is spelled because JSON has no number for it."""
+"""Cost: null is unknown; infinity is spelled because JSON has no number for it."""
 
 _UInt = Annotated[int, Meta(ge=0)]
 Row = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -89,46 +91,44 @@ GroupRows = str | tuple[tuple[Count, ...], ...]
 """Groups: iota text, or one row of ranks per group."""
 
 
-class Communicator(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A group set of ranks that have several: which of them it is, from 1 on (0 is the first, and is not
-    said).
-    """
+class CommunicatorGroups(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Group set of ranks that have several: its number, from 1 on (0 is the first and is not stated)."""
 
     groups: GroupRows
     communicator: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-GroupSpec = GroupRows | Communicator
-"""A group set."""
+GroupSpec = GroupRows | CommunicatorGroups
+"""Group set."""
 
 
-class Version(Struct):
-    """What every version of the document says of itself."""
+class DocumentVersion(Struct):
+    """Schema field of every version of the document."""
 
     schema: str = SCHEMA_ID
 
 
 class NodeOutline(Struct):
-    """What shows that an item of ``nodes`` is a node."""
+    """Field that identifies an item of ``nodes`` as a node."""
 
     op: str
 
 
 class ClassOutline(Struct):
-    """The nodes of a class, in outline."""
+    """Nodes of a class, in outline."""
 
     nodes: list[NodeOutline]
 
 
-class Outline(Struct):
-    """The document, in outline: decoded first, so that a list of anything but nodes costs no memory."""
+class DocumentOutline(Struct):
+    """Outline of the document, decoded first, so that a list of other values than nodes costs no memory."""
 
     nodes: list[NodeOutline] | None = None
     rank_classes: list[ClassOutline] | None = None
 
 
-class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.opgraph.CollectiveTable`; ``groups`` is an inline group set."""
+class CollectiveEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Row of :class:`hespas.graph.opgraph.CollectiveTable`; ``groups`` is an inline group set."""
 
     kind: str
     group_set: Row | None = None
@@ -140,8 +140,8 @@ class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
     reduction: str = ""
 
 
-class P2p(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.opgraph.P2pTable`; ``pairs`` is an inline permutation."""
+class P2pEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Row of :class:`hespas.graph.opgraph.P2pTable`; ``pairs`` is an inline permutation."""
 
     permutation: Row | None = None
     pairs: tuple[tuple[Count, Count], ...] | None = None
@@ -150,8 +150,8 @@ class P2p(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     host: bool = False
 
 
-class Contraction(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.opgraph.ContractionTable`; element types by name, ``?`` unknown."""
+class ContractionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Row of :class:`hespas.graph.opgraph.ContractionTable`; element types by name, ``?`` unknown."""
 
     batch: _Int64 = 1
     m: _Int64
@@ -165,8 +165,8 @@ class Contraction(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
     products: _Byte = 1
 
 
-class Extra(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A verbatim attribute: printable UTF-8 as ``text``, anything else as ``value`` in base64."""
+class ExtraEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Verbatim attribute: printable UTF-8 as ``text``, anything else as ``value`` in base64."""
 
     key: str
     tag: _Small = 0
@@ -174,8 +174,8 @@ class Extra(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
     value: bytes = b""
 
 
-class Region(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.opgraph.RegionTable`; ``trips`` null is unknown."""
+class RegionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Row of :class:`hespas.graph.opgraph.RegionTable`; ``trips`` null is unknown."""
 
     kind: str
     parent: Row = -1
@@ -183,8 +183,8 @@ class Region(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tru
     label: str = ""
 
 
-class TensorType(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tensor type that its spelling does not tell in full."""
+class TensorTypeEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Tensor type whose spelling is incomplete."""
 
     type: str
     encoding: str = ""
@@ -192,7 +192,7 @@ class TensorType(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
 
 
 class PermutationSpec(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A permutation: a digit ``[size, stride]`` moved by ``shift``, or listed ``pairs``."""
+    """Permutation: a digit ``[size, stride]`` moved by ``shift``, or listed ``pairs``."""
 
     ranks: Count
     digit: tuple[Count, Count] | None = None
@@ -201,10 +201,10 @@ class PermutationSpec(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     pairs: tuple[tuple[Count, Count], ...] | None = None
 
 
-class Node(
+class NodeEntry(
     Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename={"op_class": "class"}
 ):
-    """One node; only ``op`` and ``deps`` are required, every other field has the hub's default.
+    """Node; only ``op`` and ``deps`` are required, every other field has the hub's default.
 
     ``id`` defaults to the position, ``kind`` and ``class`` follow ``collective``, ``p2p`` and
     ``contractions``, ``useful_flops`` follows ``flops``, ``multiplicity`` the trips of the regions.
@@ -230,43 +230,43 @@ class Node(
     region: Row = -1
     stream: _Int32 = -1
     resource: str = ""
-    collective: Collective | None = None
-    p2p: P2p | None = None
-    contractions: tuple[Contraction, ...] = ()
+    collective: CollectiveEntry | None = None
+    p2p: P2pEntry | None = None
+    contractions: tuple[ContractionEntry, ...] = ()
     source: str = ""
     framework_op: str = ""
-    extra: tuple[Extra, ...] = ()
+    extra: tuple[ExtraEntry, ...] = ()
 
 
 class _ClassFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a program has besides its nodes."""
+    """Fields of a program apart from its nodes."""
 
     name: str = ""
-    types: tuple[str | TensorType, ...] = ()
+    types: tuple[str | TensorTypeEntry, ...] = ()
     group_sets: tuple[GroupSpec, ...] = ()
     permutations: tuple[PermutationSpec, ...] = ()
-    regions: tuple[Region, ...] = ()
+    regions: tuple[RegionEntry, ...] = ()
     carried: tuple[tuple[Count, _UInt, _UInt], ...] = ()
-    extra: tuple[Extra, ...] = ()
+    extra: tuple[ExtraEntry, ...] = ()
     attachments: dict[str, bytes] = field(default_factory=dict[str, bytes])
     deps_by: Literal["id", "position"] = "id"
 
 
 class RankClass(_ClassFields, kw_only=True, forbid_unknown_fields=True):
-    """The program of one rank class. Nodes stay raw: they are decoded one at a time.
+    """Program of one rank class. Nodes stay raw: they are decoded one at a time.
 
-    ``deps_by`` says what ``deps``, ``control_deps`` and ``carried`` hold: node ids, or positions in
-    ``nodes`` (written where ids are not unique).
+    ``deps_by`` states if ``deps``, ``control_deps`` and ``carried`` hold node ids or positions in ``nodes``
+    (written if ids are not unique).
     """
 
     nodes: list[Raw]
 
 
-class Document(_ClassFields, kw_only=True, forbid_unknown_fields=True):
-    """The whole file. A file of one class may state the fields of :class:`RankClass` here.
+class OpGraphDocument(_ClassFields, kw_only=True, forbid_unknown_fields=True):
+    """Whole file. A file of one class may state the fields of :class:`RankClass` here.
 
-    ``rank_class`` is run-length encoded: ``[class, how many ranks]`` in rank order; class -1 says that a rank
-    of the job is not here.
+    ``rank_class`` is run-length encoded: ``[class, number of ranks]`` in rank order; class -1 marks ranks
+    that are not in the file.
     """
 
     schema: str = SCHEMA_ID
@@ -278,20 +278,16 @@ class Document(_ClassFields, kw_only=True, forbid_unknown_fields=True):
     nodes: list[Raw] | None = None
 
 
-# --- How values that are numbers inside are spelled, and back. Every pair is exact.
-#
-# Parsers raise ``ValueError`` with a message for the user; the reader adds where it stood.
-
 _UNKNOWN_NAME = "?"
-"""An element type or an extent that nobody stated."""
+"""Unknown element type or extent."""
 
 _ESCAPE = "\x00"
 _MAX_EXACT = 2.0**53
 MAX_ELEMENTS = 2**63 - 1
-"""Of a tensor, unknown and empty extents counted as 1."""
+"""Limit of elements of a tensor, with unknown and empty extents counted as 1."""
 
 _MAX_DIMS = 4096
-"""Programs stay below ten."""
+"""Limit of dimensions; real programs have fewer than ten."""
 _SHOWN_CHARACTERS = 120
 _MAX_LISTED = 1 << 20
 _TYPE = re.compile(r"(?P<name>[^\[\]]{1,64})(?:\[(?P<bounded><=)?(?P<dims>[0-9?, ]*)\])?")
@@ -302,12 +298,12 @@ _IOTA = re.compile(
 
 
 def _shown(text: str) -> str:
-    """A text in quotes, its start where it is long."""
+    """Return a text in quotes, shortened if long."""
     return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
 
 
 def escape_text(text: str) -> str:
-    """Text as JSON can hold it: what is not valid Unicode becomes NUL and base64 of its bytes."""
+    """Return text that JSON can hold: invalid Unicode becomes NUL and base64 of its bytes."""
     if not text.startswith(_ESCAPE):
         try:
             text.encode()
@@ -319,14 +315,14 @@ def escape_text(text: str) -> str:
 
 
 def unescape_text(text: str) -> str:
-    """The inverse of :func:`escape_text`."""
+    """Return the inverse of :func:`escape_text`."""
     if not text.startswith(_ESCAPE):
         return text
     return b64decode(text[1:], validate=True).decode("utf-8", "surrogatepass")
 
 
 def spell_number(value: float) -> Number:
-    """A cost as JSON holds it: NaN is null; whole numbers lose the ``.0``."""
+    """Return a cost for JSON: NaN is null; whole numbers have no ``.0``."""
     if isnan(value):
         return None
     if isinf(value):
@@ -335,7 +331,7 @@ def spell_number(value: float) -> Number:
 
 
 def parse_number(value: Number) -> float:
-    """The inverse of :func:`spell_number`."""
+    """Return the inverse of :func:`spell_number`."""
     if value is None:
         return nan
     if isinstance(value, str):
@@ -344,16 +340,16 @@ def parse_number(value: Number) -> float:
 
 
 def parse_enum(kind: type[IntEnum], text: str) -> int:
-    """The code of a lower-case member name."""
+    """Return the code of a lower-case member name."""
     try:
         return kind[text.upper()].value
     except KeyError:
         names = ", ".join(member.name.lower() for member in kind)
-        raise ValueError(f"{_shown(text)} is none of: {names}") from None
+        raise ValueError(f"{_shown(text)} is not one of: {names}") from None
 
 
 def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[int, int]:
-    """The kind and class of a node that states none, from the side rows it has."""
+    """Return the default kind and class of a node, from its side rows."""
     if collective:
         return int(NodeKind.COLLECTIVE), int(OpClass.COLLECTIVE)
     if p2p:
@@ -362,31 +358,31 @@ def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[in
 
 
 def spell_dtype(code: int) -> str:
-    """The name of an element type code."""
+    """Return the name of an element type code."""
     return _UNKNOWN_NAME if code == UNKNOWN_DTYPE else DTYPES[code].name
 
 
 def parse_dtype(text: str) -> int:
-    """The code of an element type; every alias of the table is understood."""
+    """Return the code of an element type; every alias of the table is accepted."""
     if text == _UNKNOWN_NAME:
         return UNKNOWN_DTYPE
-    found = find_dtype(text)
-    if found is None:
-        raise ValueError(f"unknown element type {_shown(text)}; '{_UNKNOWN_NAME}' says that it is not known")
-    return found.code
+    element = find_dtype(text)
+    if element is None:
+        raise ValueError(f"unknown element type {_shown(text)}; use '{_UNKNOWN_NAME}' for an unknown one")
+    return element.code
 
 
 def spell_type(dtype: int, shape: Sequence[int], bounded: bool) -> str:
-    """``bf16[4,128]``; ``?`` for an unknown extent, ``<=`` where extents are upper bounds."""
+    """Return ``bf16[4,128]``; ``?`` for an unknown extent, ``<=`` if extents are upper bounds."""
     extents = ",".join(_UNKNOWN_NAME if extent == DYNAMIC else str(extent) for extent in shape)
     return f"{spell_dtype(dtype)}[{'<=' if bounded else ''}{extents}]"
 
 
 def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
-    """Element type code, extents and whether these are bounds; ``f32`` alone is a scalar."""
+    """Return element type code, extents, and True if these are bounds; ``f32`` alone is a scalar."""
     match = _TYPE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{_shown(text)} is no tensor type; write it like bf16[4,128] or f32[?,8]")
+        raise ValueError(f"{_shown(text)} is not a tensor type; write it like bf16[4,128] or f32[?,8]")
     dims = (match["dims"] or "").replace(" ", "")
     if dims.count(",") >= _MAX_DIMS:
         raise ValueError(f"{_shown(text)} has more than {_MAX_DIMS:,} extents")
@@ -400,38 +396,35 @@ def _extent(text: str, whole: str) -> int:
     if text == _UNKNOWN_NAME:
         return DYNAMIC
     if not text.isdecimal() or len(text) > 19:
-        raise ValueError(f"{_shown(text)} in {_shown(whole)} is no extent")
+        raise ValueError(f"{_shown(text)} in {_shown(whole)} is not an extent")
     return int(text)
 
 
 def default_type_bytes(dtype: int, shape: Sequence[int]) -> float:
-    """Storage of a type that says nothing else; NaN where element type or an extent is unknown."""
+    """Return the storage of a type without a stated size; NaN for an unknown element type or extent."""
     if dtype == UNKNOWN_DTYPE or DYNAMIC in shape:
         return nan
     return float(DTYPES[dtype].storage_bytes(prod(shape)))
 
 
 def spell_groups(groups: GroupSet) -> GroupSpec:
-    """HLO's iota spelling, ``[4,2]<=[2,4]T(1,0)``, with ``+base`` where ranks start elsewhere; else rows."""
-    rows = _spelled_rows(groups)
-    return Communicator(groups=rows, communicator=groups.communicator) if groups.communicator else rows
-
-
-def _spelled_rows(groups: GroupSet) -> GroupRows:
+    """Return HLO's iota spelling, ``[4,2]<=[2,4]T(1,0)``, with ``+base`` for other first ranks; else rows."""
     if isinstance(groups, ExplicitGroups):
-        return groups.rows
-    digits = (*groups.group_digits, *groups.member_digits)
-    slowest_first = sorted(digits, key=lambda digit: -digit[1])
-    dims = ",".join(str(size) for size, _ in slowest_first) or "1"
-    order = [slowest_first.index(digit) for digit in digits]
-    transpose = f"T({','.join(map(str, order))})" if order != sorted(order) else ""
-    base = f"+{groups.base}" if groups.base else ""
-    return f"[{groups.num_groups},{groups.group_size}]<=[{dims}]{transpose}{base}"
+        rows: GroupRows = groups.rows
+    else:
+        digits = (*groups.group_digits, *groups.member_digits)
+        slowest_first = sorted(digits, key=lambda digit: -digit[1])
+        dims = ",".join(str(size) for size, _ in slowest_first) or "1"
+        order = [slowest_first.index(digit) for digit in digits]
+        transpose = f"T({','.join(map(str, order))})" if order != sorted(order) else ""
+        base = f"+{groups.base}" if groups.base else ""
+        rows = f"[{groups.num_groups},{groups.group_size}]<=[{dims}]{transpose}{base}"
+    return CommunicatorGroups(groups=rows, communicator=groups.communicator) if groups.communicator else rows
 
 
 def parse_groups(value: GroupSpec) -> GroupSet:
-    """The inverse of :func:`spell_groups`; an iota that cuts through a dimension is understood too."""
-    if isinstance(value, Communicator):
+    """Return the inverse of :func:`spell_groups`; an iota that cuts through a dimension is accepted too."""
+    if isinstance(value, CommunicatorGroups):
         return replace(_parsed_rows(value.groups), communicator=value.communicator)
     return _parsed_rows(value)
 
@@ -441,7 +434,7 @@ def _parsed_rows(value: GroupRows) -> GroupSet:
         return ExplicitGroups(value)
     match = _IOTA.fullmatch(value)
     if match is None:
-        raise ValueError(f"{_shown(value)} is no group set; write it like [4,2]<=[8], or list the ranks")
+        raise ValueError(f"{_shown(value)} is not a group set; write it like [4,2]<=[8], or list the ranks")
     dims = _numbers(match["dims"])
     order = _numbers(match["order"]) if match["order"] else tuple(range(len(dims)))
     groups, size, base = int(match["groups"]), int(match["size"]), int(match["base"] or 0)
@@ -455,20 +448,20 @@ def _parsed_rows(value: GroupRows) -> GroupSet:
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part and len(part) <= 10 for part in parts):
-        raise ValueError(f"{_shown(text)} is no list of numbers")
+        raise ValueError(f"{_shown(text)} is not a list of numbers")
     return tuple(map(int, parts))
 
 
 def _cut(
-    dims: Sequence[int], order: Sequence[int], groups: int, size: int, base: int
+    dims: Sequence[int], order: Sequence[int], groups: int, group_size: int, base: int
 ) -> StridedGroups | None:
-    """The strided form where the cut between groups and members falls between two dimensions."""
+    """Return the strided form if groups and members are divided between two dimensions, else None."""
     digits: list[Digit] = [(dims[axis], prod(dims[axis + 1 :])) for axis in order]
     cut, members = len(digits), 1
-    while members < size and cut:
+    while members < group_size and cut:
         cut -= 1
         members *= digits[cut][0]
-    if members != size:
+    if members != group_size:
         return None
     return StridedGroups(tuple(digits[:cut]), tuple(digits[cut:]), base)
 
@@ -477,14 +470,14 @@ def _listed(dims: Sequence[int], order: Sequence[int], groups: int, size: int, b
     """Any other iota. It may have to be listed, so its length is bounded."""
     if groups * size > _MAX_LISTED:
         raise ValueError(f"an iota over {list(dims)} that cuts through a dimension is too long to list")
-    found = StridedGroups.from_iota(groups, size, dims, order)
-    if isinstance(found, StridedGroups):
-        return StridedGroups(found.group_digits, found.member_digits, base)
-    return ExplicitGroups.from_rows([[base + rank for rank in row] for row in found.rows])
+    groups_found = StridedGroups.from_iota(groups, size, dims, order)
+    if isinstance(groups_found, StridedGroups):
+        return StridedGroups(groups_found.group_digits, groups_found.member_digits, base)
+    return ExplicitGroups.from_rows([[base + rank for rank in row] for row in groups_found.rows])
 
 
 def spell_permutation(permutation: Permutation) -> PermutationSpec:
-    """A permutation as the document holds it."""
+    """Return a permutation for the document."""
     if permutation.pairs is not None:
         return PermutationSpec(ranks=permutation.num_ranks, pairs=permutation.pairs)
     return PermutationSpec(
@@ -496,7 +489,7 @@ def spell_permutation(permutation: Permutation) -> PermutationSpec:
 
 
 def parse_permutation(spec: PermutationSpec) -> Permutation:
-    """The inverse of :func:`spell_permutation`; what is listed stays listed."""
+    """Return the inverse of :func:`spell_permutation`; listed pairs stay listed."""
     if (spec.pairs is None) == (spec.digit is None):
         raise ValueError("a permutation has either a digit or pairs")
     if spec.pairs is not None:

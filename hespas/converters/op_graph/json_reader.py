@@ -1,7 +1,7 @@
-"""Reads an op graph from JSON. Format: ``hespas/schemas/op_graph.schema.json``.
+"""Reader of op graphs in JSON. Format: ``hespas/schemas/op_graph.schema.json``.
 
-The document is decoded once with nodes left raw, then node by node into flat columns, so that memory is the
-text plus the graph.
+The document is decoded once with raw nodes, then node by node into flat columns, so that memory is the text
+plus the graph.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.op_graph.document import (
     SCHEMA_ID,
-    Document,
-    Node,
-    Outline,
+    DocumentOutline,
+    DocumentVersion,
+    NodeEntry,
+    OpGraphDocument,
     RankClass,
-    Version,
     unescape_text,
 )
 from hespas.converters.op_graph.json_nodes import NodeColumns
-from hespas.converters.op_graph.legality import Fault, check_cycle, check_values, decode_ranks
+from hespas.converters.op_graph.legality import FaultReporter, check_cycle, check_values, decode_ranks
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -33,28 +33,28 @@ __all__ = ["read_json"]
 
 _HINT = "the format is described in hespas/schemas/op_graph.schema.json"
 _TRUNCATED = "Input data was truncated"
-"""What msgspec says, without a position."""
+"""Message of msgspec, which has no position."""
 _PROGRESS_NODES = 1 << 14
-_NODE = msgspec.json.Decoder(Node)
-_OUTLINE = msgspec.json.Decoder(Outline)
-_DOCUMENT = msgspec.json.Decoder(Document)
-_VERSION = msgspec.json.Decoder(Version)
+_NODE = msgspec.json.Decoder(NodeEntry)
+_OUTLINE = msgspec.json.Decoder(DocumentOutline)
+_DOCUMENT = msgspec.json.Decoder(OpGraphDocument)
+_VERSION = msgspec.json.Decoder(DocumentVersion)
 
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """The workload of a JSON document.
+    """Return the workload of a JSON document.
 
     Raises ``FormatError`` with line and byte for a malformed document, and, unless ``options.lenient``, for
     duplicate ids, dangling dependencies and cycles; ``UnsupportedError`` for another version of the format.
     """
-    workload = _Reader(path, options, diagnostics).read()
+    workload = _JsonGraphReader(path, options, diagnostics).read()
     return warn_of_whole_job(workload, "op-graph", path, diagnostics)
 
 
-class _Reader:
-    """One read: the text, and how faults in it are reported."""
+class _JsonGraphReader:
+    """Reader of one document: its text, and the reports of its faults."""
 
     def __init__(self, path: Path, options: ReadOptions, diagnostics: Diagnostics) -> None:
         self._path = str(path)
@@ -73,7 +73,16 @@ class _Reader:
         self._check_schema(document.schema)
         classes = self._classes(document)
         try:
-            num_ranks = self._num_ranks(document)
+            wanted, num_ranks = self._options.num_devices, document.num_ranks
+            if wanted is not None and num_ranks is not None and wanted != num_ranks:
+                self._diagnostics.warning(
+                    "op-graph.num-devices-ignored",
+                    "num_ranks",
+                    f"the document states {num_ranks} ranks; {wanted} were requested",
+                    path=self._path,
+                )
+            if num_ranks is None and document.rank_class is None:
+                num_ranks = wanted
             ranks = decode_ranks(document.rank_class, num_ranks, len(classes))
             name = unescape_text(document.name)
             metadata = {unescape_text(key): unescape_text(value) for key, value in document.metadata.items()}
@@ -83,25 +92,25 @@ class _Reader:
         return Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
 
     def _stated_schema(self) -> str:
-        """What a document that does not fit says of its version; the own version where it says nothing."""
+        """Return the version of a document that does not fit; this version if it is not stated."""
         try:
             return _VERSION.decode(self._data).schema
         except _DECODE_ERRORS:
             return SCHEMA_ID
 
-    def _check_schema(self, stated: str) -> None:
-        if stated != SCHEMA_ID:
+    def _check_schema(self, schema: str) -> None:
+        if schema != SCHEMA_ID:
             raise UnsupportedError(
-                f"the document says schema {stated[:80]!r}, this version reads {SCHEMA_ID!r}",
+                f"the document has schema {schema[:80]!r}, but this version reads {SCHEMA_ID!r}",
                 path=self._path,
                 hint="write it again with a matching version of hespas",
             )
 
-    def _classes(self, document: Document) -> list[tuple[str, RankClass]]:
-        """Each class with its JSON path."""
+    def _classes(self, document: OpGraphDocument) -> list[tuple[str, RankClass]]:
+        """Return each class with its JSON path."""
         if (document.nodes is None) == (document.rank_classes is None):
             raise FormatError(
-                "a document has either 'nodes' (one program) or 'rank_classes'",
+                "a document needs either 'nodes' (one program) or 'rank_classes'",
                 path=self._path,
                 position=self._place("$"),
                 hint=_HINT,
@@ -113,7 +122,7 @@ class _Reader:
         stray = [name for name in stray if getattr(document, name)]
         if stray:
             raise FormatError(
-                f"{stray[0]!r} stands beside 'rank_classes'; it belongs into a class",
+                f"{stray[0]!r} is outside of 'rank_classes', but it belongs to a class",
                 path=self._path,
                 position=self._place(f"$.{stray[0]}"),
                 hint="move it into each of 'rank_classes' that needs it",
@@ -128,23 +137,8 @@ class _Reader:
             )
         return [(f"$.rank_classes[{index}]", fields) for index, fields in enumerate(classes)]
 
-    def _num_ranks(self, document: Document) -> int | None:
-        """The number of ranks: as the document says, else as the user says."""
-        wanted = self._options.num_devices
-        stated = document.num_ranks
-        if stated is None and document.rank_class is None:
-            return wanted
-        if wanted is not None and stated is not None and wanted != stated:
-            self._diagnostics.warning(
-                "op-graph.num-devices-ignored",
-                "num_ranks",
-                f"the document states {stated} ranks; {wanted} were asked for",
-                path=self._path,
-            )
-        return stated
-
     def _graph(self, where: str, fields: RankClass, num_ranks: int) -> OpGraph:
-        fault = Fault(self._path, self._options.lenient, self._diagnostics)
+        fault = FaultReporter(self._path, self._options.lenient, self._diagnostics)
         try:
             columns = NodeColumns(fields, num_ranks)
         except (ValueError, OverflowError) as error:
@@ -153,9 +147,17 @@ class _Reader:
             try:
                 columns.add(number, _NODE.decode(raw))
             except _DECODE_ERRORS as error:
-                raise self._node_error(error, where, fields, number) from error
+                node_text = fields.nodes[number]
+                start = _offset_in(self._data, node_text)
+                raise self._decode_error(error, node_text, start, f"{where}.nodes[{number}]") from error
             except (ValueError, OverflowError) as error:
-                raise self._value_error(error, fields, number) from error
+                raw_node = fields.nodes[number]
+                identity = _NODE.decode(raw_node).id
+                node_position = _position_text(self._data, _offset_in(self._data, raw_node))
+                shown = number if identity is None else identity
+                raise FormatError(
+                    str(error), path=self._path, position=f"{node_position}, node {shown}", hint=_HINT
+                ) from error
             if self._options.progress and number % _PROGRESS_NODES == 0:
                 self._options.progress(number, len(fields.nodes))
         try:
@@ -167,25 +169,13 @@ class _Reader:
         return graph
 
     def _place(self, path: str) -> str:
-        """Line, byte and path of a value of the document."""
+        """Return line, byte and path of a value of the document."""
         return f"{_position_text(self._data, _byte_of_path(self._data, path))}, {path}"
-
-    def _node_error(self, error: Exception, where: str, fields: RankClass, number: int) -> FormatError:
-        raw = fields.nodes[number]
-        start = _offset_in(self._data, raw)
-        return self._decode_error(error, raw, start, f"{where}.nodes[{number}]")
-
-    def _value_error(self, error: Exception, fields: RankClass, number: int) -> FormatError:
-        raw = fields.nodes[number]
-        identity = _NODE.decode(raw).id
-        where = _position_text(self._data, _offset_in(self._data, raw))
-        shown = number if identity is None else identity
-        return FormatError(str(error), path=self._path, position=f"{where}, node {shown}", hint=_HINT)
 
     def _decode_error(
         self, error: Exception, text: bytes | msgspec.Raw, start: int, where: str
     ) -> FormatError:
-        """What the decoder said, with the path from the root and the position in the file."""
+        """Return the decoder's error with the path from the root and the position in the file."""
         if isinstance(error, RecursionError):
             position = f"{_position_text(self._data, start)}, {where}"
             return FormatError(
@@ -199,7 +189,16 @@ class _Reader:
                 position=_position_text(self._data, byte),
                 hint="save the file as UTF-8",
             )
-        message, path, byte = _split_message(str(error))
+        error_text = str(error)
+        at_byte = _AT_BYTE.match(error_text)
+        if at_byte:
+            message, path, byte = at_byte["message"], "$", int(at_byte["byte"])
+        else:
+            at_path = _AT_PATH.match(error_text)
+            if at_path is None:
+                message, path, byte = error_text, "$", -1
+            else:
+                message, path, byte = at_path["message"], at_path["path"] or "$", -1
         if message == _TRUNCATED:
             message, byte = "the document ends early", len(self._data) - start
         offset = start + (byte if byte >= 0 else _byte_of_path(text, path))
@@ -209,31 +208,18 @@ class _Reader:
         return FormatError(message, path=self._path, position=position, hint=_HINT)
 
 
-# Where in a JSON text a fault stands: the byte and line of a path like ``$.nodes[3].flops``.
-
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _AT_PATH = re.compile(r"^(?P<message>.*?)(?: - at `(?P<where>key in )?(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _AT_BYTE = re.compile(r"^(?:JSON is malformed: )?(?P<message>.*) \(byte (?P<byte>\d+)\)$", re.DOTALL)
 
 _MAX_SPLIT = 1 << 22
-"""Lists with more commas are not split to say where an item of theirs starts: that takes memory."""
+"""Limit of commas of a list that is split to locate an item, which takes memory."""
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def _split_message(text: str) -> tuple[str, str, int]:
-    """A decoder's message, the JSON path it names (``$`` where none) and the byte it names (-1 for none)."""
-    at_byte = _AT_BYTE.match(text)
-    if at_byte:
-        return at_byte["message"], "$", int(at_byte["byte"])
-    at_path = _AT_PATH.match(text)
-    if at_path is None:
-        return text, "$", -1
-    return at_path["message"], at_path["path"] or "$", -1
-
-
 def _offset_in(whole: bytes | msgspec.Raw, part: msgspec.Raw) -> int:
-    """Where a raw value starts in the text it was cut from: raw values share the text's memory."""
+    """Return the offset of a raw value in its text: raw values share the text's memory."""
     return _address(memoryview(part)) - _address(memoryview(whole))
 
 
@@ -242,26 +228,24 @@ def _address(view: memoryview) -> int:
 
 
 def _byte_of_path(text: bytes | msgspec.Raw, path: str) -> int:
-    """The byte where the value at ``path`` starts, or the deepest enclosing value that is well formed."""
+    """Return the byte of the value at ``path``, or of the deepest well-formed value around it."""
     current: bytes | msgspec.Raw = text
     for step in _STEP.finditer(path):
         name, index = step.groups()
-        if index and _num_commas(current) > _MAX_SPLIT:
+        if (
+            index
+            and int(np.count_nonzero(np.frombuffer(memoryview(current), np.uint8) == ord(","))) > _MAX_SPLIT
+        ):
             break
         try:
-            found = _FIELDS.decode(current)[name] if name else _ITEMS.decode(current)[int(index)]
+            value = _FIELDS.decode(current)[name] if name else _ITEMS.decode(current)[int(index)]
         except (msgspec.MsgspecError, KeyError, IndexError, RecursionError, UnicodeDecodeError):
             break
-        current = found
+        current = value
     return _offset_in(text, current) if isinstance(current, msgspec.Raw) else 0
 
 
-def _num_commas(text: bytes | msgspec.Raw) -> int:
-    """One less than the most items a list can have."""
-    return int(np.count_nonzero(np.frombuffer(memoryview(text), np.uint8) == ord(",")))
-
-
 def _position_text(data: bytes, byte: int) -> str:
-    """``line 3, byte 57``; lines count from 1."""
+    """Return ``line 3, byte 57``; lines count from 1."""
     line = data.count(b"\n", 0, byte) + 1
     return f"line {line}, byte {byte}"

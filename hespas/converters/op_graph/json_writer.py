@@ -1,4 +1,4 @@
-"""Writes an op graph as JSON: header and tables indented, one node a line, streamed chunk by chunk."""
+"""Writer of op graphs as JSON: indented header and tables, one line per node, streamed in chunks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hespas._version import __version__
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.op_graph.document import (
     SCHEMA_ID,
-    Collective,
-    Contraction,
-    Extra,
+    CollectiveEntry,
+    ContractionEntry,
+    ExtraEntry,
     GroupSpec,
-    Node,
+    NodeEntry,
     Number,
-    P2p,
+    P2pEntry,
     PermutationSpec,
-    Region,
-    TensorType,
+    RegionEntry,
+    TensorTypeEntry,
     default_type_bytes,
     escape_text,
     inferred_kind,
@@ -64,11 +64,11 @@ _Entry = (
     int
     | str
     | GroupSpec
-    | TensorType
+    | TensorTypeEntry
     | PermutationSpec
-    | Region
-    | Extra
-    | Node
+    | RegionEntry
+    | ExtraEntry
+    | NodeEntry
     | dict[str, str]
     | tuple[int, int]
     | tuple[int, int, int]
@@ -76,8 +76,10 @@ _Entry = (
 
 
 def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
-    """The workload to write. Raises ``UsageError`` for a profile, or where only some ranks are asked for, and
-    ``UnsupportedError`` for a type that our readers refuse.
+    """Return the workload to write.
+
+    Raises ``UsageError`` for a profile or a subset of ranks, and ``UnsupportedError`` for a type that the
+    readers reject.
     """
     if not isinstance(value, Workload):
         raise UsageError(
@@ -105,16 +107,16 @@ def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
 def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write a workload; memory is one chunk of nodes. A name that ends in ``.gz`` is compressed.
 
-    Raises as :func:`check_writable` does, and ``OutputError`` where the disk refuses.
+    Raises the errors of :func:`check_writable`, and ``OutputError`` for a failed write.
     """
-    del diagnostics  # nothing is lost: every column has a field
+    del diagnostics  # every column has a field, so nothing is lost
     workload = check_writable(value, path, options)
     with open_output(path, packed=options.name.endswith(".gz")) as stream:
-        _Writer(stream, options.progress).workload(workload)
+        _JsonGraphWriter(stream, options.progress).workload(workload)
 
 
-class _Writer:
-    """Emits the document's brackets, commas and indents; values are msgspec's."""
+class _JsonGraphWriter:
+    """Writer of the document's brackets, commas and indents around msgspec's values."""
 
     def __init__(self, stream: BinaryIO, progress: Callable[[int, int], None] | None) -> None:
         self._stream = stream
@@ -144,19 +146,44 @@ class _Writer:
         self._list(6, "types", _types(graph))
         self._list(6, "group_sets", [spell_groups(groups) for groups in graph.group_sets])
         self._list(6, "permutations", [spell_permutation(entry) for entry in graph.permutations])
-        self._list(6, "regions", _regions(graph))
-        self._list(6, "carried", _carried(graph, speller))
+        table = graph.regions
+        self._list(
+            6,
+            "regions",
+            [
+                RegionEntry(
+                    kind=_REGIONS[int(table.kind[row])],
+                    parent=int(table.parent[row]),
+                    trips=spell_number(float(table.trips[row])),
+                    label=escape_text(graph.strings[int(table.label[row])]),
+                )
+                for row in range(len(table))
+            ],
+        )
+        regions = graph.regions
+        producers = speller.identity(regions.carried_producer)
+        consumers = speller.identity(regions.carried_consumer)
+        self._list(
+            6, "carried", list(zip(regions.carried_region.tolist(), producers, consumers, strict=True))
+        )
         self._list(6, "extra", speller.extras(-1, 0)[0])
         self._attachments(graph)
         if speller.by_position:
             self._field(6, "deps_by", "position")
-        self._nodes(speller)
+        self._stream.write(b'      "nodes": [')
+        for number, chunk in enumerate(speller.chunks()):
+            self._stream.write(b",\n" if number else b"\n")
+            self._items(8, chunk)
+            self._done += len(chunk)
+            if self._progress:
+                self._progress(self._done, self._total)
+        self._stream.write(b"\n      ]\n")
 
     def _field(self, indent: int, name: str, value: _Entry) -> None:
         self._stream.write(b'%*s"%s": %s,\n' % (indent, b"", name.encode(), _ENCODER.encode(value)))
 
     def _list(self, indent: int, name: str, items: Sequence[_Entry]) -> None:
-        """One item a line; nothing where there is none."""
+        """Write one item per line; nothing for an empty list."""
         if not items:
             return
         self._stream.write(b'%*s"%s": [\n' % (indent, b"", name.encode()))
@@ -177,20 +204,10 @@ class _Writer:
             self._stream.write(key + b": " + _ENCODER.encode(content))
         self._stream.write(b"\n      },\n")
 
-    def _nodes(self, speller: _NodeSpeller) -> None:
-        self._stream.write(b'      "nodes": [')
-        for index, chunk in enumerate(speller.chunks()):
-            self._stream.write(b",\n" if index else b"\n")
-            self._items(8, chunk)
-            self._done += len(chunk)
-            if self._progress:
-                self._progress(self._done, self._total)
-        self._stream.write(b"\n      ]\n")
 
-
-def _types(graph: OpGraph) -> list[str | TensorType]:
+def _types(graph: OpGraph) -> list[str | TensorTypeEntry]:
     types = graph.types
-    entries: list[str | TensorType] = []
+    entries: list[str | TensorTypeEntry] = []
     for row, reference in enumerate(_type_spellings(graph)):
         spelling = reference.partition("#")[0]
         size, encoding = float(types.bytes[row]), graph.strings[int(types.encoding[row])]
@@ -200,47 +217,25 @@ def _types(graph: OpGraph) -> list[str | TensorType]:
             entries.append(spelling)
             continue
         stated = msgspec.UNSET if same else spell_number(size)
-        entries.append(TensorType(type=spelling, encoding=escape_text(encoding), bytes=stated))
+        entries.append(TensorTypeEntry(type=spelling, encoding=escape_text(encoding), bytes=stated))
     return entries
 
-
-def _regions(graph: OpGraph) -> list[Region]:
-    regions = graph.regions
-    return [
-        Region(
-            kind=_REGIONS[int(regions.kind[row])],
-            parent=int(regions.parent[row]),
-            trips=spell_number(float(regions.trips[row])),
-            label=escape_text(graph.strings[int(regions.label[row])]),
-        )
-        for row in range(len(regions))
-    ]
-
-
-def _carried(graph: OpGraph, speller: _NodeSpeller) -> list[tuple[int, int, int]]:
-    regions = graph.regions
-    producers = speller.identity(regions.carried_producer)
-    consumers = speller.identity(regions.carried_consumer)
-    return list(zip(regions.carried_region.tolist(), producers, consumers, strict=True))
-
-
-# Turns a slice of a graph's columns into JSON node structs, a few thousand nodes at a time.
 
 _Item = TypeVar("_Item")
 
 _CHUNK_NODES = 4096
 _LINE_BREAKS = str.maketrans("", "", "\t\n\r")
-"""What printable text may hold beside printable characters."""
+"""Characters of readable text that are not printable."""
 
 _KINDS = {member.value: member.name.lower() for member in NodeKind}
 _CLASSES = {member.value: member.name.lower() for member in OpClass}
 _RESOURCES = {member.value: "" if member is Resource.DEVICE else member.name.lower() for member in Resource}
-"""The device is the default and is left out."""
+"""Names of resources; the device is the default and is omitted."""
 _COLLECTIVES = {member.value: member.name.lower() for member in CollectiveKind}
 
 
 def _type_spellings(graph: OpGraph) -> list[str]:
-    """How nodes refer to each type row: its spelling, with ``#row`` where several rows share that."""
+    """Return the reference of nodes to each type row: its spelling, with ``#row`` if rows share it."""
     types = graph.types
     spelled = [
         spell_type(int(types.dtype[row]), types.shape(row), bool(types.bounded[row]))
@@ -252,21 +247,21 @@ def _type_spellings(graph: OpGraph) -> list[str]:
     return [f"{spelling}#{row}" if counts[spelling] > 1 else spelling for row, spelling in enumerate(spelled)]
 
 
-class _Texts:
-    """Decodes each string of a chunk once."""
+class _TextDecoder:
+    """Decoder of the strings of a chunk, each once."""
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
 
     def column(self, rows: SmallIntArray) -> list[str]:
-        distinct, places = np.unique(rows, return_inverse=True)
+        distinct, positions = np.unique(rows, return_inverse=True)
         texts = [escape_text(self._strings[row]) for row in distinct.tolist()]
-        return [texts[place] for place in places.tolist()]
+        return [texts[position] for position in positions.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
-    """A cost column with an expected value: what is as expected is left out."""
+class _DefaultedColumn:
+    """Cost column with an expected value; equal values are omitted."""
 
     column: FloatArray
     expected: FloatArray
@@ -275,8 +270,8 @@ class _Numbers:
         values, expected = self.column[part], self.expected[part]
         same = (values == expected) | (np.isnan(values) & np.isnan(expected))
         return [
-            UNSET if kept else spell_number(value)
-            for value, kept in zip(values.tolist(), same.tolist(), strict=True)
+            UNSET if is_expected else spell_number(value)
+            for value, is_expected in zip(values.tolist(), same.tolist(), strict=True)
         ]
 
 
@@ -289,68 +284,73 @@ def _names(codes: NDArray[np.integer], names: dict[int, str]) -> list[str]:
 
 
 class _NodeSpeller:
-    """Spells the nodes of one graph. Memory is one chunk, whatever the graph."""
+    """Converter of the nodes of one graph to JSON structs, a few thousand at a time."""
 
     def __init__(self, graph: OpGraph) -> None:
-        """Prepare what all chunks share."""
+        """Prepare the data that all chunks share."""
         self._graph = graph
-        self._texts = _Texts(graph.strings)
+        self._texts = _TextDecoder(graph.strings)
         self._types = _type_spellings(graph)
-        self._useful_flops = _Numbers(graph.useful_flops, graph.flops)
-        self._multiplicity = _Numbers(graph.multiplicity, region_multiplicity(graph.regions, graph.region))
+        self._useful_flops = _DefaultedColumn(graph.useful_flops, graph.flops)
+        self._multiplicity = _DefaultedColumn(
+            graph.multiplicity, region_multiplicity(graph.regions, graph.region)
+        )
         self.by_position = bool(len(repeated_ids(graph.id)))
 
     def identity(self, nodes: NDArray[np.integer]) -> list[int]:
-        """How dependencies refer to nodes."""
+        """Return the references of dependencies to nodes."""
         if self.by_position:
             return [int(node) for node in nodes.tolist()]
         return [int(value) for value in self._graph.id[nodes].tolist()]
 
-    def chunks(self) -> Iterator[list[Node]]:
-        """All nodes in order."""
+    def chunks(self) -> Iterator[list[NodeEntry]]:
+        """Yield all nodes in order."""
         for start in range(0, len(self._graph), _CHUNK_NODES):
-            yield self._chunk(slice(start, min(start + _CHUNK_NODES, len(self._graph))))
-
-    def _chunk(self, part: slice) -> list[Node]:
-        nodes = self._plain(part)
-        self._add_collectives(part, nodes)
-        self._add_p2p(part, nodes)
-        self._add_contractions(part, nodes)
-        for node, entries in zip(nodes, self.extras(part.start, part.stop), strict=True):
-            node.extra = entries
-        self._leave_out_inferred(nodes)
-        return nodes
-
-    def _plain(self, part: slice) -> list[Node]:
-        graph, texts = self._graph, self._texts
-        columns: dict[str, Iterable[object]] = {
-            "id": graph.id[part].tolist(),
-            "name": texts.column(graph.name_row[part]),
-            "op": texts.column(graph.op_row[part]),
-            "op_class": _names(graph.op_class[part], _CLASSES),
-            "kind": _names(graph.kind[part], _KINDS),
-            "deps": self._references(graph.data_deps, part),
-            "control_deps": self._references(graph.control_deps, part),
-            "operands": self._type_rows(graph.operands, part),
-            "results": self._type_rows(graph.results, part),
-            "rate_dtype": map(spell_dtype, graph.rate_dtype[part].tolist()),
-            "flops": _spelled(graph.flops, part),
-            "useful_flops": self._useful_flops.spelled(part),
-            "transcendentals": _spelled(graph.transcendentals, part),
-            "bytes_read": _spelled(graph.bytes_read, part),
-            "bytes_written": _spelled(graph.bytes_written, part),
-            "duration_ns": _spelled(graph.duration_ns, part),
-            "multiplicity": self._multiplicity.spelled(part),
-            "region": graph.region[part].tolist(),
-            "stream": graph.stream[part].tolist(),
-            "resource": _names(graph.resource[part], _RESOURCES),
-            "source": texts.column(graph.source_row[part]),
-            "framework_op": texts.column(graph.framework_row[part]),
-        }
-        names = tuple(columns)
-        make = cast("Callable[..., Node]", Node)
-        rows = zip(*columns.values(), strict=True)
-        return [make(**dict(zip(names, row, strict=True))) for row in rows]
+            part = slice(start, min(start + _CHUNK_NODES, len(self._graph)))
+            graph, texts = self._graph, self._texts
+            columns: dict[str, Iterable[object]] = {
+                "id": graph.id[part].tolist(),
+                "name": texts.column(graph.name_row[part]),
+                "op": texts.column(graph.op_row[part]),
+                "op_class": _names(graph.op_class[part], _CLASSES),
+                "kind": _names(graph.kind[part], _KINDS),
+                "deps": self._references(graph.data_deps, part),
+                "control_deps": self._references(graph.control_deps, part),
+                "operands": self._type_rows(graph.operands, part),
+                "results": self._type_rows(graph.results, part),
+                "rate_dtype": map(spell_dtype, graph.rate_dtype[part].tolist()),
+                "flops": _spelled(graph.flops, part),
+                "useful_flops": self._useful_flops.spelled(part),
+                "transcendentals": _spelled(graph.transcendentals, part),
+                "bytes_read": _spelled(graph.bytes_read, part),
+                "bytes_written": _spelled(graph.bytes_written, part),
+                "duration_ns": _spelled(graph.duration_ns, part),
+                "multiplicity": self._multiplicity.spelled(part),
+                "region": graph.region[part].tolist(),
+                "stream": graph.stream[part].tolist(),
+                "resource": _names(graph.resource[part], _RESOURCES),
+                "source": texts.column(graph.source_row[part]),
+                "framework_op": texts.column(graph.framework_row[part]),
+            }
+            names = tuple(columns)
+            make = cast("Callable[..., NodeEntry]", NodeEntry)
+            rows = zip(*columns.values(), strict=True)
+            nodes = [make(**dict(zip(names, row, strict=True))) for row in rows]
+            self._add_collectives(part, nodes)
+            self._add_p2p(part, nodes)
+            self._add_contractions(part, nodes)
+            for node, entries in zip(nodes, self.extras(part.start, part.stop), strict=True):
+                node.extra = entries
+                kind, op_class = inferred_kind(
+                    collective=node.collective is not None,
+                    p2p=node.p2p is not None,
+                    contraction=bool(node.contractions),
+                )
+                if node.kind == _KINDS[kind]:
+                    node.kind = ""
+                if node.op_class == _CLASSES[op_class]:
+                    node.op_class = ""
+            yield nodes
 
     def _references(self, deps: RaggedArray, part: slice) -> list[tuple[int, ...]]:
         bounds = deps.offsets[part.start : part.stop + 1]
@@ -361,12 +361,12 @@ class _NodeSpeller:
         flat: list[int] = rows.values[bounds[0] : bounds[-1]].tolist()
         return _rows([self._types[row] for row in flat], bounds)
 
-    def _add_collectives(self, part: slice, nodes: list[Node]) -> None:
+    def _add_collectives(self, part: slice, nodes: list[NodeEntry]) -> None:
         for node, values in _side_rows(self._graph.collectives, part, nodes):
             kind, group_set, comm_bytes, operand_bytes, result_bytes, channel, reduction = values
             if node.collective is not None:
                 raise InvariantError(f"node {node.id} has two rows in collectives")
-            node.collective = Collective(
+            node.collective = CollectiveEntry(
                 kind=_COLLECTIVES[kind],
                 group_set=None if group_set < 0 else group_set,
                 comm_bytes=spell_number(comm_bytes),
@@ -376,19 +376,19 @@ class _NodeSpeller:
                 reduction=escape_text(self._graph.strings[reduction]),
             )
 
-    def _add_p2p(self, part: slice, nodes: list[Node]) -> None:
-        for node, (permutation, comm_bytes, tag, host) in _side_rows(self._graph.p2p, part, nodes):
-            if node.p2p is not None:
-                raise InvariantError(f"node {node.id} has two rows in p2p")
+    def _add_p2p(self, part: slice, nodes: list[NodeEntry]) -> None:
+        for entry, (permutation, comm_bytes, tag, host) in _side_rows(self._graph.p2p, part, nodes):
+            if entry.p2p is not None:
+                raise InvariantError(f"node {entry.id} has two rows in p2p")
             shown = None if permutation < 0 else permutation
-            node.p2p = P2p(permutation=shown, comm_bytes=spell_number(comm_bytes), tag=tag, host=host)
+            entry.p2p = P2pEntry(permutation=shown, comm_bytes=spell_number(comm_bytes), tag=tag, host=host)
 
-    def _add_contractions(self, part: slice, nodes: list[Node]) -> None:
+    def _add_contractions(self, part: slice, nodes: list[NodeEntry]) -> None:
         for node, values in _side_rows(self._graph.contractions, part, nodes):
             batch, m, n, k, flops, useful_flops, *types, products = values
             same = flops == useful_flops or (isnan(flops) and isnan(useful_flops))
             lhs, rhs, accumulator = map(spell_dtype, types)
-            entry = Contraction(
+            entry = ContractionEntry(
                 batch=batch,
                 m=m,
                 n=n,
@@ -402,8 +402,8 @@ class _NodeSpeller:
             )
             node.contractions = (*node.contractions, entry)
 
-    def extras(self, start: int, end: int) -> list[tuple[Extra, ...]]:
-        """The verbatim attributes of nodes ``start .. end - 1``; -1 is the file itself."""
+    def extras(self, start: int, end: int) -> list[tuple[ExtraEntry, ...]]:
+        """Return the verbatim attributes of nodes ``start .. end - 1``; -1 is the file itself."""
         table = self._graph.extra
         bounds = np.searchsorted(table.node, np.arange(start, end + 1))
         rows = range(int(bounds[0]), int(bounds[-1]))
@@ -415,27 +415,17 @@ class _NodeSpeller:
         ]
         return _rows(entries, bounds)
 
-    def _leave_out_inferred(self, nodes: list[Node]) -> None:
-        for node in nodes:
-            kind, op_class = inferred_kind(
-                collective=node.collective is not None,
-                p2p=node.p2p is not None,
-                contraction=bool(node.contractions),
-            )
-            if node.kind == _KINDS[kind]:
-                node.kind = ""
-            if node.op_class == _CLASSES[op_class]:
-                node.op_class = ""
 
-
-def _extra(key: str, tag: int, value: bytes) -> Extra:
-    """An attribute as people can read it where they can."""
+def _extra(key: str, tag: int, value: bytes) -> ExtraEntry:
+    """Return an attribute as text if it is readable, else as bytes."""
     try:
-        text = value.decode()
+        readable = value.decode()
     except UnicodeDecodeError:
-        return Extra(key=key, tag=tag, value=value)
-    is_plain = text.translate(_LINE_BREAKS).isprintable()
-    return Extra(key=key, tag=tag, text=text) if is_plain else Extra(key=key, tag=tag, value=value)
+        return ExtraEntry(key=key, tag=tag, value=value)
+    is_plain = readable.translate(_LINE_BREAKS).isprintable()
+    return (
+        ExtraEntry(key=key, tag=tag, text=readable) if is_plain else ExtraEntry(key=key, tag=tag, value=value)
+    )
 
 
 def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Item, ...]]:
@@ -443,8 +433,10 @@ def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Ite
     return [tuple(flat[start - first : end - first]) for start, end in pairwise(bounds.tolist())]
 
 
-def _side_rows(table: ColumnTable, part: slice, nodes: list[Node]) -> Iterator[tuple[Node, list[Any]]]:
-    """The rows of a side table that belong to nodes of the chunk: the node, and the other columns."""
+def _side_rows(
+    table: ColumnTable, part: slice, nodes: list[NodeEntry]
+) -> Iterator[tuple[NodeEntry, list[Any]]]:
+    """Yield the side-table rows of nodes of the chunk: the node, and the other columns."""
     columns = [getattr(table, name) for name in table.DTYPES]
     rows = slice(*np.searchsorted(columns[0], [part.start, part.stop]).tolist())
     for node, *values in zip(*(column[rows].tolist() for column in columns), strict=True):

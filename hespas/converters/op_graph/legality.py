@@ -1,7 +1,7 @@
-"""Checks that both spellings share: ids are unique, dependencies have no cycle, costs are legal,
-tables fit each other, groups stay in the job.
+"""Checks of op graphs in both spellings: unique ids, acyclic dependencies, legal costs and references.
 
-A strict read raises. A lenient one goes on: the values stand in the graph for the rules to find.
+A strict read raises. A lenient one continues, and the rules of the checker find the faults in the graph. A
+dependency on a node that does not exist cannot stay in the graph and is reported as ``ET006``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hespas.graph.errors import FormatError
 from hespas.graph.passes import find_cycle, leaves_loop
 
 __all__ = [
-    "Fault",
+    "FaultReporter",
     "check_cycle",
     "check_ids",
     "check_values",
@@ -32,15 +32,14 @@ __all__ = [
 ]
 
 
-# Which rank runs which class, run-length encoded: ``[class, how many ranks]`` in rank order.
-#
-# Ranks of the job whose program is not in the file have class -1.
-
 _Run = tuple[int, int]
 
 
 def encode_ranks(rank_class: SmallIntArray) -> tuple[_Run, ...]:
-    """The runs of a rank map. O(ranks), O(1) for a constant one."""
+    """Return the runs ``[class, number of ranks]`` of a rank map. O(ranks), O(1) for a constant one.
+
+    Ranks of the job whose program is not in the file have class -1.
+    """
     if 0 in rank_class.strides or not len(rank_class):
         return ((int(rank_class[0]), len(rank_class)),) if len(rank_class) else ()
     starts = np.flatnonzero(np.diff(rank_class, prepend=rank_class[0] - 1))
@@ -49,21 +48,21 @@ def encode_ranks(rank_class: SmallIntArray) -> tuple[_Run, ...]:
 
 
 def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: int) -> SmallIntArray:
-    """The rank map; raises ``ValueError`` where runs, number of ranks and classes disagree."""
+    """Return the rank map; raises ``ValueError`` if runs, number of ranks and classes disagree."""
     if runs is None:
         if classes != 1:
-            raise ValueError(f"rank_class must say which ranks run which of the {classes} classes")
+            raise ValueError(f"rank_class must assign ranks to the {classes} classes")
         runs = ((0, 1 if num_ranks is None else num_ranks),)
     total = sum(count for _, count in runs)
     if num_ranks is not None and total != num_ranks:
-        raise ValueError(f"rank_class covers {total} ranks, num_ranks says {num_ranks}")
+        raise ValueError(f"rank_class covers {total} ranks, but num_ranks is {num_ranks}")
     if not 1 <= total <= MAX_DEVICES:
-        raise ValueError(f"{total} ranks; from 1 to {MAX_DEVICES:,} are possible")
+        raise ValueError(f"{total} ranks; the supported range is 1 to {MAX_DEVICES:,}")
     wrong = [index for index, _ in runs if not ABSENT <= index < classes]
     if wrong:
-        raise ValueError(f"rank_class names class {wrong[0]}; there are {classes}")
+        raise ValueError(f"rank_class names class {wrong[0]}, but there are {classes}")
     if all(index == ABSENT or not count for index, count in runs):
-        raise ValueError("rank_class names no class: no rank of the job is here")
+        raise ValueError("rank_class names no class: the file has no rank of the job")
     if len(runs) == 1:
         return np.broadcast_to(np.int32(runs[0][0]), (total,))
     return np.repeat(
@@ -71,15 +70,12 @@ def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: in
     )
 
 
-# --- Ids and cycles. A lenient read goes on: a repeated id or a cycle stands in the graph for the rules to
-# find, a dependency on a node that does not exist cannot, and is recorded as ``ET006``.
-
 _SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """Where structural faults of one file go: into an exception, or into diagnostics where ``lenient``."""
+class FaultReporter:
+    """Reporter of structural faults of one file: an exception, or diagnostics if ``lenient``."""
 
     path: str
     lenient: bool
@@ -91,33 +87,33 @@ class Fault:
             raise FormatError(message, path=self.path, position=position, hint=hint)
 
     def report_lost(self, code: str, position: str, message: str, hint: str, count: int) -> None:
-        """Raise ``FormatError``, or record ``count`` findings of what the graph cannot show."""
+        """Raise ``FormatError``, or record ``count`` findings that the graph cannot show."""
         self.report(position, message, hint)
         self.diagnostics.error(code, position, message, path=self.path, count=count)
 
 
 def repeated_ids(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The ids that stand more than once, ascending. O(nodes), or O(nodes log nodes) where unsorted."""
+    """Return the repeated ids, ascending. O(nodes), or O(nodes log nodes) if unsorted."""
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
         return np.empty(0, np.uint64)
     values, counts = np.unique(ids, return_counts=True)
     return values[counts > 1]
 
 
-def check_ids(ids: NDArray[np.uint64], fault: Fault) -> None:
-    """Every node has an id of its own."""
+def check_ids(ids: NDArray[np.uint64], fault: FaultReporter) -> None:
+    """Check that every node has a unique id."""
     repeated = repeated_ids(ids)
     if len(repeated):
         first = int(repeated[0])
         fault.report(
             f"node {first}",
-            f"node id {first} stands {int((ids == first).sum())} times",
+            f"node id {first} occurs {int((ids == first).sum())} times",
             "give every node its own id, or leave ids out to number nodes by position",
         )
 
 
-def check_cycle(graph: OpGraph, fault: Fault) -> None:
-    """No node waits for itself. O(nodes) where nodes stand in a valid order."""
+def check_cycle(graph: OpGraph, fault: FaultReporter) -> None:
+    """Check that no node waits for itself. O(nodes) if nodes are in a valid order."""
     cycle = find_cycle(graph)
     if not cycle:
         return
@@ -143,21 +139,24 @@ _NODE_COSTS = (
     "duration_ns",
     "multiplicity",
 )
-_COST_HINT = "costs, sizes and trip counts are 0 or more and finite; null (NaN) says unknown"
-_EXTENT_HINT = "extents are 0 or more; -1 says unknown"
-_SHAPE_HINT = "no machine could hold it: correct the shape"
-_RANK_HINT = "state num_ranks, with every rank once in a group set at most and below num_ranks"
+_COST_HINT = "costs, sizes and trip counts are 0 or more and finite; null (NaN) is unknown"
+_EXTENT_HINT = "extents are 0 or more; -1 is unknown"
+_SHAPE_HINT = "correct the shape: no machine can hold such a tensor"
+_RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in a group set"
 
 
-def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
-    """Costs are neither negative nor infinite, loops carry values within themselves, what communicates
-    is of a kind that does, groups and permutations fit ``num_ranks``. O(size).
+def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: str) -> None:
+    """Check costs, carried values, kinds of communicating nodes, groups and permutations. O(size).
 
-    Passes, simulators and writers rely on it.
-
-    ``where`` leads to a table of the graph in positions: ``$.`` or ``field``.
+    Costs are neither negative nor infinite, loops carry values between their own nodes, and groups and
+    permutations fit ``num_ranks``. Passes, simulators and writers rely on it. ``where`` is the prefix of
+    positions of tables: ``$.`` or ``field``.
     """
-    _check_node_costs(graph, fault)
+    for name in _NODE_COSTS:
+        values: FloatArray = getattr(graph, name)
+        illegal = _first_illegal(values)
+        if illegal >= 0:
+            fault.report(f"node {graph.id[illegal]}", f"{name} is {values[illegal]:g}", _COST_HINT)
     _check_table_costs(graph, fault)
     _check_rows(graph.regions.trips, "trips", f"{where}regions", fault)
     _check_rows(graph.types.bytes, "bytes", f"{where}types", fault)
@@ -167,7 +166,13 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
     _check_types(graph, fault, where)
     _check_carried(graph, fault)
     _check_communication(graph, fault)
-    _check_group_sets(graph, num_ranks, fault, where)
+    for group_row, groups in enumerate(graph.group_sets):
+        try:
+            check_groups(groups, num_ranks)
+        except ValueError as error:
+            table = graph.collectives
+            owner = _owner(graph, table.node, table.group_set, group_row)
+            fault.report(owner or f"{where}group_sets[{group_row}]", f"groups: {error}", _RANK_HINT)
     for row, permutation in enumerate(graph.permutations):
         if permutation.num_ranks > num_ranks:
             fault.report(
@@ -178,7 +183,7 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
 
 
 def oversized_type(types: TensorTypes) -> int:
-    """The first type of more elements than both spellings can state, -1 for none. O(extents)."""
+    """Return the first type of more elements than both spellings can state, -1 for none. O(extents)."""
     owners = np.repeat(np.arange(len(types)), np.diff(types.dim_offsets))
     digits = np.bincount(owners, weights=np.log2(np.maximum(types.dims, 1)), minlength=len(types))
     for row in np.flatnonzero(digits > _SURELY_FITTING_DIGITS).tolist():
@@ -188,39 +193,44 @@ def oversized_type(types: TensorTypes) -> int:
     return -1
 
 
-def _check_types(graph: OpGraph, fault: Fault, where: str) -> None:
-    """A type has one size: formats that spell it out at each tensor know no rows."""
+def _check_types(graph: OpGraph, fault: FaultReporter, where: str) -> None:
+    """Check that a type has one size: formats that spell types at each tensor have no rows."""
     types = graph.types
     sizes: dict[tuple[int, tuple[int, ...], bool, str], tuple[int, float]] = {}
-    for row, (code, size) in enumerate(zip(types.dtype.tolist(), types.bytes.tolist(), strict=True)):
-        encoding = graph.strings[int(types.encoding[row])]
+    for type_row, (code, size) in enumerate(zip(types.dtype.tolist(), types.bytes.tolist(), strict=True)):
+        encoding = graph.strings[int(types.encoding[type_row])]
         first, before = sizes.setdefault(
-            (code, types.shape(row), bool(types.bounded[row]), encoding), (row, size)
+            (code, types.shape(type_row), bool(types.bounded[type_row]), encoding), (type_row, size)
         )
         if size != before and not (isnan(size) and isnan(before)):
-            message = f"the type stands in row {first} already, of {before:g} bytes there and {size:g} here"
-            fault.report(f"{where}types[{row}]", message, "state each type once, with the size of a tensor")
+            message = f"the type is already row {first} with {before:g} bytes, but has {size:g} bytes here"
+            fault.report(
+                f"{where}types[{type_row}]", message, "state each type once, with the size of a tensor"
+            )
             return
 
 
-def _check_carried(graph: OpGraph, fault: Fault) -> None:
+def _check_carried(graph: OpGraph, fault: FaultReporter) -> None:
+    """Check that carried values join nodes of one loop."""
     outside = np.flatnonzero(leaves_loop(graph))
     if not len(outside):
         return
     table = graph.regions
-    row = int(outside[0])
-    region = int(table.carried_region[row])
-    maker, user = (int(graph.id[ends[row]]) for ends in (table.carried_producer, table.carried_consumer))
+    carried_row = int(outside[0])
+    region = int(table.carried_region[carried_row])
+    maker, user = (
+        int(graph.id[ends[carried_row]]) for ends in (table.carried_producer, table.carried_consumer)
+    )
     label = graph.strings[int(table.label[region])]
     fault.report(
         f"node {user}",
-        f"loop {label or region} carries a value from node {maker} to node {user}, and not both are in it",
+        f"loop {label or region} carries a value from node {maker} to node {user}, but does not contain both",
         "carried values join nodes of one loop: correct the regions of the nodes, or drop the entry",
     )
 
 
-def _check_communication(graph: OpGraph, fault: Fault) -> None:
-    """Who is described as communicating does; streams, channels and tags are numbers."""
+def _check_communication(graph: OpGraph, fault: FaultReporter) -> None:
+    """Check that described collectives and messages belong to such nodes, and streams, channels and tags."""
     tables = (
         ("a collective", graph.collectives.node, (NodeKind.COLLECTIVE,)),
         ("a message", graph.p2p.node, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)),
@@ -230,10 +240,10 @@ def _check_communication(graph: OpGraph, fault: Fault) -> None:
         if len(other):
             node = int(nodes[other[0]])
             kind = NodeKind(int(graph.kind[node])).name.lower()
-            names = ", ".join(each.name.lower() for each in kinds)
+            names = ", ".join(member.name.lower() for member in kinds)
             message = f"{what} is described for a node of kind {kind}"
             fault.report(
-                f"node {graph.id[node]}", message, f"state one of the kinds {names}, or leave it out"
+                f"node {graph.id[node]}", message, f"use one of the kinds {names}, or remove the description"
             )
     numbers: tuple[tuple[str, SmallIntArray, SmallIntArray | IntArray], ...] = (
         ("stream", np.arange(len(graph), dtype=np.int32), graph.stream),
@@ -245,11 +255,11 @@ def _check_communication(graph: OpGraph, fault: Fault) -> None:
         if len(below):
             row = int(below[0])
             message = f"{name} is {int(values[row])}"
-            fault.report(f"node {graph.id[owners[row]]}", message, "state a number from 0 on; -1 says none")
+            fault.report(f"node {graph.id[owners[row]]}", message, "use a number of 0 or more; -1 is none")
 
 
 def _first_illegal(values: FloatArray) -> int:
-    """The first row with a cost below 0 or infinite, -1 for none. NaN is legal."""
+    """Return the first row with a cost below 0 or infinite, -1 for none. NaN is legal."""
     if not len(values):
         return -1
     seen = values[:1] if 0 in values.strides else values
@@ -259,15 +269,7 @@ def _first_illegal(values: FloatArray) -> int:
     return int(np.argmax((seen < 0) | (seen == np.inf)))
 
 
-def _check_node_costs(graph: OpGraph, fault: Fault) -> None:
-    for name in _NODE_COSTS:
-        values: FloatArray = getattr(graph, name)
-        row = _first_illegal(values)
-        if row >= 0:
-            fault.report(f"node {graph.id[row]}", f"{name} is {values[row]:g}", _COST_HINT)
-
-
-def _check_table_costs(graph: OpGraph, fault: Fault) -> None:
+def _check_table_costs(graph: OpGraph, fault: FaultReporter) -> None:
     collectives, p2p, contractions = graph.collectives, graph.p2p, graph.contractions
     columns: tuple[tuple[str, SmallIntArray, FloatArray], ...] = (
         ("comm_bytes", collectives.node, collectives.comm_bytes),
@@ -289,23 +291,13 @@ def _check_table_costs(graph: OpGraph, fault: Fault) -> None:
             fault.report(f"node {node}", f"extent {name} is {extents[row]}", _EXTENT_HINT)
 
 
-def _check_rows(values: FloatArray, name: str, table: str, fault: Fault) -> None:
+def _check_rows(values: FloatArray, name: str, table: str, fault: FaultReporter) -> None:
     row = _first_illegal(values)
     if row >= 0:
         fault.report(f"{table}[{row}]", f"{name} is {values[row]:g}", _COST_HINT)
 
 
 def _owner(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray, row: int) -> str:
-    """The first node that uses a row, as a position; empty where none does."""
+    """Return the first node that uses a row, as a position; empty if there is none."""
     users = np.flatnonzero(rows == row)
     return f"node {graph.id[nodes[users[0]]]}" if len(users) else ""
-
-
-def _check_group_sets(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
-    for row, groups in enumerate(graph.group_sets):
-        try:
-            check_groups(groups, num_ranks)
-        except ValueError as error:
-            table = graph.collectives
-            owner = _owner(graph, table.node, table.group_set, row)
-            fault.report(owner or f"{where}group_sets[{row}]", f"groups: {error}", _RANK_HINT)

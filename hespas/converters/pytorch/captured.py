@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hespas.converters.linking import Nesting, around_launch
+from hespas.converters.linking import EventNesting, around_launch
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace, read_events
 from hespas.converters.pytorch.links import link_device_events, nesting_of, thread_key
 from hespas.converters.pytorch.recognition import is_profile
@@ -96,7 +96,7 @@ class Capture:
 
     path: Path
     trace: KinetoTrace
-    nesting: Nesting
+    nesting: EventNesting
     graphs: tuple[CapturedGraph, ...]
 
     def described(self, graph: CapturedGraph) -> tuple[tuple[str, ...], ...]:
@@ -181,7 +181,7 @@ def read_captures(paths: Sequence[Path], max_bytes: int) -> list[Capture]:
     return captures
 
 
-def capture_of(path: Path, trace: KinetoTrace, nesting: Nesting, first_family: int = 0) -> Capture:
+def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_family: int = 0) -> Capture:
     """Return the captured graphs of a trace; ``nesting`` is that of its host operations.
 
     A graph is the launches between the calls that begin and end a capture. Without such calls, all launches
@@ -193,7 +193,7 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: Nesting, first_family: i
     did_not_run = (kind != _OTHER) & ~np.isin(calls.correlation, trace.device.correlation)
     launches = np.flatnonzero(did_not_run)
     launches = launches[np.argsort(calls.start_ns[launches], kind="stable")]
-    enclosing = Nesting.of(thread_key(calls), calls.start_ns, calls.end_ns, launches).parent
+    enclosing = EventNesting.of(thread_key(calls), calls.start_ns, calls.end_ns, launches).parent
     launches = launches[enclosing[launches] < 0]  # a call inside another one is the same node
     host = around_launch(nesting, launches, thread_key(calls), calls.start_ns)
     names = _kernel_names(trace, nesting, launches, host)
@@ -304,7 +304,7 @@ def _call_kind(name: str) -> int:
     return FILL if _FILLS.match(name) else _OTHER
 
 
-def _kernel_names(trace: KinetoTrace, nesting: Nesting, launches: IntArray, host: IntArray) -> list[str]:
+def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray, host: IntArray) -> list[str]:
     """Return the kernel name of each captured launch.
 
     If the call does not state it, the name comes from launches that ran (a warm-up) at the same site: same

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.linking import Nesting, nearest
+from hespas.converters.linking import EventNesting, nearest
 from hespas.converters.pytorch.captured import (
     Capture,
     begins_captures,
@@ -48,7 +48,7 @@ class JoinedTrace(NamedTuple):
     """
 
     trace: KinetoTrace
-    nesting: Nesting
+    nesting: EventNesting
     links: DeviceLinks
     own_host: int
     facts: dict[str, str]
@@ -132,7 +132,7 @@ class _ReplayOperations:
     """Adds captured operations to a trace, replay by replay."""
 
     def __init__(
-        self, trace: KinetoTrace, nesting: Nesting, links: DeviceLinks, captures: Sequence[Capture]
+        self, trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, captures: Sequence[Capture]
     ) -> None:
         self.trace, self.nesting, self.links, self.captures = trace, nesting, links, captures
         self.graphs = [graph for capture in captures for graph in capture.graphs]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from hespas.converters.linking import Nesting, around_launch, nearest
+from hespas.converters.linking import EventNesting, around_launch, nearest
 from hespas.converters.pytorch.communication import (
     C10D,
     UNKNOWN,
@@ -113,7 +113,7 @@ def range_bytes(trace: KinetoTrace, row: int) -> float:
 
 
 def host_communications(
-    trace: KinetoTrace, nesting: Nesting, find: Callable[[int], Communication | None]
+    trace: KinetoTrace, nesting: EventNesting, find: Callable[[int], Communication | None]
 ) -> dict[int, Communication]:
     """Return the communications that host operations start, by operation.
 
@@ -143,7 +143,7 @@ def host_communications(
 
 
 def kernel_communications(
-    trace: KinetoTrace, nesting: Nesting, links: DeviceLinks, host_comms: dict[int, Communication]
+    trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, host_comms: dict[int, Communication]
 ) -> KernelCommunications:
     """Find the communication of every communication kernel of a trace with a device.
 

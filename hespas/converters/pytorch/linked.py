@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.common_order import common_order
-from hespas.converters.linking import Nesting
+from hespas.converters.linking import EventNesting, common_order
 from hespas.converters.pytorch.communication import Communication, recorded_communication
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
@@ -149,7 +148,7 @@ class LinkedTrace:
     """
 
     kineto: KinetoTrace
-    nesting: Nesting
+    nesting: EventNesting
     links: DeviceLinks
     events: HostColumns
     trace: HostTrace | None

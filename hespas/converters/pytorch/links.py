@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
+from hespas.converters.linking import EventNesting, around_launch, match_rows, nearest
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
 from hespas.graph import StepRanges
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
@@ -60,12 +60,12 @@ def thread_key(events: Events) -> IntArray:
     return (events.process.astype(np.int64) << 32) | events.thread
 
 
-def nesting_of(events: Events) -> Nesting:
+def nesting_of(events: Events) -> EventNesting:
     """Return the events of each thread as a forest."""
-    return Nesting.of(thread_key(events), events.start_ns, events.end_ns)
+    return EventNesting.of(thread_key(events), events.start_ns, events.end_ns)
 
 
-def link_device_events(trace: KinetoTrace, nesting: Nesting) -> DeviceLinks:
+def link_device_events(trace: KinetoTrace, nesting: EventNesting) -> DeviceLinks:
     """Find the launch and the operation of every device event; ``nesting`` is that of the host events."""
     device, calls = trace.device, trace.launch
     launch = match_rows((calls.correlation,), (device.correlation,))
@@ -77,7 +77,7 @@ def link_device_events(trace: KinetoTrace, nesting: Nesting) -> DeviceLinks:
     return DeviceLinks(launch, np.where(fallback, by_id, host), linked_by)
 
 
-def owner_with_shapes(host: HostEvents, nesting: Nesting, of: IntArray) -> IntArray:
+def owner_with_shapes(host: HostEvents, nesting: EventNesting, of: IntArray) -> IntArray:
     """Return the innermost operation with recorded input shapes around each operation (-1: none)."""
     return nearest(host.dims_row > 0, nesting.parent, of)
 

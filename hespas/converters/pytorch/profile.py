@@ -10,7 +10,7 @@ import numpy as np
 
 from hespas.converters.chrome_events import report_repairs
 from hespas.converters.launch_shapes import blocks_of_threads
-from hespas.converters.linking import Nesting
+from hespas.converters.linking import EventNesting
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
 from hespas.converters.pytorch.kernel_communications import (
     KernelCommunications,
@@ -59,7 +59,7 @@ def first_ns(trace: KinetoTrace) -> int:
 
 
 def profile_of(
-    name: str, trace: KinetoTrace, nesting: Nesting, links: DeviceLinks, comms: KernelCommunications
+    name: str, trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, comms: KernelCommunications
 ) -> Profile:
     """Return the profile of a linked trace; events and host operations keep the order of the trace."""
     base_ns, device, host = first_ns(trace), trace.device, trace.host
@@ -149,7 +149,7 @@ _GRID_IN_THREADS = frozenset({"hipExtModuleLaunchKernel", "hipHccModuleLaunchKer
 """HIP calls whose grid counts threads. Kineto records it unchanged."""
 
 
-def host_ops(host: HostEvents, nesting: Nesting, base_ns: int) -> HostOps:
+def host_ops(host: HostEvents, nesting: EventNesting, base_ns: int) -> HostOps:
     """Return the operations of the host, with times since ``base_ns``."""
     return HostOps.of(
         name_row=host.name_row,

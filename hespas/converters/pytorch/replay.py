@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.common_order import common_order
+from hespas.converters.linking import common_order
 from hespas.converters.pytorch.captured import (
     COPY,
     FILL,

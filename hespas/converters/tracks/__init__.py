@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hespas.converters.comm_matching import match_profiles
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.meetings import meetings_of
 from hespas.converters.tracks.simulated import SimulatedRun, tracks_of_timeline
 from hespas.converters.tracks.slices import (
     Argument,
@@ -76,7 +76,7 @@ def joined_tracks(
     """Return the tracks of several values, each with its label.
 
     Arrows between profiles go along the members of each collective, and from sender to receiver; see
-    :mod:`hespas.converters.meetings`. Raises as :func:`tracks_of` does.
+    :mod:`hespas.converters.comm_matching`. Raises as :func:`tracks_of` does.
     """
     track_sets = [(label, tracks_of(value, diagnostics, arrows=arrows)) for label, value in values]
     if not arrows:
@@ -87,7 +87,7 @@ def joined_tracks(
         for (_, value), first in zip(values, first_slice, strict=False)
         if isinstance(value, Profile)
     ]
-    events = meetings_of([profile for profile, _ in measured])
+    events = match_profiles([profile for profile, _ in measured])
     slices_of = [slices_of_events(profile) for profile, _ in measured]
     slices = np.array(
         [

@@ -311,7 +311,7 @@ def test_permutation_and_messages(read_text: ReadText) -> None:
     ("header", "line", "message"),
     [
         (", num_partitions=4", "replica_groups=[1,8]<=[8]", "over at most 4 devices"),
-        (", num_partitions=4", "replica_groups={{0,1},{1,2}}", "in two places"),
+        (", num_partitions=4", "replica_groups={{0,1},{1,2}}", "is repeated"),
         (", num_partitions=4", "replica_groups={{0,9}}", "outside 0..3"),
     ],
 )

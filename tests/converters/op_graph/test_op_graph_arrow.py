@@ -21,8 +21,8 @@ from hespas.converters.op_graph.arrow_layout import (
     COLUMNS,
     ArrowColumns,
     ArrowSource,
-    Binary,
-    Ragged,
+    BinaryColumn,
+    RaggedColumn,
     save_arrow,
 )
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, Workload
@@ -182,7 +182,7 @@ def test_dangling_dep_names_the_node(make_graph: MakeGraph, tmp_path: Path) -> N
     columns = columns_of(graph, tmp_path)
     values = columns.ragged["data_deps"].values.copy()
     values[-1:] = np.array([40], np.int32)
-    columns.ragged["data_deps"] = Ragged(columns.ragged["data_deps"].offsets, values)
+    columns.ragged["data_deps"] = RaggedColumn(columns.ragged["data_deps"].offsets, values)
     owner = graph.id[int(np.flatnonzero(graph.data_deps.lengths)[-1])]
     with pytest.raises(FormatError) as caught:
         check_columns(columns, "f")
@@ -206,16 +206,16 @@ def damage_order(columns: ArrowColumns) -> None:
 
 
 def damage_empty_text(columns: ArrowColumns) -> None:
-    columns.binary["strings"] = Binary.from_items([b"x"] * 12)
+    columns.binary["strings"] = BinaryColumn.from_items([b"x"] * 12)
 
 
 def damage_utf8(columns: ArrowColumns) -> None:
-    columns.binary["strings"] = Binary.from_items([b"", b"a\xff", *[b""] * 10])
+    columns.binary["strings"] = BinaryColumn.from_items([b"", b"a\xff", *[b""] * 10])
 
 
 def damage_text_boundary(columns: ArrowColumns) -> None:
     offsets = np.array([0, 0, 1, *[2] * 10], np.int64)
-    columns.binary["strings"] = Binary(offsets, "é".encode())
+    columns.binary["strings"] = BinaryColumn(offsets, "é".encode())
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_illegal_values_are_refused(column: str, value: float, make_graph: MakeG
 def test_a_tensor_no_json_can_state_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
     columns = columns_of(make_graph(1, 40), tmp_path)
     offsets, extents = columns.ragged["types.dims"].offsets, columns.ragged["types.dims"].values
-    columns.ragged["types.dims"] = Ragged(offsets, np.full(len(extents), 2**32, extents.dtype))
+    columns.ragged["types.dims"] = RaggedColumn(offsets, np.full(len(extents), 2**32, extents.dtype))
     path = tmp_path / "damaged.opgraph"
     save_arrow(path, HEADER, [columns])
     with pytest.raises(FormatError, match=r"more than 2\*\*63 elements") as caught:
@@ -297,7 +297,7 @@ def test_cycle_and_duplicate_id(tmp_path: Path) -> None:
         read(path)
     builder.set_id(1, 5)
     path = write(Workload.spmd(builder.build(), 1), tmp_path / "twice.opgraph")
-    with pytest.raises(FormatError, match="stands 2 times"):
+    with pytest.raises(FormatError, match="occurs 2 times"):
         read(path)
     diagnostics = Diagnostics()
     read_arrow(path, ReadOptions(lenient=True), diagnostics)
@@ -325,7 +325,7 @@ def test_foreign_arrow_file_is_told(tmp_path: Path) -> None:
     path = tmp_path / "other.arrow"
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(FormatError, match="no op graph"):
+    with pytest.raises(FormatError, match="not an op graph"):
         read(path)
 
 

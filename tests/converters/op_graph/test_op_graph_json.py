@@ -208,20 +208,28 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ('{"nodes":[\n\n{"op" "a"}]}', "line 3, byte 18", "expected ':'"),
         ('{"nodes":[{"op":"a","deps":[]}]', "line 1, byte 31", "ends early"),
         ('{"nodes":[{"op":"a","deps":[],"region":0}]}', "line 1, byte 10, node 0", "region 0"),
-        ('{"nodes":[{"id":9,"op":"a","deps":[],"class":"x"}]}', "line 1, byte 10, node 9", "'x' is none of"),
+        (
+            '{"nodes":[{"id":9,"op":"a","deps":[],"class":"x"}]}',
+            "line 1, byte 10, node 9",
+            "'x' is not one of",
+        ),
         (
             '{"nodes":[{"op":"a","deps":[],"results":["q8[2]"]}]}',
             "line 1, byte 10, node 0",
             "element type 'q8'",
         ),
-        ('{"nodes":[{"op":"a","deps":[],"results":["f32[2"]}]}', "line 1, byte 10, node 0", "no tensor type"),
+        (
+            '{"nodes":[{"op":"a","deps":[],"results":["f32[2"]}]}',
+            "line 1, byte 10, node 0",
+            "not a tensor type",
+        ),
         ('{"nodes":[{"op":"a","deps":[7]}]}', "node 0", "depends on node 7"),
         (
             '{"nodes":[{"id":4,"op":"a","deps":[3]},{"id":3,"op":"b","deps":[4]}]}',
             "node 4",
             "cycle: 4 -> 3 -> 4",
         ),
-        ('{"nodes":[{"id":4,"op":"a","deps":[]},{"id":4,"op":"b","deps":[]}]}', "node 4", "stands 2 times"),
+        ('{"nodes":[{"id":4,"op":"a","deps":[]},{"id":4,"op":"b","deps":[]}]}', "node 4", "occurs 2 times"),
         ('{"nodes":[{"op":"a","deps":[18446744073709551616]}]}', "line 1, byte 10, node 0", "2**64"),
         ('{"group_sets":["[2,2]<=[5]"],"nodes":[]}', "$", "do not fill"),
         ('{"group_sets":["[1,9999999999]<=[9999999999]"],"nodes":[]}', "$", "past 16,777,216"),
@@ -232,11 +240,11 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ('{"nodes":[],"rank_class":[[0,2],[1,2]]}', "header", "class 1"),
         ('{"nodes":[],"rank_class":[[0,2]],"num_ranks":3}', "header", "covers 2 ranks"),
         ('{"nodes":[],"num_ranks":2000000000}', "header", "2000000000 ranks"),
-        ('{"rank_classes":[{"nodes":[]},{"nodes":[]}]}', "header", "which of the 2 classes"),
+        ('{"rank_classes":[{"nodes":[]},{"nodes":[]}]}', "header", "to the 2 classes"),
         (
             '{"rank_classes":[{"nodes":[]}],"types":["f32"]}',
             "line 1, byte 39, $.types",
-            "belongs into a class",
+            "belongs to a class",
         ),
         (
             '{"rank_classes":[{"nodes":[],"types":[3]}]}',
@@ -269,12 +277,12 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
                 '"nodes":[{"op":"a","deps":[],"region":0},{"op":"b","deps":[]}]}'
             ),
             "node 1",
-            "loop loop carries a value from node 0 to node 1, and not both are in it",
+            "loop loop carries a value from node 0 to node 1, but does not contain both",
         ),
         (
             '{"rank_class":[[-1,4]],"nodes":[{"op":"a","deps":[]}]}',
             "header",
-            "no rank of the job is here",
+            "the file has no rank of the job",
         ),
         (
             '{"nodes":[{"op":"a","deps":[],"collective":{"kind":"all_reduce","group_set":0}}]}',
@@ -284,7 +292,7 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         (
             '{"types":["i4[2]",{"type":"i4[2]"}],"nodes":[{"op":"a","deps":[],"operands":["i4[2]"]}]}',
             "line 1, byte 45, node 0",
-            "say which with #row",
+            "name one with #row",
         ),
     ],
 )

@@ -74,13 +74,13 @@ def test_smallest_document_fits(schema: Schema) -> None:
     ("definition", "struct"),
     [
         ("rankClass", document.RankClass),
-        ("node", document.Node),
-        ("collective", document.Collective),
-        ("p2p", document.P2p),
-        ("contraction", document.Contraction),
-        ("region", document.Region),
-        ("extra", document.Extra),
-        ("tensorType", document.TensorType),
+        ("node", document.NodeEntry),
+        ("collective", document.CollectiveEntry),
+        ("p2p", document.P2pEntry),
+        ("contraction", document.ContractionEntry),
+        ("region", document.RegionEntry),
+        ("extra", document.ExtraEntry),
+        ("tensorType", document.TensorTypeEntry),
         ("permutation", document.PermutationSpec),
     ],
 )
@@ -94,7 +94,7 @@ def test_schema_and_structs_have_the_same_fields(
 
 
 def test_schema_and_document_have_the_same_fields(schema: Schema) -> None:
-    assert set(schema["properties"]) == set(document.Document.__struct_encode_fields__)
+    assert set(schema["properties"]) == set(document.OpGraphDocument.__struct_encode_fields__)
 
 
 def test_schema_lists_the_enumerations(schema: Schema) -> None:

@@ -302,7 +302,7 @@ def test_the_event_with_a_bad_time_is_named(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.json", host("a", 0, 5), kernel("ok", 1, 2), kernel("gemm", 1, 2) | {"ts": None}
     )
-    with pytest.raises(FormatError, match=r"'gemm' .* null is no time") as caught:
+    with pytest.raises(FormatError, match=r"'gemm' .* null is not a time") as caught:
         read(path)
     assert caught.value.position == "event 3, field 'ts'"
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.common_order import common_order
-from hespas.converters.linking import exclusive
+from hespas.converters.linking import common_order, exclusive
 from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, kind_of_word
 from hespas.converters.pytorch.draft import Edges, flow_of
 from hespas.converters.pytorch.events import TextRows, integer, integers, read_events

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.meetings import clock_shifts, meetings_of
+from hespas.converters.comm_matching import clock_shifts, match_profiles
 from hespas.converters.tracks import joined_tracks
 from hespas.graph import Diagnostics, MeasuredComms, Profile, StringTableBuilder
 
@@ -42,7 +42,7 @@ def _profile(rank: int, talks: Sequence[Talk]) -> Profile:
 
 def _joined(profiles: Sequence[Profile]) -> tuple[list[tuple[tuple[int, int], tuple[int, int]]], ...]:
     """Arrows of collectives and of messages as pairs of (profile, event)."""
-    found = meetings_of(profiles)
+    found = match_profiles(profiles)
     where = list(zip(found.profile.tolist(), found.event.tolist(), strict=True))
     return tuple([(where[one], where[other]) for one, other in rows] for rows in found.pairs())
 
