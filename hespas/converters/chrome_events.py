@@ -95,12 +95,12 @@ def event_times(
     it for an end before its start, or for an event that never ended. So is null. Raises ``FormatError`` with
     the event and the field for any other time that is not a number or too large.
     """
-    start_ns = _whole([events[place].ts for place in chosen])
-    duration_ns = _whole([events[place].dur for place in chosen])
+    start_ns = _whole([events[row].ts for row in chosen])
+    duration_ns = _whole([events[row].dur for row in chosen])
     unknown = np.zeros(len(chosen), np.bool_)
     if start_ns is None or duration_ns is None:
         exact = _EXACT_EVENTS.decode(array)
-        times = [_exact_times(exact[place], events[place], path, before + place) for place in chosen]
+        times = [_exact_times(exact[row], events[row], path, before + row) for row in chosen]
         start_ns, duration_ns, missing = (np.array(column, np.int64) for column in zip(*times, strict=True))
         unknown = missing.astype(np.bool_)
     end_ns = start_ns + duration_ns
@@ -430,8 +430,14 @@ class EventStream:
             return b"{}"
         header = self._closed(before, rest)
         keys = [key.start() for key in _KEY.finditer(header)]
-        if len(keys) > 1:
-            self._refuse_other_lists(header, keys, len(before))
+        if len(keys) > 1:  # JSON keeps the last of several lists, and an inner one is not the document's
+            depth = BracketScan().scan(header).depth
+            own = [offset for offset in keys if depth[offset] == 1]
+            if own != [offset for offset in keys if offset < len(before)][-1:]:
+                offset = own[-1] if own else keys[0]
+                omitted = self._read_bytes - len(header) if offset >= len(before) else 0
+                message = "the list 'traceEvents' occurs twice, or inside another value"
+                raise self._error(message, omitted + offset)
         return header
 
     def _closed(self, before: bytes, rest: bytes) -> bytes:
@@ -468,16 +474,6 @@ class EventStream:
             self.repairs = counted
             return error
         return mended
-
-    def _refuse_other_lists(self, header: bytes, keys: list[int], behind: int) -> None:
-        """Raise ``FormatError`` for a second or inner list: JSON keeps the last of several lists."""
-        own = [offset for offset, depth in zip(keys, _depths_at(header, keys), strict=True) if depth == 1]
-        if own != [offset for offset in keys if offset < behind][-1:]:
-            offset = own[-1] if own else keys[0]
-            left_out = self._read_bytes - len(header) if offset >= behind else 0
-            raise self._error(
-                "the list 'traceEvents' occurs twice, or inside another value", left_out + offset
-            )
 
     def _cut_error(self, message: str) -> FormatError:
         """Return the error for a truncated file, with the number of recoverable events."""
@@ -580,9 +576,3 @@ def likely_cut(text: bytes | bytearray) -> int:
         if rest.startswith(b",") and rest[1:].lstrip().startswith(b"{"):
             return at + 1
     return 0
-
-
-def _depths_at(text: bytes, places: Sequence[int]) -> list[int]:
-    """How many brackets, outside strings, are open at some positions of a document. O(len(text))."""
-    bracket_depth = BracketScan().scan(text).depth
-    return [int(bracket_depth[place]) for place in places]

@@ -107,7 +107,7 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
         rows = slice(first, first + _BLOCK)
         parents: list[int] = []
         columns = (thread[rows].tolist(), start[rows].tolist(), end[rows].tolist())
-        for place, (owner, begin, behind) in enumerate(zip(*columns, strict=True), first):
+        for index, (owner, begin, behind) in enumerate(zip(*columns, strict=True), first):
             if owner != last:
                 stack, ends = [-1], [never]
                 last = owner
@@ -115,7 +115,7 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
                 stack.pop()
                 ends.pop()
             parents.append(stack[-1])
-            stack.append(place)
+            stack.append(index)
             ends.append(behind)
         parent[rows] = parents
     return parent
@@ -167,16 +167,16 @@ def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
     return result
 
 
-def match_rows(known: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
+def match_rows(rows: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
     """Return the first row of ``known`` columns with the wanted numbers, -1 without a match.
 
     A number below 0 in the last column matches nothing.
     """
-    count, questions = len(known[0]), len(wanted[0])
+    count, questions = len(rows[0]), len(wanted[0])
     if not count or not questions:
         return np.full(questions, -1, np.int64)
     key = np.zeros(count + questions, np.int64)
-    for ours, theirs in zip(known, wanted, strict=True):
+    for ours, theirs in zip(rows, wanted, strict=True):
         values = np.concatenate((ours, theirs))
         lowest, highest = int(values.min()), int(values.max())
         if highest - lowest < 1 << 31:

@@ -341,7 +341,14 @@ class _ColumnChecks:
         self._within("carried.region", columns.flat["carried.region"], 0, self._rows("regions.parent"))
         for name in RAGGED_NODE_COLUMNS:
             high = types if name in {"operands", "results"} else self.nodes
-            self._within_ragged(name, high)
+            ragged = columns.ragged[name]
+            index = _first_outside(ragged.values, 0, high)
+            if index >= 0:
+                node = int(np.searchsorted(ragged.offsets, index, side="right")) - 1
+                raise self._error(
+                    f"{name} {ragged.values[index]} is outside 0..{high - 1}",
+                    position=f"node {columns.flat['id'][node]}",
+                )
         self._within("types.dims", columns.ragged["types.dims"].values, -1, 2**63 - 1)
 
     def _rows(self, column: str) -> int:
@@ -360,17 +367,6 @@ class _ColumnChecks:
         else:
             owner = f"field {name!r}, row {row}"
         raise self._error(f"{name} {values[row]} is outside {low}..{high - 1}", position=owner)
-
-    def _within_ragged(self, name: str, high: int) -> None:
-        ragged = self.columns.ragged[name]
-        index = _first_outside(ragged.values, 0, high)
-        if index < 0:
-            return
-        node = int(np.searchsorted(ragged.offsets, index, side="right")) - 1
-        raise self._error(
-            f"{name} {ragged.values[index]} is outside 0..{high - 1}",
-            position=f"node {self.columns.flat['id'][node]}",
-        )
 
     def order(self) -> None:
         flat = self.columns.flat

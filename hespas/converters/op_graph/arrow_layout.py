@@ -21,7 +21,7 @@ the hub is one contiguous buffer of the file and is used without a copy::
   with ``name``, ``metadata`` and ``rank_class`` (runs of ``[class, number of ranks]``; class -1: not in the
   file).
 
-Codes are those of :mod:`hespas.graph.opgraph` and :data:`hespas.graph.DTYPES`; -1 and NaN are unknown.
+Codes are defined in :mod:`hespas.graph.opgraph` and :data:`hespas.graph.DTYPES`; -1 and NaN are unknown.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ __all__ = [
     "MAX_ELEMENTS",
     "SCHEMA_ID",
     "ClassOutline",
-    "CollectiveEntry",
     "CommunicatorGroups",
     "ContractionEntry",
     "Count",
+    "DocumentCollective",
     "DocumentOutline",
     "DocumentVersion",
     "ExtraEntry",
@@ -127,7 +127,7 @@ class DocumentOutline(Struct):
     rank_classes: list[ClassOutline] | None = None
 
 
-class CollectiveEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Row of :class:`hespas.graph.opgraph.CollectiveTable`; ``groups`` is an inline group set."""
 
     kind: str
@@ -230,7 +230,7 @@ class NodeEntry(
     region: Row = -1
     stream: _Int32 = -1
     resource: str = ""
-    collective: CollectiveEntry | None = None
+    collective: DocumentCollective | None = None
     p2p: P2pEntry | None = None
     contractions: tuple[ContractionEntry, ...] = ()
     source: str = ""

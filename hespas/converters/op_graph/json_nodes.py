@@ -16,8 +16,8 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from hespas.converters.op_graph.document import (
-    CollectiveEntry,
     ContractionEntry,
+    DocumentCollective,
     ExtraEntry,
     NodeEntry,
     P2pEntry,
@@ -413,7 +413,7 @@ class _SideTables:
         self.contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
         self.extra: list[tuple[int, int, int, bytes]] = []
 
-    def add_collective(self, node: int, entry: CollectiveEntry) -> None:
+    def add_collective(self, node: int, entry: DocumentCollective) -> None:
         """Add a node's ``collective``."""
         self.collectives.append(
             (
@@ -428,7 +428,7 @@ class _SideTables:
             )
         )
 
-    def _group_row(self, entry: CollectiveEntry) -> int:
+    def _group_row(self, entry: DocumentCollective) -> int:
         if entry.groups is None:
             row = -1 if entry.group_set is None else entry.group_set
             return _checked("group_set", row, -1, len(self.group_sets))

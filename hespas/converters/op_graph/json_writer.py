@@ -18,8 +18,8 @@ from hespas._version import __version__
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.op_graph.document import (
     SCHEMA_ID,
-    CollectiveEntry,
     ContractionEntry,
+    DocumentCollective,
     ExtraEntry,
     GroupSpec,
     NodeEntry,
@@ -216,8 +216,8 @@ def _types(graph: OpGraph) -> list[str | TensorTypeEntry]:
         if same and not encoding:
             entries.append(spelling)
             continue
-        stated = msgspec.UNSET if same else spell_number(size)
-        entries.append(TensorTypeEntry(type=spelling, encoding=escape_text(encoding), bytes=stated))
+        stated_bytes = msgspec.UNSET if same else spell_number(size)
+        entries.append(TensorTypeEntry(type=spelling, encoding=escape_text(encoding), bytes=stated_bytes))
     return entries
 
 
@@ -366,7 +366,7 @@ class _NodeSpeller:
             kind, group_set, comm_bytes, operand_bytes, result_bytes, channel, reduction = values
             if node.collective is not None:
                 raise InvariantError(f"node {node.id} has two rows in collectives")
-            node.collective = CollectiveEntry(
+            node.collective = DocumentCollective(
                 kind=_COLLECTIVES[kind],
                 group_set=None if group_set < 0 else group_set,
                 comm_bytes=spell_number(comm_bytes),

@@ -255,7 +255,7 @@ def _check_communication(graph: OpGraph, fault: FaultReporter) -> None:
         if len(below):
             row = int(below[0])
             message = f"{name} is {int(values[row])}"
-            fault.report(f"node {graph.id[owners[row]]}", message, "use a number of 0 or more; -1 is none")
+            fault.report(f"node {graph.id[owners[row]]}", message, "use a number of 0 or more; -1 means none")
 
 
 def _first_illegal(values: FloatArray) -> int:
@@ -298,6 +298,6 @@ def _check_rows(values: FloatArray, name: str, table: str, fault: FaultReporter)
 
 
 def _owner(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray, row: int) -> str:
-    """Return the first node that uses a row, as a position; empty if there is none."""
+    """Return the first node that uses a row, as a position; empty if the row is unused."""
     users = np.flatnonzero(rows == row)
     return f"node {graph.id[nodes[users[0]]]}" if len(users) else ""

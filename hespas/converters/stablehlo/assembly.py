@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.replica_groups import IdMode, normalise_groups, normalise_pairs
 from hespas.converters.stablehlo.communication import ProgramCollective, ProgramMessage
-from hespas.converters.stablehlo.node_rows import OpSignature
+from hespas.converters.stablehlo.node_rows import StablehloSignature
 from hespas.converters.stablehlo.template import FunctionTemplate, TemplateRegion
 from hespas.converters.stablehlo.walker import ModuleContext
 from hespas.graph import (
@@ -71,7 +71,7 @@ def assemble(
     signatures, strings = shared.signatures.rows, shared.strings
     nodes = len(template)
     which = np.array(template.signature, np.int64)
-    links = _CommunicationTables(template, shared, devices)
+    links = _ProgramCommTables(template, shared, devices)
     region = _ints(template.region)
     region_rows: list[TemplateRegion] = template.regions
     edges = sorted(set(template.carried))
@@ -140,7 +140,7 @@ def _ints(values: Sequence[int]) -> SmallIntArray:
     return np.array(values, np.int32)
 
 
-def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[OpSignature]) -> ContractionTable:
+def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature]) -> ContractionTable:
     """Return the matmul rows of the signatures, repeated for each node."""
     flat = [part for row in signatures for part in row.cost.contractions]
     lengths = [len(row.cost.contractions) for row in signatures]
@@ -171,7 +171,7 @@ def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[OpSignature
 
 
 def _mac_attributes(
-    node_rows: NDArray[np.int64], signatures: Sequence[OpSignature], strings: StringTableBuilder
+    node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature], strings: StringTableBuilder
 ) -> ExtraTable:
     """Return attributes of multiply-accumulate units as texts (tag 0) of the nodes that state them."""
     attributes = [
@@ -192,7 +192,7 @@ def _mac_attributes(
     )
 
 
-class _CommunicationTables:
+class _ProgramCommTables:
     """Collectives and messages of the graph. Equal groups are converted to global ids once."""
 
     def __init__(self, template: FunctionTemplate, shared: ModuleContext, devices: DeviceCounts) -> None:

@@ -134,7 +134,12 @@ class CostAttributeReader:
             "dynamic_update_slice": lambda op: UpdateAttributes(self._lifetimes.dies_here(op, (0,))),
             "fft": self._fft,
             "triangular_solve": lambda op: SolveAttributes(is_true(op, "left_side", default=True)),
-            "custom_call": self._custom_call,
+            "custom_call": lambda op: CustomAttributes(
+                text_of(op, "call_target_name"),
+                text_of(op, "backend_config")
+                if "backend_config" in op.attributes
+                else text_of(op, "mhlo.backend_config"),
+            ),
         }
 
     def _plan(self, name: str) -> tuple[str, bool, bool]:
@@ -365,10 +370,6 @@ class CostAttributeReader:
         kind = enum_name(op.attributes.get("fft_type"), "FftTypeAttr", *dialects)
         return FftAttributes(kind, int_tuple(op, "fft_length"))
 
-    def _custom_call(self, op: MlirOperation) -> Attributes:
-        name = "backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"
-        return CustomAttributes(text_of(op, "call_target_name"), text_of(op, name))
-
 
 def _summed(costs: Sequence[Cost]) -> Cost:
     """Return the sum of costs as the cost of one fusion.
@@ -426,7 +427,7 @@ def _window(
 _FRONTEND = "mhlo.frontend_attributes"
 _SPELLINGS = {name: (name, f"hespas.{name}") for name in (ACCUMULATOR_BITS, MAC_NOISE_SIGMA)}
 
-_MAC_ATTRIBUTES: tuple[str, ...] = (*(each for names in _SPELLINGS.values() for each in names), _FRONTEND)
+_MAC_ATTRIBUTES: tuple[str, ...] = (*(name for names in _SPELLINGS.values() for name in names), _FRONTEND)
 """Attributes that may describe multiply-accumulate units."""
 
 

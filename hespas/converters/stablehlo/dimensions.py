@@ -140,21 +140,21 @@ def _extents_of(text: str) -> list[str]:
 
 def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
     """Return the extent of a dimension. Raises ``UsageError`` if it is unbound or out of range."""
-    place, expression = dimension.place, dimension.expression
-    if place in dims:
-        return dims[place]
+    position, expression = dimension.place, dimension.expression
+    if position in dims:
+        return dims[position]
     lacking = [name for name in _NAME.findall(expression) if name not in dims]
     if lacking or not expression:
-        name = lacking[0] if lacking else place
-        also = f" ({place} is {quoted(expression, 60)})" if expression and expression != name else ""
+        name = lacking[0] if lacking else position
+        also = f" ({position} is {quoted(expression, 60)})" if expression and expression != name else ""
         raise UsageError(
             f"dimension {quoted(name, 60)} is not bound{also}", hint=f"bind all of them: add `dims={name}=N`"
         )
     extent = _evaluated(expression, dims)
     if extent is None:
-        raise UsageError(f"{place} is {quoted(expression, 60)}", hint=f"state it: `dims={place}=N`")
+        raise UsageError(f"{position} is {quoted(expression, 60)}", hint=f"state it: `dims={position}=N`")
     if not 0 <= extent < _MOST_EXTENT:
-        raise UsageError(f"{place} is {quoted(expression, 60)} = {extent:,}", hint="choose other extents")
+        raise UsageError(f"{position} is {quoted(expression, 60)} = {extent:,}", hint="choose other extents")
     return extent
 
 

@@ -85,12 +85,14 @@ class FunctionLibrary:
         """
         sizes: dict[str, int] = {}
         for name in self._callees_first(self._header.entry):
-            known = self._templates.get(name)
+            template = self._templates.get(name)
             calls = (
-                [] if known is not None else function_calls(self._header.functions.get(name), self._bindings)
+                []
+                if template is not None
+                else function_calls(self._header.functions.get(name), self._bindings)
             )
             copied = sum(sizes.get(callee, 0) for callee, op in calls if op.name == "func.call")
-            sizes[name] = copied if known is None else len(known)
+            sizes[name] = copied if template is None else len(template)
         check_size(self._header.entry, sizes[self._header.entry])
 
     def _callees_first(self, start: str) -> list[str]:

@@ -60,8 +60,8 @@ class ModuleHeader(NamedTuple):
         entry = self.functions[self.entry]
         signature = cast("ir.FunctionType", cast("ir.TypeAttr", entry.attributes["function_type"]).value)
         inputs, results = (
-            [sum(tensor.bytes for tensor in types.get(each).tensors) for each in side]
-            for side in (signature.inputs, signature.results)
+            [sum(tensor.bytes for tensor in types.get(kind).tensors) for kind in kinds]
+            for kinds in (signature.inputs, signature.results)
         )
         return program_bytes(inputs, results, self.donated)
 

@@ -17,7 +17,7 @@ from hespas.costs.table import canonical_name, cost_of, find_rule
 from hespas.graph import DYNAMIC, OpClass
 from hespas.graph.columns import StringTableBuilder
 
-__all__ = ["LocationTable", "OpSignature", "SignatureTable", "has_rule", "price", "table_name"]
+__all__ = ["LocationTable", "SignatureTable", "StablehloSignature", "has_rule", "price", "table_name"]
 
 
 def table_name(op_name: str) -> str:
@@ -38,7 +38,7 @@ def price(op_name: str, described: CostInput) -> Cost:
     return cost_of(op_name, described) if "." in op_name else unknown_cost(described)
 
 
-class OpSignature(NamedTuple):
+class StablehloSignature(NamedTuple):
     """Full name of an operation, rows of its types, and the cost of one execution.
 
     ``is_bounded``: extents are upper bounds; ``is_dynamic``: some are unknown. ``needs_report``: figures are
@@ -64,7 +64,7 @@ class SignatureTable:
     """Table of the signatures of one program: ``known[key]`` is a row of ``rows``."""
 
     def __init__(self) -> None:
-        self.rows: list[OpSignature] = []
+        self.rows: list[StablehloSignature] = []
         self.known = Memo(self._add)
         self._unknown: dict[tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...]], int] = {}
 
@@ -108,7 +108,7 @@ class SignatureTable:
         infos = (*operands, *results)
         is_bounded = any(info.is_bounded for info in infos)
         self.rows.append(
-            OpSignature(
+            StablehloSignature(
                 name,
                 tuple(row for info in operands for row in info.rows),
                 tuple(row for info in results for row in info.rows),

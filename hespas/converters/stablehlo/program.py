@@ -129,7 +129,7 @@ def _deep_position(text: bytes, limit: int) -> str:
     blanked = _ESCAPE.sub(b"__", text).replace(b"->", b"__")
     codes = np.frombuffer(blanked, np.uint8)
     positions = np.flatnonzero(np.isin(codes, np.frombuffer(_STRUCTURE, np.uint8)))
-    residue = _QUIET.sub(lambda found: b"_" * len(found[0]), codes[positions].tobytes())
+    residue = _QUIET.sub(lambda quiet: b"_" * len(quiet[0]), codes[positions].tobytes())
     position = int(positions[int(np.argmax(_running(residue) > limit))])
     return f"line {text.count(_NEWLINE, 0, position) + 1}:{position - text.rfind(_NEWLINE, 0, position)}"
 
@@ -160,9 +160,9 @@ def parse_program(data: bytes, bindings: Bindings) -> ParsedProgram:
             ) from None
         where = f"byte {start}"
         if failure.is_verdict:
-            place = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
-            place = place or (f" ({failure.place})" if failure.place else "")
-            raise FormatError(shortened(failure.message) + place, position=where, hint=_INVALID) from None
+            detail = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
+            detail = detail or (f" ({failure.place})" if failure.place else "")
+            raise FormatError(shortened(failure.message) + detail, position=where, hint=_INVALID) from None
         raise FormatError(
             f"broken bytecode: {shortened(failure.message)}",
             position=where,

@@ -150,13 +150,31 @@ class _ReplayWriter:
         emitter = self.emitter
         graph = self.graph
         names = (graph.node_name(number), graph.strings[int(graph.framework_row[number])])
-        place = ""
+        location = ""
         for scope_name in (names[1], names[0]):
             if scope_name:
-                place = f"{quoted_text(scope_name)}({place})" if place else quoted_text(scope_name)
-        emitter.location = f" loc({place})" if place else ""
+                location = f"{quoted_text(scope_name)}({location})" if location else quoted_text(scope_name)
+        emitter.location = f" loc({location})" if location else ""
         before = (emitter.flops, emitter.transcendentals)
-        node = self._node(number)
+        operands, results = self.types.of(self.operands[number]), self.types.of(self.results[number])
+        flops, moved = float(graph.flops[number]), self.moved[number]
+        if isnan(flops):
+            self.replay.note("unknown-flops")
+        if not operands and not results and number not in self.links and number not in self.messages:
+            operands = results = (_row(moved, flops),)
+        producers = [self.values[dep] for dep in dict.fromkeys(self.deps[number])]
+        node = ReplayNode(
+            op=canonical_name(graph.op_name(number)),
+            operands=operands,
+            results=results,
+            producers=producers,
+            contractions=self.contractions.get(number, ()),
+            flops=flops,
+            useful_flops=float(graph.useful_flops[number]),
+            transcendentals=float(graph.transcendentals[number]),
+            bytes_moved=moved,
+            binder=self.binder,
+        )
         kind = NodeKind(int(self.graph.kind[number]))
         if number in self.links:
             made = self._collective(node, self.links[number])
@@ -178,28 +196,6 @@ class _ReplayWriter:
         self.replay.changes["types"] = self.types.changed
         return self.replay
 
-    def _node(self, number: int) -> ReplayNode:
-        graph = self.graph
-        operands, results = self.types.of(self.operands[number]), self.types.of(self.results[number])
-        flops, moved = float(graph.flops[number]), self.moved[number]
-        if isnan(flops):
-            self.replay.note("unknown-flops")
-        if not operands and not results and number not in self.links and number not in self.messages:
-            operands = results = (_row(moved, flops),)
-        producers = [self.values[dep] for dep in dict.fromkeys(self.deps[number])]
-        return ReplayNode(
-            op=canonical_name(graph.op_name(number)),
-            operands=operands,
-            results=results,
-            producers=producers,
-            contractions=self.contractions.get(number, ()),
-            flops=flops,
-            useful_flops=float(graph.useful_flops[number]),
-            transcendentals=float(graph.transcendentals[number]),
-            bytes_moved=moved,
-            binder=self.binder,
-        )
-
     def _computation(self, node: ReplayNode, kind: NodeKind, number: int) -> list[Value]:
         recipe = RECIPES.get(node.op)
         made = recipe(node) if recipe else None
@@ -219,18 +215,24 @@ class _ReplayWriter:
         kind = CollectiveKind(int(table.kind[row]))
         meant = SUBSTITUTES.get(kind, kind)
         group_set = int(table.group_set[row])
-        groups = self._groups(group_set)
+        if group_set not in self.groups:
+            members = self.graph.group_sets[group_set] if group_set >= 0 else None
+            try:
+                self.groups[group_set] = ranks_of(members, self.replay.num_ranks, self.emitter)
+            except ValueError as error:
+                hint = "list the operations with `hespas-validate check`"
+                raise FormatError(f"{self.graph.name}: {error}", hint=hint) from None
+        groups = self.groups[group_set]
         reduction = self.graph.strings[int(table.reduction[row])]
-        stated = int(table.channel[row])
-        operands = len(node.operands)
-        if stated <= 0:
+        # XLA merges collectives that share a channel, and cannot lay out a channel of several operands.
+        channel, is_single = int(table.channel[row]), len(node.operands) == 1
+        if channel <= 0:
             channel = -1
-        elif operands == 1 and stated not in self.channels:
-            self.channels.add(stated)
-            channel = stated
+        elif is_single and channel not in self.channels:
+            self.channels.add(channel)
         else:
             self.replay.note("channels")
-            channel = next(self.free_channels) if operands == 1 else -1
+            channel = next(self.free_channels) if is_single else -1
         link = ReplayCollective(meant, groups, float(table.comm_bytes[row]), channel, reduction)
         if not groups.even and meant not in {CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER}:
             self.replay.note("substituted", f"{kind.name.lower()} of unequal groups as all_reduce")
@@ -243,22 +245,11 @@ class _ReplayWriter:
             self.replay.note("reduction", changed)
         return _viewed(node, made)
 
-    def _note_bytes(self, what: str, stated: float, made: float) -> None:
+    def _note_bytes(self, what: str, expected: float, made: float) -> None:
         """Record a payload that differs from the graph's."""
-        if made != stated:
-            before = "unknown" if isnan(stated) else f"{stated:,.15g} B"
+        if made != expected:
+            before = "unknown" if isnan(expected) else f"{expected:,.15g} B"
             self.replay.note("comm-bytes", f"{what} of {before} as {made:,.15g} B")
-
-    def _groups(self, row: int) -> ReplayGroups:
-        """Return a group set in StableHLO's spelling; each is spelled once."""
-        if row not in self.groups:
-            groups = self.graph.group_sets[row] if row >= 0 else None
-            try:
-                self.groups[row] = ranks_of(groups, self.replay.num_ranks, self.emitter)
-            except ValueError as error:
-                hint = "list the operations with `hespas-validate check`"
-                raise FormatError(f"{self.graph.name}: {error}", hint=hint) from None
-        return self.groups[row]
 
     def _message(self, node: ReplayNode, row: int, kind: NodeKind) -> list[Value]:
         """Emit a permute; of a send and receive pair the first is the permute, the second waits for it."""
@@ -307,11 +298,11 @@ _BYTES_TOLERANCE = 0.01
 
 def compare(flat: OpGraph, replayed: ProgramReplay, written: OpGraph, diagnostics: Diagnostics) -> None:
     """Report if ``written``, the graph of a replay, has noticeably more or less work than ``flat``."""
-    stated = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
-    wanted = known_sum(stated)
+    flops = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
+    wanted = known_sum(flops)
     if not abs(replayed.flops - wanted) <= _FLOPS_TOLERANCE * wanted and (replayed.flops or wanted > 0):
         message = (
-            f"replays in which XLA counts {replayed.flops:,.0f} FLOPs where the graph has {_sum(stated)}: "
+            f"replays in which XLA counts {replayed.flops:,.0f} FLOPs where the graph has {_sum(flops)}: "
             "they include the sums of all-reduce and the operations that add dependencies"
         )
         diagnostics.warning("stablehlo.replay-flops", flat.name, message)

@@ -280,8 +280,8 @@ def _all_to_all(
 def _sized(node: ReplayNode, link: ReplayCollective) -> list[Value]:
     """Emit a collective of a row of ``comm_bytes`` or of the operands' size; the results are views of it."""
     size = link.groups.size
-    stated = sum(tensor.size_bytes for tensor in node.operands) or F32.storage_bytes(1)
-    count = int(link.comm_bytes) if link.comm_bytes > 0 else stated
+    operand_bytes = sum(tensor.size_bytes for tensor in node.operands) or F32.storage_bytes(1)
+    count = int(link.comm_bytes) if link.comm_bytes > 0 else operand_bytes
     is_whole = link.kind in {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST}
     parts = 1 if is_whole else size
     element = F32 if count % (F32.storage_bytes(1) * parts) == 0 else _BYTE

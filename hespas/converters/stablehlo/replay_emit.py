@@ -144,7 +144,7 @@ class ReplayEmitter:
             return text
         old = min(able, key=lambda value: value.type.size_bytes)
         new = self.put(old, self.seed())
-        return _NAME.sub(lambda found: new.name if found[0] == old.name else found[0], text)
+        return _NAME.sub(lambda name: new.name if name[0] == old.name else name[0], text)
 
     def work(self, *, flops: float = 0.0, transcendentals: float = 0.0) -> None:
         """Add XLA's count of the latest operations."""

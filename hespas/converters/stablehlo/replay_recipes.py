@@ -254,16 +254,16 @@ def _checked(kinds: _Kinds, stretch: bool, node: ReplayNode) -> list[Value] | No
 def _reduce(node: ReplayNode) -> list[Value] | None:
     """Emit a reduction of each input; the reducer is unknown, so sums are used."""
     count = len(node.results)
-    if len(node.operands) != 2 * count or any(each.element.kind not in _ANY for each in node.operands):
+    if len(node.operands) != 2 * count or any(tensor.element.kind not in _ANY for tensor in node.operands):
         return None
     types = list(zip(node.operands[:count], node.operands[count:], strict=True))
     writers = [operator("reduce", pair, (made,)) for pair, made in zip(types, node.results, strict=True)]
-    known = [write for write in writers if write is not None]
-    if not known or len(known) < count:
+    reducers = [write for write in writers if write is not None]
+    if not reducers or len(reducers) < count:
         return None
     bound = node.bound()
     made: list[Value] = []
-    for position, (write, result) in enumerate(zip(known, node.results, strict=True)):
+    for position, (write, result) in enumerate(zip(reducers, node.results, strict=True)):
         value, start = bound[position], bound[count + position]
         node.emitter.work(flops=max(0, value.type.elements - result.elements))
         made.append(node.emitter.add(write([value, start]), result))
@@ -366,8 +366,16 @@ def fused_matmuls(node: ReplayNode) -> list[Value] | None:
         if left.type.element is not right.type.element:
             right = node.emitter.converted(right, left.type.element)
         product = _canonical(node, left, right, left.type.element, row)
+        made_type = product.type
         position = next(
-            (position for position in open_positions if _holds(product, node.results[position])), None
+            (
+                position
+                for position in open_positions
+                if (result := node.results[position]).elements == made_type.elements
+                and (result.is_float, result.is_integer) == (made_type.is_float, made_type.is_integer)
+                and not result.is_complex
+            ),
+            None,
         )
         if position is None:
             loose.append(node.emitter.largest(product))
@@ -393,11 +401,11 @@ def _affordable(node: ReplayNode, rows: Sequence[MatmulShape]) -> bool:
     if sum(row.flops for row in rows) > node.target_flops * _MOST_EXCESS:
         return False
     typed = float(sum(tensor.size_bytes for tensor in (*node.operands, *node.results)))
-    known = max(typed, 0.0 if isnan(node.bytes_moved) else node.bytes_moved)
+    moved = max(typed, 0.0 if isnan(node.bytes_moved) else node.bytes_moved)
     needed = max(
         row.batch * (row.m * row.k * _bytes_of(row.lhs) + row.k * row.n * _bytes_of(row.rhs)) for row in rows
     )
-    return known == 0 or needed <= _MOST_EXPANSION * known
+    return moved == 0 or needed <= _MOST_EXPANSION * moved
 
 
 def _bytes_of(code: int) -> int:
@@ -407,21 +415,15 @@ def _bytes_of(code: int) -> int:
 def _operand(node: ReplayNode, bound: Sequence[Value], count: int, code: int) -> Value:
     """Return an operand of ``count`` elements, or an argument that waits for the operands."""
     fitting = [value for value in bound if value.type.elements == count and not value.type.is_bool]
-    known = [value for value in fitting if value.type.element.code == code]
-    if known or fitting:
-        return (known or fitting)[0]
+    same_type = [value for value in fitting if value.type.element.code == code]
+    if same_type or fitting:
+        return (same_type or fitting)[0]
     element = supported_dtype(code)
     filler = node.binder.filler(
         Tensor(element if element.bits >= 8 and element.kind in _ARITHMETIC else F32, (count,))
     )
     ties = [node.emitter.first(value) for value in bound[:1] if value.type.elements]
     return node.binder.tie(filler, ties)
-
-
-def _holds(value: Value, result: Tensor) -> bool:
-    """Return True if a product has the size and the kind of type of a result."""
-    alike = value.type.is_float == result.is_float and value.type.is_integer == result.is_integer
-    return alike and value.type.elements == result.elements and not result.is_complex
 
 
 MOST_PASSES = 8

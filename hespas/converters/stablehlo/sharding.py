@@ -19,7 +19,7 @@ from hespas.converters.stablehlo.mlir import (
     defining_op,
     text_of,
 )
-from hespas.converters.stablehlo.node_rows import OpSignature
+from hespas.converters.stablehlo.node_rows import StablehloSignature
 from hespas.converters.stablehlo.template import FunctionTemplate
 
 __all__ = ["EVERY_AXIS", "Shardings", "entered_axes", "global_nodes", "manual_axes"]
@@ -138,7 +138,7 @@ class Shardings:
 
 def global_nodes(
     template: FunctionTemplate,
-    signatures: list[OpSignature],
+    signatures: list[StablehloSignature],
     communications: list[Communication],
     shardings: Shardings,
 ) -> tuple[list[int], int]:

@@ -277,19 +277,12 @@ class TripCounter:
             return _ShiftedValue(returned.operands[cast("ir.OpResult[ir.Type]", value).result_number], 0)
         if short in _VIEWS and len(op.operands) == 1:
             return _ShiftedValue(op.operands[0], 0)
-        if short not in {"add", "subtract"}:
-            found = None
-        else:
-            left, right = op.operands[0], op.operands[1]
-            added = self._literal(right)
-            if added is not None:
-                found = _ShiftedValue(left, added if short == "add" else -added)
-            else:
-                added = self._literal(left) if short == "add" else None
-                found = None if added is None else _ShiftedValue(right, added)
-        if found is None or any(kind.bits > trail.types[-1].bits for kind in trail.types):
-            return None  # it may wrap before it is widened
-        return found
+        if short not in {"add", "subtract"} or any(kind.bits > trail.types[-1].bits for kind in trail.types):
+            return None  # sums of a narrower type may wrap before they are widened
+        augend, added = op.operands[0], self._literal(op.operands[1])
+        if added is None and short == "add":
+            augend, added = op.operands[1], self._literal(op.operands[0])
+        return None if added is None else _ShiftedValue(augend, added if short == "add" else -added)
 
     def _literal(self, value: MlirValue, depth: int = 0) -> int | None:
         """Return the constant behind a value, seen through views and products of constants."""
@@ -307,7 +300,7 @@ class TripCounter:
                 if depth >= _MAX_FOLDS or len(op.operands) != 2:
                     constant = None
                 else:
-                    left, right = (self._literal(each, depth + 1) for each in op.operands)
+                    left, right = (self._literal(operand, depth + 1) for operand in op.operands)
                     if left is None or right is None or (short == "divide" and (left < 0 or right <= 0)):
                         constant = None
                     else:

@@ -101,7 +101,7 @@ class Walker:
         The return of the program's entry is a node: a use of the results of the program.
         """
         count = self.scope.template.num_arguments
-        self.bind(block.arguments, [(-1 - place,) for place in range(count)])
+        self.bind(block.arguments, [(-1 - number,) for number in range(count)])
         results = self.scope.template.results = self.block(block, -1, 0)
         returned = terminator(block) if is_entry and results else None
         if returned is not None and returned.name in _RETURNS:
@@ -112,8 +112,8 @@ class Walker:
 
     def bind(self, values: Sequence[MlirValue], flows: Sequence[FlowValue]) -> None:
         """Assign flows to values; missing flows are constants."""
-        for place, value in enumerate(values):
-            flow = flows[place] if place < len(flows) else ()
+        for position, value in enumerate(values):
+            flow = flows[position] if position < len(flows) else ()
             self.environment[value] = (flow, self.context.types.get(value.type))
 
     def block(self, block: MlirBlock, region: int, depth: int) -> list[FlowValue]:
@@ -200,8 +200,8 @@ class Walker:
                 advance: object = self.context.attributes.advance
 
                 def visit(inner: MlirOperation) -> object:
-                    known = [value for value in inner.operands if value in self.environment]
-                    outer.update((value, self.environment[value][0]) for value in known)
+                    captured = [value for value in inner.operands if value in self.environment]
+                    outer.update((value, self.environment[value][0]) for value in captured)
                     return advance
 
                 op.walk(visit)

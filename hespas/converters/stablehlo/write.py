@@ -90,8 +90,8 @@ def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnost
         )
         diagnostics.warning("stablehlo.rank-classes", value.name, rank_message, count=len(classes))
     metadata = programs[classes[0]].metadata
-    stated = value.metadata.items()
-    lost_keys = [key for key, text in stated if key not in _OF_FILE and metadata.get(key) != text]
+    entries = value.metadata.items()
+    lost_keys = [key for key, text in entries if key not in _OF_FILE and metadata.get(key) != text]
     message = f"metadata is not in a StableHLO program: {', '.join(lost_keys[:_FEW])}"
     diagnostics.info("stablehlo.metadata", value.name, message, count=len(lost_keys))
     if len(classes) == 1:

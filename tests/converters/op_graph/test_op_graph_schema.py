@@ -75,7 +75,7 @@ def test_smallest_document_fits(schema: Schema) -> None:
     [
         ("rankClass", document.RankClass),
         ("node", document.NodeEntry),
-        ("collective", document.CollectiveEntry),
+        ("collective", document.DocumentCollective),
         ("p2p", document.P2pEntry),
         ("contraction", document.ContractionEntry),
         ("region", document.RegionEntry),
