@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.analysis.intervals import Intervals
-from hespas.converters.measured_ops.event_kernels import EventRole, event_roles
+from hespas.converters.measured_ops.device_events import EventRole, event_roles
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray, IntArray
 

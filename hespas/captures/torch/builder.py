@@ -28,8 +28,8 @@ from hespas.captures.torch.calls import (
     call_cost,
     makes_nothing,
 )
-from hespas.converters.pytorch.communication import Communication, kind_of_word, payload_bytes
-from hespas.converters.pytorch.draft import Edges, chain, flow_of
+from hespas.converters.pytorch.communication import TraceCommunication, kind_of_word, payload_bytes
+from hespas.converters.pytorch.draft import NodeEdges, chain, flow_of
 from hespas.costs.operation import Cost
 from hespas.graph import (
     CollectiveKind,
@@ -168,8 +168,8 @@ def _dependencies(
     copies_in = [number for number, call in enumerate(nodes) if call.op == _GATHER_IN]
     copies_out = [number for number, call in enumerate(nodes) if call.op == _GATHER_OUT]
     pairs = zip(copies_in[_GATHERS_AHEAD:], copies_out, strict=False)
-    gathers = Edges.of([(later, earlier) for later, earlier in pairs if earlier < later])
-    control = Edges.joined(flow.order, gathers, chain(streams))
+    gathers = NodeEdges.of([(later, earlier) for later, earlier in pairs if earlier < later])
+    control = NodeEdges.joined(flow.order, gathers, chain(streams))
     control = control.distinct(count).latest(streams).without(data, count)
     return data.csr(count).to_lists(), control.csr(count).to_lists()
 
@@ -270,7 +270,7 @@ class _GraphAssembly:
         meaning = kind_of_word(communication.library_name)
         assert meaning is not None
         ranks = self._ranks[communication.group]
-        facts = Communication(
+        facts = TraceCommunication(
             kind=meaning,
             operand_bytes=communication.operand_bytes,
             result_bytes=communication.result_bytes,

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from hespas.converters.gpu_trace import DeviceWork, GpuLaunches, GpuRanges, GpuTrace, GraphNodes, listed
+from hespas.converters.gpu_trace import GpuRanges, GpuTrace, listed
 from hespas.converters.linking import EventNesting, around_launch, match_rows, nearest
 from hespas.graph import (
     Diagnostics,
@@ -110,7 +110,7 @@ def to_profile(
         )
     _check_times(trace, path)
     nesting, labels = nesting_of(ranges), _RangeLabels.of(trace)
-    links = _link_work(trace, nesting)
+    links = _GpuLinks.of(trace, nesting)
     ids = (calls.process, calls.correlation)
     report_shared_ids(ids, calls.start_ns, calls.end_ns, links.launch, (diagnostics, str(path)))
     findings = diagnostics.about(str(path), source)
@@ -353,57 +353,45 @@ class _GpuLinks:
     by_node: BoolArray
     ambiguous: BoolArray
 
+    @classmethod
+    def of(cls, trace: GpuTrace, nesting: EventNesting) -> _GpuLinks:
+        """Find the launch and the cause of all device work.
 
-def _link_work(trace: GpuTrace, nesting: EventNesting) -> _GpuLinks:
-    """Find the launch and the cause of all device work."""
-    launch, ambiguous = _launch_of_work(trace.launches, trace.work)
-    calls = trace.launches
-    inside = around_launch(nesting, launch, calls.thread, calls.start_ns)
-    own = at_rows(calls.range_place, launch, -1)
-    cause = np.where(own >= 0, own, inside)
-    created_in = _created_in(trace.nodes, trace.work, nesting)
-    return _GpuLinks(launch, cause, np.where(created_in >= 0, created_in, cause), created_in >= 0, ambiguous)
+        A launch has the same process and correlation. Work of unknown process has a launch only if one
+        process uses the correlation. A graph node may be a clone of the node that was created in a range.
+        """
+        calls, work, nodes = trace.launches, trace.work, trace.nodes
+        launch = match_rows((calls.process, calls.correlation), (work.process, work.correlation))
+        is_ambiguous = np.zeros(len(work), np.bool_)
+        no_process = np.flatnonzero(work.process < 0)
+        if len(no_process) and len(calls):
+            correlation = (work.correlation[no_process],)
+            first = match_rows((calls.correlation,), correlation)
+            backwards = match_rows((calls.correlation[::-1],), correlation)
+            last = np.where(backwards >= 0, len(calls) - 1 - backwards, -1)
+            of_several = (first >= 0) & (calls.process[first] != calls.process[last])
+            launch[no_process] = np.where(of_several, -1, first)
+            is_ambiguous[no_process] = of_several
+        launched_in = around_launch(nesting, launch, calls.thread, calls.start_ns)
+        own_range = at_rows(calls.range_place, launch, -1)
+        cause = np.where(own_range >= 0, own_range, launched_in)
+        created_in = np.full(len(work), -1, np.int64)
+        if len(nodes) and bool((work.node >= 0).any()):
+            clones, node = np.flatnonzero(nodes.original >= 0), work.node
+            for _ in range(_MAX_CLONES):
+                clone = match_rows((nodes.process[clones], nodes.node[clones]), (work.process, node))
+                if not bool((clone >= 0).any()):
+                    break
+                node = np.where(clone >= 0, at_rows(nodes.original[clones], clone, -1), node)
+            creation = match_rows((nodes.process, nodes.node), (work.process, node))
+            created_in = around_launch(nesting, creation, nodes.thread, nodes.start_ns)
+        by_node = created_in >= 0
+        return cls(launch, launched_in, np.where(by_node, created_in, cause), by_node, is_ambiguous)
 
 
 def nesting_of(ranges: GpuRanges) -> EventNesting:
     """Return the ranges that nest, as a forest per thread."""
     return EventNesting.of(ranges.thread, ranges.start_ns, ranges.end_ns, np.flatnonzero(ranges.nests))
-
-
-def _launch_of_work(launches: GpuLaunches, work: DeviceWork) -> tuple[IntArray, BoolArray]:
-    """Return the launch of each piece of work, by process and correlation, and a mask of ambiguous work.
-
-    Work of unknown process has a launch only if one process uses the correlation.
-    """
-    launch = match_rows((launches.process, launches.correlation), (work.process, work.correlation))
-    is_ambiguous = np.zeros(len(work), np.bool_)
-    no_process = np.flatnonzero(work.process < 0)
-    if not len(no_process) or not len(launches):
-        return launch, is_ambiguous
-    correlation = (work.correlation[no_process],)
-    first = match_rows((launches.correlation,), correlation)
-    backwards = match_rows((launches.correlation[::-1],), correlation)
-    last = np.where(backwards >= 0, len(launches) - 1 - backwards, -1)
-    of_several = (first >= 0) & (launches.process[first] != launches.process[last])
-    launch[no_process] = np.where(of_several, -1, first)
-    is_ambiguous[no_process] = of_several
-    return launch, is_ambiguous
-
-
-def _created_in(nodes: GraphNodes, work: DeviceWork, nesting: EventNesting) -> IntArray:
-    """Return the range in which the graph node of each piece of work, or the node that it was cloned from,
-    was created.
-    """
-    if not len(nodes) or not bool((work.node >= 0).any()):
-        return np.full(len(work), -1, np.int64)
-    clones, node = np.flatnonzero(nodes.original >= 0), work.node
-    for _ in range(_MAX_CLONES):
-        clone = match_rows((nodes.process[clones], nodes.node[clones]), (work.process, node))
-        if not bool((clone >= 0).any()):
-            break
-        node = np.where(clone >= 0, at_rows(nodes.original[clones], clone, -1), node)
-    creation = match_rows((nodes.process, nodes.node), (work.process, node))
-    return around_launch(nesting, creation, nodes.thread, nodes.start_ns)
 
 
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)

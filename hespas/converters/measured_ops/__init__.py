@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.converters.measured_ops.costs import EventCosts, event_costs, host_costs
-from hespas.converters.measured_ops.event_kernels import KernelBounds, kernel_bounds
+from hespas.converters.measured_ops.device_events import KernelBounds, kernel_bounds
 from hespas.converters.measured_ops.steps import (
     RECORDED_STEPS,
     RecordedSteps,

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops.event_groups import EventGroups, group_events
-from hespas.converters.measured_ops.event_kernels import (
+from hespas.converters.measured_ops.device_events import (
+    EventGroups,
     EventRole,
     bounds_of,
     bounds_text,
     event_roles,
+    group_events,
     is_to_device,
 )
 from hespas.converters.measured_ops.instructions import names_instruction, with_instruction_costs
@@ -80,7 +81,7 @@ _BY_WIDTH = {"1": "i8", "2": "bf16", "4": "f32", "8": "i64", "16": "complex<f64>
 def kind_of_communication(names: Iterable[str], kernel: str) -> CollectiveKind:
     """Return the kind of a communication, by the first name that states one.
 
-    Names are those of the operations around it (``c10d::alltoall_base_``), then that of its kernel.
+    First come the names of the operations around it (``c10d::alltoall_base_``), then the name of its kernel.
     """
     stated = [name for name in names if name != "record_param_comms"]
     for name in (*stated, kernel_facts(kernel).family, kernel):
@@ -175,7 +176,18 @@ class _CostedGraphBuilder:
         self.texts: dict[int, str] = {}
         self.comm_of_event = np.full(len(profile), -1, np.int64)
         self.comm_of_event[profile.comms.event] = np.arange(len(profile.comms))
-        self.parts = _parts_of(profile)
+        # Inner operations that cost rules of other operations read, by operation.
+        self.parts: dict[int, list[int]] = {}
+        host, strings = profile.host, profile.strings
+        has_parts = mapped(host.name_row, lambda row: strings[row] in PARTS, np.bool_)
+        if has_parts.any():
+            names = frozenset[str]().union(*PARTS.values())
+            parts = np.flatnonzero(mapped(host.name_row, lambda row: strings[row] in names, np.bool_))
+            parents = host.parent.astype(np.int64)
+            owners: list[int] = nearest(has_parts, parents, parents[parts]).tolist()
+            for part, owner in zip(parts.tolist(), owners, strict=True):
+                if owner >= 0:
+                    self.parts.setdefault(owner, []).append(part)
         self.instruction = names_instruction(profile)
         self.hints: dict[int, DType | None] = {}
         stated = profile.stated  # FLOPs and bytes that the profile states of host operations
@@ -286,7 +298,18 @@ class _CostedGraphBuilder:
             framework_path = "/".join(name[:_MAX_NAME] for name in reversed(path))
             self.graph.set(node, framework_row=self.graph.strings.add(framework_path))
         if is_communication:
-            self._add_collective(node, event, path, kernel)
+            row, comms = int(self.comm_of_event[event]), self.profile.comms
+            names = path if row < 0 else [self.text(int(comms.kind_row[row])), *path]
+            group = None if row < 0 else stated_group(self.text(int(comms.ranks_row[row])))
+            sent = nan if row < 0 else float(comms.operand_bytes[row])
+            self.graph.add_collective(
+                node,
+                kind_of_communication(names, kernel),
+                group_set=-1 if group is None else self.graph.group_set(group),
+                comm_bytes=sent,
+                operand_bytes=sent,
+                result_bytes=nan if row < 0 else float(comms.result_bytes[row]),
+            )
         elif op < 0 and source.role is EventRole.WORK:  # the name states the library and bounds of the work
             facts = kernel_facts(kernel)
             bounds = bounds_of(facts, self.text(int(self.profile.grid_row[event])))
@@ -323,8 +346,8 @@ class _CostedGraphBuilder:
     def _operation_cost(self, op: int, event: int) -> AtenCost:
         """Return the cost of a host operation by the table.
 
-        FLOPs and bytes that the compiler states replace those of the table, except FLOPs of a product of
-        known extents. Bytes that are not known to be written are read.
+        FLOPs and bytes that the compiler states replace the figures of the table, except FLOPs of a product
+        of known extents. Bytes that are not known to be written are read.
         """
         name, shapes, types, strides, values = self._call_texts(op)
         parts = [CallTexts(*self._call_texts(part)) for part in self.parts.get(op, ())]
@@ -354,38 +377,6 @@ class _CostedGraphBuilder:
             self.text(int(host.values_row[op])),
         )
 
-    def _add_collective(self, node: int, event: int, path: list[str], kernel: str) -> None:
-        row = int(self.comm_of_event[event])
-        comms = self.profile.comms
-        names = ([] if row < 0 else [self.text(int(comms.kind_row[row]))]) + path
-        group = None if row < 0 else stated_group(self.text(int(comms.ranks_row[row])))
-        sent = nan if row < 0 else float(comms.operand_bytes[row])
-        self.graph.add_collective(
-            node,
-            kind_of_communication(names, kernel),
-            group_set=-1 if group is None else self.graph.group_set(group),
-            comm_bytes=sent,
-            operand_bytes=sent,
-            result_bytes=nan if row < 0 else float(comms.result_bytes[row]),
-        )
-
-
-def _parts_of(profile: Profile) -> dict[int, list[int]]:
-    """Return the inner operations that cost rules of other operations read, in order, by operation."""
-    host, strings = profile.host, profile.strings
-    has_parts = mapped(host.name_row, lambda row: strings[row] in PARTS, np.bool_)
-    if not has_parts.any():
-        return {}
-    names = frozenset[str]().union(*PARTS.values())
-    parts = np.flatnonzero(mapped(host.name_row, lambda row: strings[row] in names, np.bool_))
-    parents = host.parent.astype(np.int64)
-    parts_of: dict[int, list[int]] = {}
-    owners: list[int] = nearest(has_parts, parents, parents[parts]).tolist()
-    for part, owner in zip(parts.tolist(), owners, strict=True):
-        if owner >= 0:
-            parts_of.setdefault(owner, []).append(part)
-    return parts_of
-
 
 def _report(profile: Profile, costed: CostedOps, guessed: BoolArray, findings: Findings) -> None:
     """Report work without a cost, by operation, count and time; overlapping events; and guessed costs."""
@@ -409,32 +400,20 @@ def _report(profile: Profile, costed: CostedOps, guessed: BoolArray, findings: F
     ):
         time_ns = float(costed.busy_ns[mask].sum())
         share = time_ns / total_ns if total_ns else 0.0
-        message = (
-            f"{reason}: {share:.1%} of the device time{_longest_operations(graph, costed.busy_ns, mask)}"
-        )
+        names, index = np.unique(graph.op_row[mask], return_inverse=True)
+        time, count = np.bincount(index, costed.busy_ns[mask]), np.bincount(index)
+        listed = [
+            f"{graph.strings[int(names[row])][:80]} {count[row]:,} x, {time[row]:,.0f} ns"
+            for row in np.argsort(-time, kind="stable")[:_MAX_NAMED].tolist()
+        ]
+        # A name with a line break would look like another message.
+        operations = "; ".join(["", ", ".join(listed)] if listed else []).replace("\n", "\\n")
         is_warning = code in {"unlinked", "unknown-op", "inputs-not-recorded"}
         report = findings.warning if is_warning else findings.info
-        report(code, message, int(mask.sum()))
+        report(code, f"{reason}: {share:.1%} of the device time{operations}", int(mask.sum()))
     message = "device events that end before they start add no time to their operations"
     findings.warning("negative-duration", message, int((profile.duration_ns < 0).sum()))
     overlap_ns = groups.busy_ns - groups.duration_ns
     overlapping = overlap_ns > 0
     message = f"operations have overlapping events, by {overlap_ns[overlapping].sum():,.0f} ns in total"
     findings.info("overlap", message, int(overlapping.sum()))
-
-
-def _longest_operations(graph: OpGraph, busy_ns: FloatArray, mask: BoolArray) -> str:
-    """Return the operations with most time among some nodes: ``; name 3 x, 12 ns, ...``."""
-    rows = graph.op_row[mask]
-    if not len(rows):
-        return ""
-    names, index = np.unique(rows, return_inverse=True)
-    time = np.bincount(index, busy_ns[mask])
-    count = np.bincount(index)
-    longest = np.argsort(-time, kind="stable")[:_MAX_NAMED].tolist()
-    # A name with a line break would look like another message.
-    texts = [graph.strings[int(names[row])][:80].replace("\n", "\\n") for row in longest]
-    listed = [
-        f"{text} {count[row]:,} x, {time[row]:,.0f} ns" for row, text in zip(longest, texts, strict=True)
-    ]
-    return "; " + ", ".join(listed)

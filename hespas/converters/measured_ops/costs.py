@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops.build import NOT_RECORDED, costed_ops
-from hespas.converters.measured_ops.event_kernels import EventRole, event_roles, is_to_device
+from hespas.converters.measured_ops.device_events import EventRole, event_roles, is_to_device
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
 from hespas.costs.operation import Contraction
 from hespas.graph import (
@@ -115,9 +115,9 @@ class EventCosts:
 def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
     """Return the cost of each device event of a profile with host operations. O(events log events).
 
-    The costs of the events of an operation add up to those of :func:`.costed_ops`; fills and copies of an
-    operation with kernels are added to that. Diagnostics report work without a cost, and operations with
-    several kernels.
+    The costs of the events of an operation add up to the cost of its node in :func:`.costed_ops`; fills and
+    copies of an operation with kernels are added to that. Diagnostics report work without a cost, and
+    operations with several kernels.
     """
     costed = costed_ops(profile, diagnostics)
     graph, node, duration_ns = costed.graph, costed.node, profile.duration_ns
@@ -139,7 +139,14 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
     stated = is_transfer & ~costed.costed[node]
     for name in ("flops", "useful_flops", "transcendentals"):
         figures[name][stated] = 0.0
-    _add_transfer_bytes(profile, roles, ~bears | stated | (roles == EventRole.HOST_COPY), figures)
+    is_host_copy, moved = roles == EventRole.HOST_COPY, profile.bytes_moved
+    transfers = np.flatnonzero((~bears | stated | is_host_copy) & (~is_host_copy | ~np.isnan(moved)))
+    kernel = profile.kernel_row[transfers]
+    to_device = mapped(kernel, lambda row: is_to_device(profile.strings[row]), np.bool_)
+    writes_only = (roles[transfers] == EventRole.FILL) | (is_host_copy[transfers] & to_device)
+    reads_only = is_host_copy[transfers] & ~to_device
+    figures["bytes_read"][transfers] = np.where(writes_only, 0.0, moved[transfers])
+    figures["bytes_written"][transfers] = np.where(reads_only, 0.0, moved[transfers])
     class_of_role = np.full(len(EventRole), int(OpClass.UNKNOWN), np.uint8)
     class_of_role[EventRole.DEVICE_COPY], class_of_role[EventRole.FILL] = OpClass.MOVE, OpClass.GENERATE
     op_class = np.where(bears & ~stated, graph.op_class[node], class_of_role[roles]).astype(np.uint8)
@@ -173,21 +180,6 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
         results=graph.results.moved(last, len(profile)),
         **figures,
     )
-
-
-def _add_transfer_bytes(
-    profile: Profile, roles: NDArray[np.uint8], mask: BoolArray, figures: dict[str, FloatArray]
-) -> None:
-    """Set the bytes of these copies and fills, if the profiler states them."""
-    moved = profile.bytes_moved
-    rows = np.flatnonzero(mask & ((roles != EventRole.HOST_COPY) | ~np.isnan(moved)))
-    kernel = profile.kernel_row[rows]
-    to_device = mapped(kernel, lambda row: is_to_device(profile.strings[row]), np.bool_)
-    role = roles[rows]
-    writes_only = (role == EventRole.FILL) | ((role == EventRole.HOST_COPY) & to_device)
-    reads_only = (role == EventRole.HOST_COPY) & ~to_device
-    figures["bytes_read"][rows] = np.where(writes_only, 0.0, moved[rows])
-    figures["bytes_written"][rows] = np.where(reads_only, 0.0, moved[rows])
 
 
 def _split(

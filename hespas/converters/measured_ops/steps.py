@@ -83,8 +83,8 @@ def recorded_steps(
 ) -> RecordedSteps | None:
     """Return the steps of the events of one rank, None without events. O(events log events).
 
-    ``step`` numbers the step of each event; -1 is outside. Events outside count only if there is no step.
-    Starts in ``ranges`` count from the first start of an event.
+    ``step`` numbers the step of each event; -1 is outside. Events outside count only without any step. Starts
+    in ``ranges`` count from the first start of an event.
     """
     if not len(start_ns):
         return None

@@ -51,8 +51,9 @@ def clock_ns(start_ns: FloatArray, end_ns: FloatArray) -> float:
 def lanes_of(queue: IntArray, start_ns: FloatArray, end_ns: FloatArray, tolerance_ns: float) -> IntArray:
     """Return queues in which no event starts before the previous one has ended, except for ``tolerance_ns``.
 
-    Events are in order of start; ``queue`` -1 is none. An event that overlaps the previous one gets a queue
-    of its own, numbered after all others. O(events log events), with a loop over overlapping queues only.
+    Events are in order of start; ``queue`` -1 means no queue. An event that overlaps the previous one gets a
+    queue of its own, numbered after all others. O(events log events), with a loop over overlapping queues
+    only.
     """
     lanes = queue.astype(np.int64)
     rows = np.flatnonzero(queue >= 0)
@@ -132,7 +133,7 @@ def with_waits(
             builder.work(item, float(start_ns[item]))
         else:
             builder.launch(item - len(graph))
-    return _with_added_nodes(graph, builder) if builder.edges[0] or builder.added_ns else graph
+    return builder.build(graph) if builder.edges[0] or builder.added_ns else graph
 
 
 @dataclass(slots=True)
@@ -235,6 +236,58 @@ class _WaitBuilder:
         self.ends[node] = ready + self.times[node]
         self.order.append(node)
 
+    def build(self, graph: OpGraph) -> OpGraph:
+        """Return the graph with the added nodes, in the order of the self."""
+        count = len(self.order)
+        rows = np.array(self.order, np.int64)
+        position = np.empty(count, np.int64)
+        position[rows] = np.arange(count)
+        is_added = rows >= len(graph)
+        new_row = position[: len(graph)]
+        added = rows[is_added] - len(graph)
+        thread = np.array(self.added_thread, np.int64)[added]
+        texts = StringTableBuilder(graph.strings)
+        name = np.where(thread < 0, texts.add(IDLE), texts.add(HOST))
+        values: dict[str, float | IntArray | FloatArray] = {
+            **dict.fromkeys(("name_row", "op_row"), name),
+            **dict.fromkeys(("source_row", "framework_row"), 0),
+            **dict.fromkeys(("region", "rate_dtype"), -1),
+            **dict.fromkeys(("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written"), 0.0),
+            "stream": thread,
+            "kind": int(NodeKind.COMPUTE),
+            "op_class": int(OpClass.FREE),
+            "resource": np.where(thread < 0, int(Resource.DEVICE), int(Resource.HOST)),
+            "multiplicity": 1.0,
+            "duration_ns": np.array(self.added_ns, np.float64)[added],
+        }
+        columns: dict[str, Any] = {}
+        for column_name, value in values.items():
+            column: NDArray[Any] = getattr(graph, column_name)
+            columns[column_name] = np.empty(count, column.dtype)
+            columns[column_name][new_row], columns[column_name][is_added] = column, value
+        tables: dict[str, Any] = {}
+        for table_name in ("collectives", "p2p", "contractions"):
+            table = getattr(graph, table_name)
+            tables[table_name] = replace(table, node=new_row[table.node].astype(np.int32))
+        control, data = graph.control_deps, graph.data_deps
+        consumer, producer = (np.array(side, np.int64) for side in self.edges)
+        data_consumer, data_producer = new_row[data.row_ids], new_row[data.values]
+        control_consumer = position[np.concatenate([control.row_ids, consumer])]
+        control_producer = position[np.concatenate([control.values, producer])]
+        data_keys = data_consumer * count + data_producer
+        control_keys = np.setdiff1d(control_consumer * count + control_producer, data_keys)
+        return replace(
+            graph,
+            **columns,
+            **tables,
+            strings=texts.build(),
+            id=np.arange(count, dtype=np.uint64),
+            control_deps=RaggedArray.from_pairs(control_keys // count, control_keys % count, count),
+            data_deps=RaggedArray.from_pairs(data_consumer, data_producer, count),
+            operands=graph.operands.moved(new_row, count),
+            results=graph.results.moved(new_row, count),
+        )
+
 
 def report_waits(graph: OpGraph, findings: Findings) -> None:
     """Report the time of host nodes and of delays, and collectives whose time includes waiting for other
@@ -252,65 +305,12 @@ def report_waits(graph: OpGraph, findings: Findings) -> None:
         findings.info(code, f"{message}: {time_ns / 1e6:,.3f} ms", int(mask.sum()))
 
 
-def _with_added_nodes(graph: OpGraph, builder: _WaitBuilder) -> OpGraph:
-    """Return the graph with the added nodes, in the order of the builder."""
-    count = len(builder.order)
-    rows = np.array(builder.order, np.int64)
-    position = np.empty(count, np.int64)
-    position[rows] = np.arange(count)
-    is_added = rows >= len(graph)
-    new_row = position[: len(graph)]
-    added = rows[is_added] - len(graph)
-    thread = np.array(builder.added_thread, np.int64)[added]
-    texts = StringTableBuilder(graph.strings)
-    name = np.where(thread < 0, texts.add(IDLE), texts.add(HOST))
-    values: dict[str, float | IntArray | FloatArray] = {
-        **dict.fromkeys(("name_row", "op_row"), name),
-        **dict.fromkeys(("source_row", "framework_row"), 0),
-        **dict.fromkeys(("region", "rate_dtype"), -1),
-        **dict.fromkeys(("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written"), 0.0),
-        "stream": thread,
-        "kind": int(NodeKind.COMPUTE),
-        "op_class": int(OpClass.FREE),
-        "resource": np.where(thread < 0, int(Resource.DEVICE), int(Resource.HOST)),
-        "multiplicity": 1.0,
-        "duration_ns": np.array(builder.added_ns, np.float64)[added],
-    }
-    columns: dict[str, Any] = {}
-    for column_name, value in values.items():
-        column: NDArray[Any] = getattr(graph, column_name)
-        columns[column_name] = np.empty(count, column.dtype)
-        columns[column_name][new_row], columns[column_name][is_added] = column, value
-    tables: dict[str, Any] = {}
-    for table_name in ("collectives", "p2p", "contractions"):
-        table = getattr(graph, table_name)
-        tables[table_name] = replace(table, node=new_row[table.node].astype(np.int32))
-    control, data = graph.control_deps, graph.data_deps
-    consumer, producer = (np.array(side, np.int64) for side in builder.edges)
-    data_consumer, data_producer = new_row[data.row_ids], new_row[data.values]
-    control_consumer = position[np.concatenate([control.row_ids, consumer])]
-    control_producer = position[np.concatenate([control.values, producer])]
-    data_keys = data_consumer * count + data_producer
-    control_keys = np.setdiff1d(control_consumer * count + control_producer, data_keys)
-    return replace(
-        graph,
-        **columns,
-        **tables,
-        strings=texts.build(),
-        id=np.arange(count, dtype=np.uint64),
-        control_deps=RaggedArray.from_pairs(control_keys // count, control_keys % count, count),
-        data_deps=RaggedArray.from_pairs(data_consumer, data_producer, count),
-        operands=graph.operands.moved(new_row, count),
-        results=graph.results.moved(new_row, count),
-    )
-
-
 def with_delays_alone(graph: OpGraph) -> OpGraph:
     """Return the same work at the same times for formats without host nodes and without parallel delays.
 
     All waiting is in delays, each after the work that ended last, collectives excepted. So delays are short,
-    and a device that runs one operation at a time is idle during them. Starts are those of the graph's own
-    times, without limits on streams. O(n log n) for n nodes and edges.
+    and a device that runs one operation at a time is idle during them. Starts are the starts in the graph
+    itself, without limits on streams. O(n log n) for n nodes and edges.
     """
     waits = is_recorded_wait(graph)
     if not waits.any():

@@ -14,15 +14,14 @@ _TABLES = frozenset({"nvtx_events", "meta_data_export", "target_info_gpu"})
 _SIGNS = (b"CUPTI_ACTIVITY_KIND_", b"TABLE NVTX_EVENTS", b"TABLE META_DATA_EXPORT")
 
 
-def _is_wanted(table: str) -> bool:
-    return table.lower().startswith("cupti_activity_kind_") or table.lower() in _TABLES
-
-
 def _sniff(head: Head) -> int:
     """Recognise an export by its tables. All are optional, but a useful profile has one of these."""
     from hespas.files.sqlite import has_table
 
-    return 95 if has_table(head.path, head.data, _is_wanted, _SIGNS) else 0
+    def is_wanted(table: str) -> bool:
+        return table.lower().startswith("cupti_activity_kind_") or table.lower() in _TABLES
+
+    return 95 if has_table(head.path, head.data, is_wanted, _SIGNS) else 0
 
 
 FORMAT = Format(

@@ -71,12 +71,16 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
             )
         strings = _NsysStrings(database, StringTableBuilder())
         findings = diagnostics.about(database.path, "nsys")
-        work, devices = _read_work(database, strings, findings)
+        gpus = _NsysGpus(database)
+        reader = _NsysWorkReader(database, strings, gpus, findings)
+        parts = (reader.kernels(), reader.copies(), reader.fills(), reader.decompressions())
+        work = DeviceWork.joined(parts).by_start()
+        work = DeviceWork.joined((work, reader.graphs(work))).by_start()
         ranges, texts = _read_ranges(database, strings, work, findings)
         launches, nodes = _read_calls(database)
         trace = GpuTrace(
             strings=strings.builder,
-            devices=devices,
+            devices=tuple(gpus.names),
             work=work,
             launches=launches,
             ranges=ranges,
@@ -161,7 +165,7 @@ def _read_ranges(
     """Return the NVTX ranges and their texts. A range that was open at the end of the recording lasts until
     then.
 
-    The numbers of event types are those of table ``ENUM_NSYS_EVENT_TYPE``. A range has a text of its own, or
+    Table ``ENUM_NSYS_EVENT_TYPE`` lists the numbers of event types. A range has a text of its own, or
     one of the table of texts.
     """
     table = database.read("NVTX_EVENTS", _RANGE_COLUMNS, ("text",))
@@ -303,17 +307,6 @@ class _NsysWorkReader:
         return replace(part, name_row=rows).take(np.flatnonzero(~covered))
 
 
-def _read_work(
-    database: Database, strings: _NsysStrings, findings: Findings
-) -> tuple[DeviceWork, tuple[str, ...]]:
-    """Return all device work by start, and the names of the devices. O(n log n)."""
-    gpus = _NsysGpus(database)
-    reader = _NsysWorkReader(database, strings, gpus, findings)
-    parts = (reader.kernels(), reader.copies(), reader.fills(), reader.decompressions())
-    nodes = DeviceWork.joined(parts).by_start()
-    return DeviceWork.joined((nodes, reader.graphs(nodes))).by_start(), tuple(gpus.names)
-
-
 class _NsysGpus:
     """GPUs by process and device number, and their names. ``names`` holds each name once."""
 
@@ -359,7 +352,7 @@ class _NsysStrings:
         self._distinct = table.distinct
 
     def text(self, number: int) -> str:
-        """Return a text by number, "" if there is none."""
+        """Return a text by number, "" for an unknown number."""
         index = int(np.searchsorted(self._ids, number))
         if (
             number == MISSING

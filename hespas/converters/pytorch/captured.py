@@ -204,7 +204,20 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     bounds = [(first, last) for first, last in ends if last > first]
     if not spans and len(launches):
         bounds = [(0, len(launches))]
-    stated_numbers = _stated_numbers(path)
+    sizes: frozenset[int] = frozenset()
+    details = path.parent / _DETAILS_FILE
+    if details.is_file() and details.stat().st_size <= _MAX_DETAILS_BYTES:
+        try:
+            entries = msgspec.json.decode(details.read_bytes(), type=list[_CaptureDetail])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FormatError(
+                f"malformed list of captures: {error}",
+                path=str(details),
+                position="document",
+                hint='expected [{"file": NAME, "batch_size": N}, ...]; remove the file to read without it',
+            ) from error
+        named = (entry.batch_size for entry in entries if entry.file == path.name)
+        sizes = frozenset(size for size in named if size is not None)
     labels = _capture_labels(trace, [int(starts[first]) for first, _ in bounds])
     graphs: list[CapturedGraph] = []
     family, head, head_label = first_family - 1, None, None
@@ -219,28 +232,10 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
                 kind=kinds[first:last],
                 name=names[first:last],
                 family=family,
-                numbers=stated_numbers or numbers_in(label),
+                numbers=sizes or numbers_in(label),
             )
         )
     return Capture(path, trace, nesting, tuple(graphs))
-
-
-def _stated_numbers(path: Path) -> frozenset[int]:
-    """Return the batch size that ``execution_details.json`` states for a file, nothing without that file."""
-    details = path.parent / _DETAILS_FILE
-    if not details.is_file() or details.stat().st_size > _MAX_DETAILS_BYTES:
-        return frozenset()
-    try:
-        entries = msgspec.json.decode(details.read_bytes(), type=list[_CaptureDetail])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(
-            f"malformed list of captures: {error}",
-            path=str(details),
-            position="document",
-            hint='expected [{"file": NAME, "batch_size": N}, ...]; remove the file to read without it',
-        ) from error
-    sizes = (entry.batch_size for entry in entries if entry.file == path.name)
-    return frozenset(size for size in sizes if size is not None)
 
 
 def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:

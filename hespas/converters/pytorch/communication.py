@@ -45,11 +45,11 @@ __all__ = [
     "C10D",
     "GROUPS_NODE",
     "UNKNOWN",
-    "Communication",
     "CommunicationKind",
     "JobGroups",
+    "ListedGroup",
     "Members",
-    "ProcessGroup",
+    "TraceCommunication",
     "communication_of",
     "is_communication_kernel",
     "kernel_operation",
@@ -172,7 +172,7 @@ def states_communication(name: str) -> bool:
     return bool(space) and space not in _FRAMEWORK_NAMESPACES and _COLLECTIVE_OP.fullmatch(word) is not None
 
 
-def _of_library(node: EtNode) -> Communication | None:
+def _of_library(node: EtNode) -> TraceCommunication | None:
     """Return the communication of a library operation.
 
     The operand is the first tensor (the second if the first is a buffer that the operation copies into). The
@@ -190,7 +190,7 @@ def _of_library(node: EtNode) -> Communication | None:
     has_result = word.endswith("_out") and len(tensors) > 1
     results = tensors[-1] if has_result else operands if kind.collective in _SAME_SIZE_RESULT else []
     names = [value for value in node.inputs.values if type(value) in (str, int) and value not in _REDUCTIONS]
-    return Communication(
+    return TraceCommunication(
         kind=kind,
         operand_bytes=_bytes(operands),
         result_bytes=_bytes(results),
@@ -210,7 +210,7 @@ Members = tuple[int, ...] | range
 """Global ranks in ring order. A range avoids listing up to a million ranks."""
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, gc=False):
+class ListedGroup(msgspec.Struct, frozen=True, gc=False):
     """A process group as a trace lists it; empty ``ranks`` means all ranks."""
 
     name: str = msgspec.field(default="", name="pg_name")
@@ -234,11 +234,11 @@ class ProcessGroup(msgspec.Struct, frozen=True, gc=False):
         return tuple(ranks) if is_valid else ()
 
 
-_GROUP_LIST = msgspec.json.Decoder(list[ProcessGroup])
+_GROUP_LIST = msgspec.json.Decoder(list[ListedGroup])
 _ANY_LIST = msgspec.json.Decoder(list[Any])
 
 
-def listed_groups(document: bytes | str) -> tuple[ProcessGroup, ...]:
+def listed_groups(document: bytes | str) -> tuple[ListedGroup, ...]:
     """Return the groups of a JSON list, none if the text is not such a list."""
     try:
         return tuple(_GROUP_LIST.decode(document))
@@ -253,7 +253,7 @@ class JobGroups(NamedTuple):
     world: int
 
     @classmethod
-    def of(cls, groups: Iterable[ProcessGroup], world: int) -> JobGroups:
+    def of(cls, groups: Iterable[ListedGroup], world: int) -> JobGroups:
         """Collect the groups that one rank lists. A job of unknown size is as large as its largest group."""
         members = {group.name: group.members for group in groups}
         sizes = [group.size for group in groups if group.size <= _MAX_RANKS]
@@ -293,7 +293,7 @@ _SILENT = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
+class TraceCommunication:
     """One communication of one rank. Unknown bytes are NaN, unknown numbers -1, unknown texts empty.
 
     ``group`` is the name of the process group and ``ranks`` its members (empty: look up the name).
@@ -322,21 +322,35 @@ class Communication:
         """True if the group has neither a name, nor members, nor a size."""
         return not self.group and not self.ranks and self.group_size < 0
 
-    def with_size(self, operand_bytes: float) -> Communication:
+    def with_size(self, operand_bytes: float) -> TraceCommunication:
         """Return a copy with these operand bytes if the communication states no size itself."""
         if not (isnan(self.operand_bytes) and isnan(self.result_bytes)):
             return self
         return replace(self, operand_bytes=operand_bytes)
 
 
-def communication_of(node: EtNode) -> Communication | None:
+def communication_of(node: EtNode) -> TraceCommunication | None:
     """Return the communication that a node starts, None if it starts none."""
     if node.name == COMMUNICATION_RECORD:
         return _of_record(node)
-    dispatcher_op = C10D.get(node.name)
-    if dispatcher_op:
-        return _of_dispatcher_op(node, dispatcher_op)
-    return _of_library(node) if states_communication(node.name) else None
+    op = C10D.get(node.name)
+    if op is None:
+        return _of_library(node) if states_communication(node.name) else None
+    values = node.inputs.values
+    operands, results = argument(node.inputs, op.input), argument(node.inputs, op.output)
+    names = [part.strip().split("=")[0].split(" ")[-1] for part in node.op_schema.split(") ->")[0].split(",")]
+    blocks = "async_op" in names and values[names.index("async_op") : names.index("async_op") + 1] == [False]
+    return TraceCommunication(
+        kind=op.kind,
+        operand_bytes=_bytes(operands),
+        result_bytes=_bytes(results),
+        local_peer=_number(values, op.peer),
+        tag=_number(values, op.tag),
+        waits=blocks,
+        ragged=op.splits >= 0 and any(map(_differ, values[op.splits : op.splits + 2])),
+        reads=tuple(tensor.storage for tensor in operands),
+        writes=tuple(tensor.storage for tensor in results),
+    )
 
 
 def _bytes(tensors: list[EtTensor]) -> float:
@@ -352,25 +366,7 @@ def _differ(value: object) -> bool:
     return is_list(value) and len(set(map(str, value))) > 1
 
 
-def _of_dispatcher_op(node: EtNode, op: _DispatcherOp) -> Communication:
-    values = node.inputs.values
-    operands, results = argument(node.inputs, op.input), argument(node.inputs, op.output)
-    names = [part.strip().split("=")[0].split(" ")[-1] for part in node.op_schema.split(") ->")[0].split(",")]
-    blocks = "async_op" in names and values[names.index("async_op") : names.index("async_op") + 1] == [False]
-    return Communication(
-        kind=op.kind,
-        operand_bytes=_bytes(operands),
-        result_bytes=_bytes(results),
-        local_peer=_number(values, op.peer),
-        tag=_number(values, op.tag),
-        waits=blocks,
-        ragged=op.splits >= 0 and any(map(_differ, values[op.splits : op.splits + 2])),
-        reads=tuple(tensor.storage for tensor in operands),
-        writes=tuple(tensor.storage for tensor in results),
-    )
-
-
-def _of_record(node: EtNode) -> Communication | None:
+def _of_record(node: EtNode) -> TraceCommunication | None:
     values, facts = node.inputs.values, node.facts
 
     def is_word(value: object) -> bool:
@@ -405,7 +401,7 @@ def _of_record(node: EtNode) -> Communication | None:
     ]
     parts = [split.strip("[] ").split(",") if isinstance(split, str) else split for split in splits]
     dtype = find_dtype(facts.get("dtype", ""))
-    return Communication(
+    return TraceCommunication(
         kind=kind,
         operand_bytes=_first_known(_bytes(operands), _stated_bytes(facts.get("in_msg_nelems", ""), dtype)),
         result_bytes=_first_known(_bytes(results), _stated_bytes(facts.get("out_msg_nelems", ""), dtype)),
@@ -430,7 +426,7 @@ def _stated_bytes(elements: str, dtype: DType | None) -> float:
     return float(dtype.storage_bytes(int(elements)))
 
 
-def recorded_communication(kineto: KinetoTrace, event: int) -> Communication | None:
+def recorded_communication(kineto: KinetoTrace, event: int) -> TraceCommunication | None:
     """Return the communication that a host operation of a profile starts, None if it starts none.
 
     The operation is described as an execution trace would describe it, as far as the profile has its inputs.
@@ -475,7 +471,7 @@ def _tensor_fields(shape: object, kind: str) -> list[Any] | None:
     return [0, 0, 0, elements, dtype.storage_bytes(1), ""] if elements < 1 << 60 else None
 
 
-def merged(facts: Communication, others: Communication | None) -> Communication:
+def merged(facts: TraceCommunication, others: TraceCommunication | None) -> TraceCommunication:
     """Return ``facts`` completed by those that only ``others`` state about the same communication."""
     if others is None:
         return facts
@@ -497,7 +493,7 @@ def merged(facts: Communication, others: Communication | None) -> Communication:
     )
 
 
-def payload_bytes(facts: Communication, group_size: int) -> float:
+def payload_bytes(facts: TraceCommunication, group_size: int) -> float:
     """Return the payload as Chakra defines it: the shard of a gather, else the whole buffer of the rank."""
     operand, result = facts.operand_bytes, facts.result_bytes
     size = float(group_size) if group_size > 0 else nan

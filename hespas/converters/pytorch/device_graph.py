@@ -22,7 +22,7 @@ import numpy as np
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops import LaunchTimes, clock_ns, event_costs, lanes_of
 from hespas.converters.pytorch.communication import states_communication
-from hespas.converters.pytorch.draft import Edges, GraphDraft, chain, flow_of
+from hespas.converters.pytorch.draft import GraphDraft, NodeEdges, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.linked import LinkedTrace
 from hespas.converters.pytorch.links import owner_with_shapes, thread_key
@@ -84,7 +84,7 @@ class _DeviceNodes:
         """Start of each node since the first device event."""
         return (self.start_ns - self.first_ns).astype(np.float64)
 
-    def possible(self, edges: Edges, findings: Findings) -> Edges:
+    def possible(self, edges: NodeEdges, findings: Findings) -> NodeEdges:
         """Drop dependencies that the measured times contradict; they come from a reused storage."""
         fits = edges.possible(self.queue, self.start_ns, self.end_ns)
         message = "dependencies through a storage that the measured times contradict are dropped"
@@ -113,9 +113,9 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     waits, released = _waits(linked.kineto, launch, nodes, findings)
     message = "device events overlap the one before them on their stream and get streams of their own"
     findings.warning("overlap-on-stream", message, int((nodes.queue >= len(nodes.queues)).sum()))
-    flow = _dataflow(linked, nodes.host)
+    flow = _StorageDataflow.of(linked, nodes.host)
     data = nodes.possible(flow.data, findings)
-    control = Edges.joined(chain(nodes.queue), waits, nodes.possible(flow.order, findings))
+    control = NodeEdges.joined(chain(nodes.queue), waits, nodes.possible(flow.order, findings))
     shown = nodes.event >= 0
     node_of = np.full(len(device), -1, np.int64)
     node_of[nodes.event[shown]] = np.flatnonzero(shown)
@@ -152,7 +152,7 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
 
 
 def _launch_times(
-    linked: LinkedTrace, nodes: _DeviceNodes, released: Edges, findings: Findings
+    linked: LinkedTrace, nodes: _DeviceNodes, released: NodeEdges, findings: Findings
 ) -> LaunchTimes:
     """Return the calls that launched nodes, on the clock of the nodes' starts."""
     calls, call = linked.kineto.launch, at_rows(linked.links.launch, nodes.event, -1)
@@ -171,36 +171,36 @@ def _launch_times(
 class _StorageDataflow(NamedTuple):
     """Dependencies through storages, and tensor types per node."""
 
-    data: Edges
-    order: Edges
+    data: NodeEdges
+    order: NodeEdges
     operands: RaggedArray
     results: RaggedArray
 
+    @classmethod
+    def of(cls, linked: LinkedTrace, host: IntArray) -> _StorageDataflow:
+        """Return data and order dependencies of nodes that these host operations caused.
 
-def _dataflow(linked: LinkedTrace, host: IntArray) -> _StorageDataflow:
-    """Return data and order dependencies of nodes that these host operations caused.
-
-    An operation has its operands at its first node and its results at its last one. It is the innermost
-    operation that both the profile and the execution trace have.
-    """
-    count, trace = len(host), linked.trace
-    trace_rows = linked.rows[: len(linked.kineto.host)]
-    owner = at_rows(trace_rows, nearest(trace_rows >= 0, linked.nesting.parent, host), -1)
-    owned = np.flatnonzero(owner >= 0)
-    if trace is None or not len(owned):
-        nothing = RaggedArray.empty(count)
-        return _StorageDataflow(Edges.empty(), Edges.empty(), nothing, nothing)
-    rows, first = np.unique(owner[owned], return_index=True)
-    first = owned[first]
-    last = np.zeros(len(rows), np.int64)
-    np.maximum.at(last, np.searchsorted(rows, owner[owned]), owned)
-    flow = flow_of(trace.reads.take(rows), trace.writes.take(rows))
-    return _StorageDataflow(
-        data=Edges(first[flow.data.consumer], last[flow.data.producer]),
-        order=Edges(first[flow.order.consumer], last[flow.order.producer]),
-        operands=trace.operands.take(rows).moved(first, count),
-        results=trace.results.take(rows).moved(last, count),
-    )
+        An operation has its operands at its first node and its results at its last one. It is the innermost
+        operation that both the profile and the execution trace have.
+        """
+        count, trace = len(host), linked.trace
+        trace_rows = linked.rows[: len(linked.kineto.host)]
+        owner = at_rows(trace_rows, nearest(trace_rows >= 0, linked.nesting.parent, host), -1)
+        owned = np.flatnonzero(owner >= 0)
+        if trace is None or not len(owned):
+            nothing = RaggedArray.empty(count)
+            return cls(NodeEdges.empty(), NodeEdges.empty(), nothing, nothing)
+        rows, first = np.unique(owner[owned], return_index=True)
+        first = owned[first]
+        last = np.zeros(len(rows), np.int64)
+        np.maximum.at(last, np.searchsorted(rows, owner[owned]), owned)
+        flow = flow_of(trace.reads.take(rows), trace.writes.take(rows))
+        return cls(
+            data=NodeEdges(first[flow.data.consumer], last[flow.data.producer]),
+            order=NodeEdges(first[flow.order.consumer], last[flow.order.producer]),
+            operands=trace.operands.take(rows).moved(first, count),
+            results=trace.results.take(rows).moved(last, count),
+        )
 
 
 class _SyncCall(Enum):
@@ -336,7 +336,7 @@ class _LaunchOrder:
 
 def _waits(
     trace: KinetoTrace, launch: IntArray, nodes: _DeviceNodes, findings: Findings
-) -> tuple[Edges, Edges]:
+) -> tuple[NodeEdges, NodeEdges]:
     """Return waits of nodes for nodes, and releases of launching threads by nodes.
 
     ``launch`` is the call that launched each node (-1: not in the trace). Releases are pairs of a launched
@@ -344,7 +344,7 @@ def _waits(
     """
     calls = trace.launch
     if not len(calls):
-        return Edges.empty(), Edges.empty()
+        return NodeEdges.empty(), NodeEdges.empty()
     names: list[int] = np.unique(calls.name_row).tolist()
     kind_of = {row: _SYNC_CALLS.get(trace.strings[row]) for row in names}
     kinds: list[_SyncCall | None] = [kind_of[row] for row in calls.name_row.tolist()]
@@ -380,4 +380,4 @@ def _waits(
     findings.info("inferred-waits", "waits whose streams are inferred from the order of calls", num_inferred)
     message = "inferred dependencies that the measured times contradict are dropped"
     findings.info("contradicted-waits", message, order.contradicted)
-    return Edges.of(order.pairs), Edges.of(order.released)
+    return NodeEdges.of(order.pairs), NodeEdges.of(order.released)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.measured_ops import EventCosts, LaunchTimes, report_waits, with_waits
-from hespas.converters.pytorch.communication import Communication, JobGroups, Members, payload_bytes
+from hespas.converters.pytorch.communication import JobGroups, Members, TraceCommunication, payload_bytes
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
@@ -33,10 +33,10 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import FormatError
 
-__all__ = ["Edges", "GraphDraft", "TraceRank", "assembled", "chain", "flow_of"]
+__all__ = ["GraphDraft", "NodeEdges", "TraceRank", "assembled", "chain", "flow_of"]
 
 
-class Edges(NamedTuple):
+class NodeEdges(NamedTuple):
     """Dependencies as pairs of nodes: ``consumer`` waits for ``producer``."""
 
     consumer: IntArray
@@ -54,33 +54,33 @@ class Edges(NamedTuple):
         return cls(consumer, producer)
 
     @classmethod
-    def joined(cls, *parts: Edges) -> Self:
+    def joined(cls, *parts: NodeEdges) -> Self:
         """Concatenate dependencies."""
         return cls(
             np.concatenate([part.consumer for part in parts]),
             np.concatenate([part.producer for part in parts]),
         )
 
-    def where(self, mask: BoolArray) -> Edges:
+    def where(self, mask: BoolArray) -> NodeEdges:
         """Return the dependencies that a mask selects."""
-        return Edges(self.consumer[mask], self.producer[mask])
+        return NodeEdges(self.consumer[mask], self.producer[mask])
 
     def possible(self, queue: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
         """Return a mask of dependencies within a queue, or that the measured times allow."""
         same_queue: BoolArray = queue[self.consumer] == queue[self.producer]
         return same_queue | (end_ns[self.producer] <= start_ns[self.consumer])
 
-    def distinct(self, nodes: int) -> Edges:
+    def distinct(self, nodes: int) -> NodeEdges:
         """Return each pair once, sorted by consumer and producer, without nodes that wait for themselves."""
         keys = np.unique((self.consumer * max(nodes, 1) + self.producer)[self.consumer != self.producer])
-        return Edges(keys // max(nodes, 1), keys % max(nodes, 1))
+        return NodeEdges(keys // max(nodes, 1), keys % max(nodes, 1))
 
-    def without(self, others: Edges, nodes: int) -> Edges:
+    def without(self, others: NodeEdges, nodes: int) -> NodeEdges:
         """Return the dependencies that are not in ``others``."""
         keys = self.consumer * max(nodes, 1) + self.producer
         return self.where(~np.isin(keys, others.consumer * max(nodes, 1) + others.producer))
 
-    def latest(self, queue: IntArray) -> Edges:
+    def latest(self, queue: IntArray) -> NodeEdges:
         """Keep only the last producer in each queue, because nodes of a queue follow each other; queue -1 is
         none.
         """
@@ -92,19 +92,19 @@ class Edges(NamedTuple):
         last = np.ones(len(rows), np.bool_)
         last[:-1] = (consumer[1:] != consumer[:-1]) | (queues[1:] != queues[:-1])
         selected = np.concatenate([np.flatnonzero(without_queue), rows[last]])
-        return Edges(self.consumer[selected], self.producer[selected])
+        return NodeEdges(self.consumer[selected], self.producer[selected])
 
     def csr(self, nodes: int) -> RaggedArray:
         """Return the producers of each consumer as ragged rows."""
         return RaggedArray.from_pairs(self.consumer, self.producer, nodes)
 
 
-def chain(queue: IntArray) -> Edges:
-    """Make each node wait for the one before it in its queue; queue -1 is none."""
+def chain(queue: IntArray) -> NodeEdges:
+    """Make each node wait for the one before it in its queue; queue -1 means no queue."""
     rows = np.flatnonzero(queue >= 0)
     rows = rows[np.argsort(queue[rows], kind="stable")]
     same = queue[rows[1:]] == queue[rows[:-1]]
-    return Edges(rows[1:][same], rows[:-1][same])
+    return NodeEdges(rows[1:][same], rows[:-1][same])
 
 
 class _StorageFlow(NamedTuple):
@@ -112,8 +112,8 @@ class _StorageFlow(NamedTuple):
     for earlier readers and writers of the same storage.
     """
 
-    data: Edges
-    order: Edges
+    data: NodeEdges
+    order: NodeEdges
 
 
 def flow_of(reads: RaggedArray, writes: RaggedArray) -> _StorageFlow:
@@ -140,8 +140,8 @@ def flow_of(reads: RaggedArray, writes: RaggedArray) -> _StorageFlow:
     return _StorageFlow(_edges(data), _edges(order))
 
 
-def _edges(pairs: tuple[array[int], array[int]]) -> Edges:
-    return Edges(np.array(pairs[0], np.int64), np.array(pairs[1], np.int64))
+def _edges(pairs: tuple[array[int], array[int]]) -> NodeEdges:
+    return NodeEdges(np.array(pairs[0], np.int64), np.array(pairs[1], np.int64))
 
 
 _MAX_LISTED = 1 << 23
@@ -177,9 +177,9 @@ class GraphDraft:
     stream: IntArray
     queue: IntArray
     duration_ns: FloatArray
-    data: Edges
-    control: Edges
-    communications: dict[int, Communication] = field(default_factory=dict[int, Communication])
+    data: NodeEdges
+    control: NodeEdges
+    communications: dict[int, TraceCommunication] = field(default_factory=dict[int, TraceCommunication])
     start_ns: FloatArray | None = None
     launches: LaunchTimes | None = None
 
@@ -202,7 +202,7 @@ def assembled(draft: GraphDraft, rank: TraceRank, diagnostics: Diagnostics) -> O
     control = draft.control.where(draft.control.producer < draft.control.consumer).distinct(nodes)
     control = control.latest(draft.queue).without(data, nodes)
     kind, costs = np.zeros(nodes, np.uint8), draft.costs
-    op_class, tables = costs.op_class.copy(), _CommunicationTables(rank)
+    op_class, tables = costs.op_class.copy(), _TraceCommunicationTables(rank)
     for node, comm in sorted(draft.communications.items()):
         kind[node] = comm.kind.node
         op_class[node] = OpClass.COLLECTIVE if comm.kind.node is NodeKind.COLLECTIVE else OpClass.P2P
@@ -249,7 +249,7 @@ def assembled(draft: GraphDraft, rank: TraceRank, diagnostics: Diagnostics) -> O
     return graph
 
 
-class _CommunicationTables:
+class _TraceCommunicationTables:
     """Communication of one rank, as rows of :class:`CollectiveTable` and :class:`P2pTable`."""
 
     def __init__(self, rank: TraceRank) -> None:
@@ -263,7 +263,7 @@ class _CommunicationTables:
         self._listed = 0
         self._no_kind = self._no_peer = self._assumed = 0
 
-    def add(self, node: int, comm: Communication) -> None:
+    def add(self, node: int, comm: TraceCommunication) -> None:
         """Append one communication."""
         groups = self.rank.groups
         members = groups.find(comm.group, comm.ranks, comm.group_size)
@@ -302,7 +302,7 @@ class _CommunicationTables:
             row = self._rows[members] = self.group_sets.setdefault(group_set, len(self.group_sets))
         return row
 
-    def _permutation_row(self, comm: Communication, members: Members | None) -> int:
+    def _permutation_row(self, comm: TraceCommunication, members: Members | None) -> int:
         """Return the row of the permutation of a message, -1 if its peer is unknown."""
         peer, world, own = comm.peer, self.rank.groups.world, self.rank.number
         if peer < 0 and members is not None:

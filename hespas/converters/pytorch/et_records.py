@@ -234,7 +234,7 @@ _TENSOR_FIELDS = 6
 
 
 class EtTensor(NamedTuple):
-    """One tensor; ``shape`` is None if it is not recorded or impossible."""
+    """One tensor, with ``shape`` None for a shape that is not recorded or impossible."""
 
     storage: int
     bytes: int
@@ -261,17 +261,13 @@ def _tensor(value: list[Any], shape: object, dtype: str) -> EtTensor:
     return EtTensor(value[1], size if 0 <= size < _MAX_BYTES else 0, dtype, extents)
 
 
-def _item(values: Sequence[Any], index: int) -> object:
-    return values[index] if index < len(values) else None
-
-
 def argument(values: EtValues, index: int) -> list[EtTensor]:
     """Return the tensors of one argument in order, also those in nested lists."""
     if not 0 <= index < len(values.values):
         return []
     value = values.values[index]
     kind = values.types[index] if index < len(values.types) else ""
-    shape = _item(values.shapes, index)
+    shape: object = values.shapes[index] if index < len(values.shapes) else None
     if not is_list(value) or not value:
         return []
     if _is_tensor(value):

@@ -20,9 +20,9 @@ from hespas.converters.launch_shapes import shape_text
 from hespas.converters.pytorch.records import (
     EVENT_KINDS,
     DeviceArgs,
-    EventKind,
     HostArgs,
     JsonNumber,
+    KinetoEventKind,
     KinetoHeader,
     LaunchArgs,
     MemoryArgs,
@@ -189,7 +189,7 @@ _NULL, _NO_ARGS = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 
 
 @dataclass(slots=True)
-class _EventColumns:
+class _KinetoColumns:
     """Columns of one kind of event, which grow while blocks are read.
 
     Each column is one growing array: many small arrays would fragment the memory of dropped blocks.
@@ -292,7 +292,7 @@ class _KinetoCollector:
         self.skipped: dict[str, int] = {}
         self.seen = 0
         self.overflowed = 0
-        self.kinds = {kind: _EventColumns() for kind in EventKind}
+        self.kinds = {kind: _KinetoColumns() for kind in KinetoEventKind}
         self.device_args = msgspec.json.Decoder(list[DeviceArgs])
         self.launch_args = msgspec.json.Decoder(list[LaunchArgs])
         self.host_args = msgspec.json.Decoder(list[HostArgs])
@@ -318,7 +318,7 @@ class _KinetoCollector:
                 rows_of[event.cat].append(row)
             else:
                 skipped[event.cat or f"phase {event.ph or '?'}"] += 1
-        by_kind: dict[EventKind, list[int]] = {kind: [] for kind in EventKind}
+        by_kind: dict[KinetoEventKind, list[int]] = {kind: [] for kind in KinetoEventKind}
         for category, rows in rows_of.items():
             kind = EVENT_KINDS.get(category)
             if kind is None:
@@ -343,22 +343,22 @@ class _KinetoCollector:
                 self._add_arguments(kind, selected, rows)
         self.seen += len(events)
 
-    def _add_arguments(self, kind: EventKind, events: list[TraceEvent], rows: list[int]) -> None:
+    def _add_arguments(self, kind: KinetoEventKind, events: list[TraceEvent], rows: list[int]) -> None:
         columns, count = self.kinds[kind], len(events)
         match kind:
-            case EventKind.DEVICE:
+            case KinetoEventKind.DEVICE:
                 devices = self._decoded(self.device_args, events, rows)
                 columns.add_numbers(devices, "correlation", "graph_node", "stream", "device", "bytes")
                 columns.add("external_id", _external_ids(devices))
                 shapes = (bytes(args.grid) + b"|" + bytes(args.block) for args in devices)
                 columns.add("grid_row", self.shapes.of(shapes))
                 columns.add("collective_row", [self._collective(args) for args in devices])
-            case EventKind.LAUNCH:
+            case KinetoEventKind.LAUNCH:
                 launches = self._decoded(self.launch_args, events, rows)
                 columns.add_numbers(launches, "correlation")
                 columns.add("external_id", _external_ids(launches))
                 columns.add("kernel_row", self.kernels.of([args.kernel for args in launches]))
-            case EventKind.HOST | EventKind.ANNOTATION:
+            case KinetoEventKind.HOST | KinetoEventKind.ANNOTATION:
                 hosts = self._decoded(self.host_args, events, rows)
                 columns.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
                 for name in ("dims", "types", "strides", "concrete"):
@@ -367,12 +367,12 @@ class _KinetoCollector:
                 ids = (columns.column(name)[-count:] for name in ("external_id", "record_id"))
                 columns.add("id", np.maximum(*ids))
                 return
-            case EventKind.SYNC:
+            case KinetoEventKind.SYNC:
                 waits = self._decoded(self.sync_args, events, rows)
                 columns.add_numbers(waits, "correlation", "device", "stream", "wait_on_stream", "record")
-            case EventKind.FUNCTION:
+            case KinetoEventKind.FUNCTION:
                 return
-            case EventKind.ALLOCATION:
+            case KinetoEventKind.ALLOCATION:
                 memory = self._decoded(self.memory_args, events, rows)
                 columns.add_numbers(memory, "bytes", "allocated", "reserved", "device_type", "device")
                 return
@@ -436,13 +436,13 @@ class _KinetoCollector:
         return KinetoTrace(
             header=header,
             strings=strings,
-            device=kinds[EventKind.DEVICE].build(_DeviceEvents),
-            launch=kinds[EventKind.LAUNCH].build(_LaunchEvents),
-            host=kinds[EventKind.HOST].build(HostEvents),
-            annotation=kinds[EventKind.ANNOTATION].build(HostEvents),
-            sync=kinds[EventKind.SYNC].build(_SyncEvents),
-            function=kinds[EventKind.FUNCTION].build(Events),
-            allocation=kinds[EventKind.ALLOCATION].build(_Allocations),
+            device=kinds[KinetoEventKind.DEVICE].build(_DeviceEvents),
+            launch=kinds[KinetoEventKind.LAUNCH].build(_LaunchEvents),
+            host=kinds[KinetoEventKind.HOST].build(HostEvents),
+            annotation=kinds[KinetoEventKind.ANNOTATION].build(HostEvents),
+            sync=kinds[KinetoEventKind.SYNC].build(_SyncEvents),
+            function=kinds[KinetoEventKind.FUNCTION].build(Events),
+            allocation=kinds[KinetoEventKind.ALLOCATION].build(_Allocations),
             skipped=self.skipped,
             repeated=dict(repeated),
             repairs=repairs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +48,7 @@ _MAX_FILES = 1 << 17
 _MAX_DIGITS = 10
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,200}?"rank"\s*:\s*(\d{1,9})')
 _PID = re.compile(rb'"pid"\s*:\s*"?(\d{1,18})')
+_NOT_IN_PROFILE = "operations of the execution trace are not in the profile"
 _NO_EXECUTION_TRACE = (
     "order comes from streams, launches and waits; an execution trace (ExecutionTraceObserver) would add "
     "data dependencies between operations"
@@ -131,12 +132,30 @@ def profiles_in(path: Path, options: ReadOptions) -> dict[Path, tuple[Path, ...]
 
 
 def _runs_and_captures(path: Path, options: ReadOptions) -> tuple[list[_TraceFile], list[_TraceFile]]:
-    """Return the traces of runs, and those of graph captures.
+    """Return the traces of runs, and the traces of graph captures, in a folder and in its sub-folders.
 
     Captures are recognised by content. Only files whose names mention a capture, or of ranks with several
     profiles, are read for that.
     """
-    files = list(_trace_files(path))
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
+    nested = [inner for entry in entries if entry.is_dir() for inner in sorted(entry.iterdir())]
+    candidates = [entry for entry in (*entries, *nested) if entry.is_file() and ".json" in entry.suffixes]
+    if len(candidates) > _MAX_FILES:
+        raise FormatError(
+            f"{len(candidates):,} files, more than {_MAX_FILES:,}",
+            path=str(path),
+            position=f"file {candidates[_MAX_FILES].name}",
+            hint="put each job into a folder of its own",
+        )
+    files: list[_TraceFile] = []
+    for entry in candidates:
+        head = first_bytes(entry, HEAD_BYTES)
+        profile = is_profile(head)
+        if profile or is_execution_trace(head):
+            in_header = _RANK.search(head) if profile else None
+            rank = int(in_header[1]) if in_header else rank_in_name(entry.name)
+            process = _PID.search(head)
+            files.append(_TraceFile(entry, profile, rank, int(process[1]) if process else -1))
     num_profiles = Counter(file.rank for file in files if file.is_profile)
     captures = [
         file
@@ -150,30 +169,8 @@ def _runs_and_captures(path: Path, options: ReadOptions) -> tuple[list[_TraceFil
     return (runs, captures) if any(file.is_profile for file in runs) else (files, [])
 
 
-def _trace_files(path: Path) -> Iterator[_TraceFile]:
-    """Find the traces in a folder and in its sub-folders; a single file is that file."""
-    entries = sorted(path.iterdir()) if path.is_dir() else [path]
-    nested = [inner for entry in entries if entry.is_dir() for inner in sorted(entry.iterdir())]
-    candidates = [entry for entry in (*entries, *nested) if entry.is_file() and ".json" in entry.suffixes]
-    if len(candidates) > _MAX_FILES:
-        raise FormatError(
-            f"{len(candidates):,} files, more than {_MAX_FILES:,}",
-            path=str(path),
-            position=f"file {candidates[_MAX_FILES].name}",
-            hint="put each job into a folder of its own",
-        )
-    for entry in candidates:
-        head = first_bytes(entry, HEAD_BYTES)
-        profile = is_profile(head)
-        if profile or is_execution_trace(head):
-            stated = _RANK.search(head) if profile else None
-            rank = int(stated[1]) if stated else rank_in_name(entry.name)
-            process = _PID.search(head)
-            yield _TraceFile(entry, profile, rank, int(process[1]) if process else -1)
-
-
 def _captures_of_rank(captures: list[_TraceFile], rank: int) -> tuple[Path, ...]:
-    """Return the captures of a rank; those of all ranks if it has none, because ranks capture the same."""
+    """Return the captures of a rank; all captures if it has none, because ranks capture the same."""
     own = tuple(file.path for file in captures if file.rank == rank)
     return own or tuple(file.path for file in captures)
 
@@ -245,8 +242,7 @@ def _read_measured(
     """Read and link the profile of one rank of ``world`` and its execution trace, if there is one."""
     if files.profile is None:
         raise InvariantError(f"rank {number} has no profile")
-    kineto = read_events(files.profile, options.max_bytes, recover=options.recover)
-    path = str(files.profile)
+    path, kineto = str(files.profile), read_events(files.profile, options.max_bytes, recover=options.recover)
     if not len(kineto.device) and not len(kineto.host):
         raise FormatError(
             "the trace has neither device events nor host operations",
@@ -254,8 +250,8 @@ def _read_measured(
             position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
         )
-    captures = (*options.capture, *files.captures)
-    joined = join_captures(kineto, replace(options, capture=captures), diagnostics, path)
+    options = replace(options, capture=(*options.capture, *files.captures))
+    joined = join_captures(kineto, options, diagnostics, path)
     strings = StringTableBuilder(joined.trace.strings)
     trace = read_host_trace(files.trace, options.max_bytes, strings, options.version) if files.trace else None
     linked = _link_traces(joined, trace, strings)
@@ -263,15 +259,11 @@ def _read_measured(
     report_links(kineto, linked.links, diagnostics, path)
     findings = diagnostics.about(path, "pytorch")
     if linked.join:
-        join = linked.join
-        message = "operations matched by record function id and name"
-        findings.info("linked-by-record-id", message, join.by_record_id)
-        message = "operations matched by External id and name"
-        findings.info("linked-by-external-id", message, join.by_external_id)
-        message = "operations matched by the order of names on their thread"
-        findings.info("linked-by-order", message, join.by_order)
-        message = "operations of the execution trace are not in the profile"
-        findings.warning("not-in-profile", message, join.unmatched)
+        join, by = linked.join, "operations matched by"
+        findings.info("linked-by-record-id", f"{by} record function id and name", join.by_record_id)
+        findings.info("linked-by-external-id", f"{by} External id and name", join.by_external_id)
+        findings.info("linked-by-order", f"{by} the order of names on their thread", join.by_order)
+        findings.warning("not-in-profile", _NOT_IN_PROFILE, join.unmatched)
     else:
         findings.info("profile-alone", _NO_EXECUTION_TRACE)
     distributed = kineto.header.distributed
@@ -284,7 +276,17 @@ def _read_measured(
     name = job_name(files.profile.name)
     make_draft = device_draft if len(kineto.device) else host_draft
     graph = assembled(make_draft(linked, name, diagnostics, path), rank, diagnostics)
-    graph = _with_recorded_steps(graph, linked)
+    if len(kineto.device):
+        start_ns, duration_ns = kineto.device.start_ns, kineto.device.duration_ns
+        step = steps_of(kineto, linked.links)
+    else:
+        rows = np.concatenate([np.arange(len(kineto.host)), works_of(linked)])
+        start_ns, duration_ns = linked.events.start_ns[rows], linked.events.duration_ns[rows]
+        step = host_steps_of(kineto, start_ns)
+    ranges = step_ranges(kineto, int(start_ns.min()) if len(start_ns) else 0)
+    steps = recorded_steps(start_ns, duration_ns, step, ranges)
+    if steps is not None:
+        graph = replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})
     metadata = {**trace_metadata(kineto), **joined.facts}
     profile = linked.profile(name)
     check_recording(profile, diagnostics, path)
@@ -318,22 +320,6 @@ def _link_traces(joined: JoinedTrace, trace: HostTrace | None, strings: StringTa
         join=join,
         strings=strings,
     )
-
-
-def _with_recorded_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
-    """Attach the times of steps to a graph: those of the device, or of the host without a device."""
-    kineto, device = linked.kineto, linked.kineto.device
-    if len(device):
-        start_ns, duration_ns, step = device.start_ns, device.duration_ns, steps_of(kineto, linked.links)
-    else:
-        rows = np.concatenate([np.arange(len(kineto.host)), works_of(linked)])
-        start_ns, duration_ns = linked.events.start_ns[rows], linked.events.duration_ns[rows]
-        step = host_steps_of(kineto, start_ns)
-    ranges = step_ranges(kineto, int(start_ns.min()) if len(start_ns) else 0)
-    steps = recorded_steps(start_ns, duration_ns, step, ranges)
-    if steps is None:
-        return graph
-    return replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})
 
 
 def _read_unmeasured(
@@ -383,16 +369,13 @@ def _with_equal_payloads(graphs: list[OpGraph], diagnostics: Diagnostics, path: 
         return graphs
     message = "all-to-alls with parts of different sizes; their payload is the largest of all ranks"
     diagnostics.info("pytorch.ragged-exchange", path, message, count=len(largest))
-    return [_with_payloads(graph, rows, largest) for graph, rows in zip(graphs, exchanges, strict=True)]
-
-
-def _with_payloads(
-    graph: OpGraph, exchanges: list[tuple[int, tuple[object, int]]], largest: dict[tuple[object, int], float]
-) -> OpGraph:
-    table = graph.collectives
-    size, kind = table.comm_bytes.copy(), table.kind.copy()
-    for row, key in exchanges:
-        if key in largest:
-            size[row] = max(largest[key], size[row])
-            kind[row] = CollectiveKind.RAGGED_ALL_TO_ALL
-    return replace(graph, collectives=replace(table, comm_bytes=size, kind=kind))
+    equal: list[OpGraph] = []
+    for graph, rows in zip(graphs, exchanges, strict=True):
+        payload, kinds_of_rank = graph.collectives.comm_bytes.copy(), graph.collectives.kind.copy()
+        for row, key in rows:
+            if key in largest:
+                payload[row] = max(largest[key], payload[row])
+                kinds_of_rank[row] = ragged
+        collectives = replace(graph.collectives, comm_bytes=payload, kind=kinds_of_rank)
+        equal.append(replace(graph, collectives=collectives))
+    return equal

@@ -16,14 +16,14 @@ import numpy as np
 
 from hespas.converters.linking import exclusive
 from hespas.converters.measured_ops import EventCosts, host_costs, lanes_of
-from hespas.converters.pytorch.communication import UNKNOWN, Communication, kind_of_word
-from hespas.converters.pytorch.draft import Edges, GraphDraft, chain, flow_of
+from hespas.converters.pytorch.communication import UNKNOWN, TraceCommunication, kind_of_word
+from hespas.converters.pytorch.draft import GraphDraft, NodeEdges, chain, flow_of
 from hespas.converters.pytorch.kernel_communications import range_bytes
 from hespas.converters.pytorch.linked import LinkedTrace
 from hespas.graph import Diagnostics, Findings, OpClass
 from hespas.graph.columns import IntArray, at_rows, distinct_rows, mapped
 
-__all__ = ["HostCalls", "HostRun", "host_draft", "host_run", "works_of"]
+__all__ = ["CpuRun", "HostCalls", "host_draft", "host_run", "works_of"]
 
 _WORK = "gloo:"
 
@@ -35,11 +35,39 @@ class HostCalls:
     """
 
     work: dict[int, int]
-    communications: dict[int, Communication]
+    communications: dict[int, TraceCommunication]
+
+    @classmethod
+    def of(cls, linked: LinkedTrace, works: IntArray) -> HostCalls:
+        """Assign each work to the last call before it, in order of record ids (without those: of starts)."""
+        comms = linked.host_communications()
+        kineto, events = linked.kineto, linked.events
+        calls = np.array(sorted(comms), np.int64)
+        both = np.concatenate([calls, works])
+        ids = events.record_id[both]
+        by_id = bool((ids > 0).all()) and len(np.unique(ids)) == len(ids)
+        order = both[np.argsort(ids if by_id else events.start_ns[both], kind="stable")]
+        is_call = np.isin(order, calls)
+        work_of = {int(call): int(call) for call in calls.tolist()}
+        last = -1
+        for event, starts in zip(order.tolist(), is_call.tolist(), strict=True):
+            if starts:
+                last = event
+            elif last >= 0 and work_of[last] == last:
+                work_of[last] = event
+        for work in np.setdiff1d(works, list(work_of.values())).tolist():
+            name = kineto.strings[int(events.name_row[work])]
+            comms[work] = TraceCommunication(kind=kind_of_word(name.removeprefix(_WORK)) or UNKNOWN)
+            work_of[work] = work
+        for call, comm in comms.items():
+            row = work_of[call] - len(kineto.host)  # the named range of the work
+            if row >= 0:
+                comms[call] = comm.with_size(range_bytes(kineto, row))
+        return cls(work_of, comms)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HostRun:
+class CpuRun:
     """Events of a run without a device, in order of start.
 
     ``order`` is the event of each node; ``node_of`` the node of each event (-1: none). ``merged_into`` is the
@@ -70,12 +98,43 @@ class HostRun:
         both = int((self.merged_into != np.arange(len(self.merged_into))).sum())
         findings.info("blocking-communication", "calls that do their communication on their own thread", both)
 
+    def waits(self) -> NodeEdges:
+        """Return the dependencies of communications.
 
-def host_run(linked: LinkedTrace) -> HostRun:
+        A work waits for the last operation of the calling thread that ended before it, usually its call. The
+        caller of a blocking communication continues when the work has ended.
+        """
+        calls = self.calls
+        pairs: list[tuple[int, int]] = []
+        by_thread: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
+        is_work = np.zeros(len(self.thread), np.bool_)
+        is_work[self.works] = True
+        thread, is_operation = self.thread[self.order], ~is_work[self.order]
+        for call, work in calls.work.items():
+            own, node = int(self.thread[call]), int(self.node_of[work])
+            if work == call or self.node_of[call] == node:
+                continue
+            if own not in by_thread:
+                nodes = np.flatnonzero((thread == own) & is_operation)
+                events = self.order[nodes]
+                by_thread[own] = nodes, self.start_ns[events], self.end_ns[events]
+            nodes, starts, ends = by_thread[own]
+            ended = int(np.searchsorted(ends, int(self.start_ns[work]), side="right")) - 1
+            called = int(np.searchsorted(nodes, int(self.node_of[call])))
+            if min(ended, called) >= 0:
+                pairs.append((node, int(nodes[min(ended, called)])))
+            if calls.communications[call].waits:
+                following = int(np.searchsorted(starts, int(self.end_ns[work])))
+                if following < len(nodes):
+                    pairs.append((int(nodes[following]), node))
+        return NodeEdges.of(pairs)
+
+
+def host_run(linked: LinkedTrace) -> CpuRun:
     """Give each operation, and each work of a communication, its own time. O(events log events)."""
     events = linked.events
     works = works_of(linked)
-    calls = _match_works(linked, works)
+    calls = HostCalls.of(linked, works)
     count = len(events.name_row)
     is_work = np.zeros(count, np.bool_)
     is_work[works] = True
@@ -104,7 +163,7 @@ def host_run(linked: LinkedTrace) -> HostRun:
     queue[order] = lanes_of(
         queue[order], start_ns[order].astype(np.float64), end_ns[order].astype(np.float64), 0
     )
-    return HostRun(
+    return CpuRun(
         calls=calls,
         works=works,
         merged_into=merged_into,
@@ -138,34 +197,6 @@ def works_of(linked: LinkedTrace) -> IntArray:
     note = linked.kineto.annotation
     is_work = mapped(note.name_row, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
     return len(linked.kineto.host) + np.flatnonzero(is_work)
-
-
-def _match_works(linked: LinkedTrace, works: IntArray) -> HostCalls:
-    """Assign each work to the last call before it, in order of record ids (without those: of starts)."""
-    comms = linked.host_communications()
-    kineto, events = linked.kineto, linked.events
-    calls = np.array(sorted(comms), np.int64)
-    both = np.concatenate([calls, works])
-    ids = events.record_id[both]
-    by_id = bool((ids > 0).all()) and len(np.unique(ids)) == len(ids)
-    order = both[np.argsort(ids if by_id else events.start_ns[both], kind="stable")]
-    is_call = np.isin(order, calls)
-    work_of = {int(call): int(call) for call in calls.tolist()}
-    last = -1
-    for event, starts in zip(order.tolist(), is_call.tolist(), strict=True):
-        if starts:
-            last = event
-        elif last >= 0 and work_of[last] == last:
-            work_of[last] = event
-    for work in np.setdiff1d(works, list(work_of.values())).tolist():
-        name = kineto.strings[int(events.name_row[work])]
-        comms[work] = Communication(kind=kind_of_word(name.removeprefix(_WORK)) or UNKNOWN)
-        work_of[work] = work
-    for call, comm in comms.items():
-        row = work_of[call] - len(kineto.host)  # the named range of the work
-        if row >= 0:
-            comms[call] = comm.with_size(range_bytes(kineto, row))
-    return HostCalls(work_of, comms)
 
 
 def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> GraphDraft:
@@ -208,52 +239,20 @@ def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: s
         queue=queue,
         duration_ns=own_ns,
         data=data,
-        control=Edges.joined(chain(queue), _waits(run), later),
+        control=NodeEdges.joined(chain(queue), run.waits(), later),
         communications=comms,
         start_ns=(run.start_ns[order] - run.start_ns[order].min()).astype(np.float64),
     )
 
 
-def _waits(run: HostRun) -> Edges:
-    """Return the dependencies of communications.
-
-    A work waits for the last operation of the calling thread that ended before it, usually its call. The
-    caller of a blocking communication continues when the work has ended.
-    """
-    calls = run.calls
-    pairs: list[tuple[int, int]] = []
-    by_thread: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
-    is_work = np.zeros(len(run.thread), np.bool_)
-    is_work[run.works] = True
-    thread, is_operation = run.thread[run.order], ~is_work[run.order]
-    for call, work in calls.work.items():
-        own, node = int(run.thread[call]), int(run.node_of[work])
-        if work == call or run.node_of[call] == node:
-            continue
-        if own not in by_thread:
-            nodes = np.flatnonzero((thread == own) & is_operation)
-            events = run.order[nodes]
-            by_thread[own] = nodes, run.start_ns[events], run.end_ns[events]
-        nodes, starts, ends = by_thread[own]
-        ended = int(np.searchsorted(ends, int(run.start_ns[work]), side="right")) - 1
-        called = int(np.searchsorted(nodes, int(run.node_of[call])))
-        if min(ended, called) >= 0:
-            pairs.append((node, int(nodes[min(ended, called)])))
-        if calls.communications[call].waits:
-            following = int(np.searchsorted(starts, int(run.end_ns[work])))
-            if following < len(nodes):
-                pairs.append((int(nodes[following]), node))
-    return Edges.of(pairs)
-
-
-def _dataflow(linked: LinkedTrace, run: HostRun, costs: EventCosts) -> tuple[EventCosts, Edges, Edges]:
+def _dataflow(linked: LinkedTrace, run: CpuRun, costs: EventCosts) -> tuple[EventCosts, NodeEdges, NodeEdges]:
     """Return the costs with the tensor types of the execution trace, and dependencies through storages.
 
     Dependencies are in order of start, and between threads only where times allow them.
     """
     count, trace = len(run.order), linked.trace
     if trace is None:
-        return costs, Edges.empty(), Edges.empty()
+        return costs, NodeEdges.empty(), NodeEdges.empty()
     row, is_call = linked.rows[run.order].copy(), np.zeros(count, np.bool_)
     for call, work in run.calls.work.items():
         row[run.node_of[work]] = linked.rows[call]
@@ -266,7 +265,7 @@ def _dataflow(linked: LinkedTrace, run: HostRun, costs: EventCosts) -> tuple[Eve
     )
     stream = run.queue[run.order]
     start, end = run.start_ns[run.order], run.end_ns[run.order]
-    all_edges = [Edges(nodes[part.consumer], nodes[part.producer]) for part in flow]
+    all_edges = [NodeEdges(nodes[part.consumer], nodes[part.producer]) for part in flow]
     data, order = (edges.where(edges.possible(stream, start, end)) for edges in all_edges)
     across = stream[order.consumer] != stream[order.producer]
     costs = replace(costs, types=trace.types.build(), operands=operands, results=results)

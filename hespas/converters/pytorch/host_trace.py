@@ -19,14 +19,14 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.measured_ops import host_costs
 from hespas.converters.pytorch.communication import (
     GROUPS_NODE,
-    Communication,
     JobGroups,
-    ProcessGroup,
+    ListedGroup,
+    TraceCommunication,
     communication_of,
     listed_groups,
     merged,
 )
-from hespas.converters.pytorch.draft import Edges, GraphDraft, TraceRank, assembled, chain, flow_of
+from hespas.converters.pytorch.draft import GraphDraft, NodeEdges, TraceRank, assembled, chain, flow_of
 from hespas.converters.pytorch.et_records import (
     EtNode,
     EtTensor,
@@ -98,8 +98,8 @@ class HostTrace:
     strides_row: SmallIntArray
     values_row: SmallIntArray
     structural: BoolArray
-    communications: dict[int, Communication]
-    groups: tuple[ProcessGroup, ...]
+    communications: dict[int, TraceCommunication]
+    groups: tuple[ListedGroup, ...]
     lost_parents: int
 
     def __len__(self) -> int:
@@ -160,8 +160,8 @@ class _HostTraceBuilder:
         self.inputs = {name: array("i") for name in ("shapes", "types", "strides", "values")}
         self.structural = bytearray()
         self.reads, self.writes, self.operands, self.results = (_RaggedRows() for _ in range(4))
-        self.communications: dict[int, Communication] = {}
-        self.groups: list[ProcessGroup] = []
+        self.communications: dict[int, TraceCommunication] = {}
+        self.groups: list[ListedGroup] = []
         self._storages: dict[int, int] = {}
         self._types: dict[tuple[str, tuple[int, ...]], int] = {}
 
@@ -378,7 +378,7 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
             queue=queue,
             duration_ns=np.full(len(rows), np.nan),
             data=flow.data,
-            control=Edges.joined(_thread_order(thread, queue, comms), flow.order.where(across)),
+            control=NodeEdges.joined(_thread_order(thread, queue, comms), flow.order.where(across)),
             communications=comms,
         ),
         rank,
@@ -386,7 +386,7 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
     )
 
 
-def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, Communication]) -> Edges:
+def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, TraceCommunication]) -> NodeEdges:
     """Order the operations of each thread.
 
     The operation after a communication waits for the operation before it, and for the communication if that
@@ -405,7 +405,7 @@ def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, Communicat
             after = int(np.searchsorted(nodes, node)) + 1
             if comms[node].waits and after < len(nodes):
                 pairs.append((int(nodes[after]), node))
-    return Edges.joined(chain(queue), Edges.of(pairs))
+    return NodeEdges.joined(chain(queue), NodeEdges.of(pairs))
 
 
 def requested_devices(options: ReadOptions, path: str) -> int:
@@ -421,7 +421,7 @@ def requested_devices(options: ReadOptions, path: str) -> int:
 def ranks_of_one(
     graph: OpGraph, number: int, diagnostics: Diagnostics, path: str, *, requested: int, recorded: int
 ) -> NDArray[np.int32]:
-    """Return the class of each rank of a job of which one rank was recorded.
+    """Return the class of each rank of a job if only one of its ranks was recorded.
 
     The other ranks are absent, or do the same if ``requested`` is more than 1. Raises ``UnsupportedError`` if
     this rank cannot represent the requested ones.

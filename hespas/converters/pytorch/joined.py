@@ -161,12 +161,25 @@ class _ReplayOperations:
                 captured = at_rows(self.graphs[alignment.graph].host, alignment.place, -1)
                 self.operations[key] = _CapturedOperations.of(self.captures[alignment.capture], captured)
             operations = self.operations[key]
-            first = self.count
-            self._append(alignment, operations)
+            first, rows = self.count, operations.rows
+            ops, to_rows = self.captures[alignment.capture].trace.host, self.text_rows[alignment.capture]
+            numbers = {
+                "process": int(self.trace.launch.process[replay.launch]) if replay.launch >= 0 else 0,
+                "thread": self.thread,
+                "start_ns": replay.start_ns,
+                "duration_ns": 0,
+            }
+            for name, parts in self.columns.items():
+                if name in _TEXT_COLUMNS:
+                    parts.append(np.array(to_rows.of(getattr(ops, name)[rows].tolist()), np.int64))
+                else:
+                    parts.append(np.full(len(rows), numbers.get(name, -1)))
+            self.parent.append(np.where(operations.parent >= 0, operations.parent + first, -1))
+            self.count += len(rows)
             aligned = np.flatnonzero(alignment.place >= 0)
-            ops = operations.of_event[aligned]
-            host[replay.events[aligned]] = np.where(ops >= 0, first + ops, -1)
-            linked_by[replay.events[aligned]] = np.where(ops >= 0, LinkedBy.CAPTURE, LinkedBy.NOTHING)
+            op = operations.of_event[aligned]
+            host[replay.events[aligned]] = np.where(op >= 0, first + op, -1)
+            linked_by[replay.events[aligned]] = np.where(op >= 0, LinkedBy.CAPTURE, LinkedBy.NOTHING)
         own = self.trace.host
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(own, name), *parts]).astype(getattr(own, name).dtype)
@@ -177,23 +190,6 @@ class _ReplayOperations:
         nesting = self.nesting.with_parents(parents, trace.host.end_ns[len(own) :])
         links = DeviceLinks(self.links.launch, host, linked_by)
         return JoinedTrace(trace, nesting, links, len(own), facts)
-
-    def _append(self, alignment: Alignment, operations: _CapturedOperations) -> None:
-        ops, rows = self.captures[alignment.capture].trace.host, operations.rows
-        launch, to_rows = alignment.replay.launch, self.text_rows[alignment.capture]
-        numbers = {
-            "process": int(self.trace.launch.process[launch]) if launch >= 0 else 0,
-            "thread": self.thread,
-            "start_ns": alignment.replay.start_ns,
-            "duration_ns": 0,
-        }
-        texts = {
-            name: np.array(to_rows.of(getattr(ops, name)[rows].tolist()), np.int64) for name in _TEXT_COLUMNS
-        }
-        for name, parts in self.columns.items():
-            parts.append(texts[name] if name in texts else np.full(len(rows), numbers.get(name, -1)))
-        self.parent.append(np.where(operations.parent >= 0, operations.parent + self.count, -1))
-        self.count += len(rows)
 
 
 def _account(

@@ -19,8 +19,8 @@ from hespas.converters.linking import EventNesting, around_launch, nearest
 from hespas.converters.pytorch.communication import (
     C10D,
     UNKNOWN,
-    Communication,
     CommunicationKind,
+    TraceCommunication,
     is_communication_kernel,
     kernel_operation,
     kind_of_word,
@@ -75,6 +75,21 @@ class _CollectiveFacts(msgspec.Struct, frozen=True, gc=False):
             return ()
         return tuple(map(int, parts))
 
+    def communication(self) -> TraceCommunication:
+        """Return the communication that the arguments state."""
+        kind = kind_of_word(self.collective) or UNKNOWN
+        return TraceCommunication(
+            kind=kind,
+            operand_bytes=self.bytes_of(self.in_elements),
+            result_bytes=self.bytes_of(self.out_elements),
+            group=self.group_name,
+            ranks=self.ranks,
+            group_size=self.group_size,
+            peer=self.target if kind.node is NodeKind.SEND else self.source,
+            sequence=self.sequence,
+            ragged=self.splits,
+        )
+
 
 _FACTS = msgspec.json.Decoder(_CollectiveFacts)
 
@@ -89,7 +104,7 @@ class _RangeCommunication(NamedTuple):
 class KernelCommunications(NamedTuple):
     """Communication of each kernel, by device event, and the host operations that issued it."""
 
-    of_event: dict[int, Communication]
+    of_event: dict[int, TraceCommunication]
     used: set[int]
 
 
@@ -113,8 +128,8 @@ def range_bytes(trace: KinetoTrace, row: int) -> float:
 
 
 def host_communications(
-    trace: KinetoTrace, nesting: EventNesting, find: Callable[[int], Communication | None]
-) -> dict[int, Communication]:
+    trace: KinetoTrace, nesting: EventNesting, find: Callable[[int], TraceCommunication | None]
+) -> dict[int, TraceCommunication]:
     """Return the communications that host operations start, by operation.
 
     ``find`` returns the communication of an operation. An operation inside another one of the same kind
@@ -128,7 +143,7 @@ def host_communications(
         if name in C10D or name == COMMUNICATION_RECORD or states_communication(name)
     ]
     rows = np.flatnonzero(np.isin(host.name_row, starting))
-    comms: dict[int, Communication] = {}
+    comms: dict[int, TraceCommunication] = {}
     for event in rows[np.lexsort((-host.duration_ns[rows], host.start_ns[rows]))].tolist():
         comm = find(event)
         if comm is None:
@@ -143,7 +158,7 @@ def host_communications(
 
 
 def kernel_communications(
-    trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, host_comms: dict[int, Communication]
+    trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, host_comms: dict[int, TraceCommunication]
 ) -> KernelCommunications:
     """Find the communication of every communication kernel of a trace with a device.
 
@@ -166,47 +181,30 @@ def kernel_communications(
         ),
         key=lambda event: trace.host.start_ns[event],
     )
-    comms: dict[int, Communication] = {}
+    comms: dict[int, TraceCommunication] = {}
     used: set[int] = set()
     rows = zip(events.tolist(), causes, _ranges_around(trace, links, events), strict=True)
     for event, enclosing_cause, named_range in rows:
-        stated = _stated_by_arguments(trace, event)
+        facts_row, launch = int(device.collective_row[event]), int(links.launch[event])
+        facts = _FACTS.decode(trace.strings[facts_row]) if facts_row else None
         by_kernel_name = kernel_operation(trace.strings[int(device.name_row[event])])
         cause = enclosing_cause
-        if cause < 0 and stated is None and by_kernel_name is None:
-            cause = _next_call(trace, links, event, calls_without_kernel)
+        needs_call = cause < 0 and facts is None and by_kernel_name is None
+        if needs_call and launch >= 0 and calls_without_kernel:
+            called_ns = trace.host.start_ns[calls_without_kernel[0]]
+            cause = calls_without_kernel.pop(0) if called_ns <= trace.launch.start_ns[launch] else -1
         recorded = host_comms.get(cause)
-        if stated is not None:
-            comm = merged(stated, recorded)
+        if facts is not None:
+            comm = merged(facts.communication(), recorded)
         else:
             kind = by_kernel_name or (named_range.kind if named_range else UNKNOWN)
-            comm = recorded or Communication(kind=kind)
+            comm = recorded or TraceCommunication(kind=kind)
         comm = comm.with_size(named_range.operand_bytes) if named_range else comm
-        if stated is None and cause in used:
+        if facts is None and cause in used:
             comm = replace(comm, operand_bytes=nan, result_bytes=nan)
         used.add(cause)
         comms[event] = comm
     return KernelCommunications(comms, used)
-
-
-def _stated_by_arguments(trace: KinetoTrace, event: int) -> Communication | None:
-    """Return the communication that the arguments of a kernel state, None if they state none."""
-    row = int(trace.device.collective_row[event])
-    if not row:
-        return None
-    facts = _FACTS.decode(trace.strings[row])
-    kind = kind_of_word(facts.collective) or UNKNOWN
-    return Communication(
-        kind=kind,
-        operand_bytes=facts.bytes_of(facts.in_elements),
-        result_bytes=facts.bytes_of(facts.out_elements),
-        group=facts.group_name,
-        ranks=facts.ranks,
-        group_size=facts.group_size,
-        peer=facts.target if kind.node is NodeKind.SEND else facts.source,
-        sequence=facts.sequence,
-        ragged=facts.splits,
-    )
 
 
 def _ranges_around(
@@ -234,16 +232,10 @@ def _ranges_around(
     return [comms[row] for row in rows]
 
 
-def _next_call(trace: KinetoTrace, links: DeviceLinks, event: int, calls: list[int]) -> int:
-    """Take the first of ``calls`` that started before this event was launched; -1 for none."""
-    launch = int(links.launch[event])
-    if launch < 0 or not calls or trace.host.start_ns[calls[0]] > trace.launch.start_ns[launch]:
-        return -1
-    return calls.pop(0)
-
-
 def comm_columns(
-    comms: Mapping[int, Communication], strings: StringTableBuilder, names: Mapping[int, str] | None = None
+    comms: Mapping[int, TraceCommunication],
+    strings: StringTableBuilder,
+    names: Mapping[int, str] | None = None,
 ) -> MeasuredComms:
     """Return communications by event as columns; texts are added to ``strings``.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.linking import EventNesting, common_order
-from hespas.converters.pytorch.communication import Communication, recorded_communication
+from hespas.converters.pytorch.communication import TraceCommunication, recorded_communication
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
 from hespas.converters.pytorch.kernel_communications import (
@@ -188,13 +188,13 @@ class LinkedTrace:
         """Return the communication of each kernel."""
         return kernel_communications(self.kineto, self.nesting, self.links, self.host_communications())
 
-    def host_communications(self) -> dict[int, Communication]:
+    def host_communications(self) -> dict[int, TraceCommunication]:
         """Return the communications that host operations start, by operation.
 
         The execution trace states a communication if it has the operation, else the profile does.
         """
 
-        def find(event: int) -> Communication | None:
+        def find(event: int) -> TraceCommunication | None:
             row = int(self.rows[event])
             if self.trace is not None and row in self.trace.communications:
                 return self.trace.communications[row]

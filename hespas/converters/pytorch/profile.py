@@ -187,7 +187,7 @@ def is_count(number: JsonNumber) -> TypeGuard[int]:
 
 
 def _devices(trace: KinetoTrace) -> tuple[tuple[str, ...], SmallIntArray]:
-    """Return the names of devices, and the index of each event's name; a CPU if there is no device."""
+    """Return the names of devices, and the index of each event's name; a CPU if nothing ran on a device."""
     properties = trace.header.devices
     if not properties and not len(trace.device):
         return ("CPU",), np.empty(0, np.int32)

@@ -103,7 +103,7 @@ def score_folder(head: Head) -> int:
 
 
 def rank_in_name(name: str, *, alone: bool = False) -> int:
-    """Return the rank in a file name, -1 if there is none.
+    """Return the rank in a file name, -1 without a rank.
 
     The rank follows ``rank`` or ``worker``, else it is the last number of the name. If the file is ``alone``,
     only a number between dots counts, because the number in ``run_2024`` may be a year or a run.

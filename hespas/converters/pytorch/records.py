@@ -15,9 +15,9 @@ from msgspec import field
 __all__ = [
     "EVENT_KINDS",
     "DeviceArgs",
-    "EventKind",
     "HostArgs",
     "JsonNumber",
+    "KinetoEventKind",
     "KinetoHeader",
     "LaunchArgs",
     "MemoryArgs",
@@ -30,7 +30,7 @@ JsonNumber = int | float | str | None
 """A number in a trace. Writers use integers, floats or strings."""
 
 
-class EventKind(IntEnum):
+class KinetoEventKind(IntEnum):
     """Kinds of trace events that the reader distinguishes."""
 
     DEVICE = 0
@@ -49,7 +49,7 @@ class EventKind(IntEnum):
     """An allocation or release of memory (``profile_memory``): an instant event named ``[memory]``."""
 
 
-EVENT_KINDS: MappingProxyType[str, EventKind] = MappingProxyType(
+EVENT_KINDS: MappingProxyType[str, KinetoEventKind] = MappingProxyType(
     {
         **dict.fromkeys(
             [
@@ -61,7 +61,7 @@ EVENT_KINDS: MappingProxyType[str, EventKind] = MappingProxyType(
                 "hpu_op",
                 "xpu_op",
             ],
-            EventKind.DEVICE,
+            KinetoEventKind.DEVICE,
         ),
         **dict.fromkeys(
             [
@@ -77,13 +77,13 @@ EVENT_KINDS: MappingProxyType[str, EventKind] = MappingProxyType(
                 "runtime",
                 "driver",
             ],
-            EventKind.LAUNCH,
+            KinetoEventKind.LAUNCH,
         ),
-        "cpu_op": EventKind.HOST,
-        "user_annotation": EventKind.ANNOTATION,
-        "cuda_sync": EventKind.SYNC,
-        "python_function": EventKind.FUNCTION,
-        "cpu_instant_event": EventKind.ALLOCATION,
+        "cpu_op": KinetoEventKind.HOST,
+        "user_annotation": KinetoEventKind.ANNOTATION,
+        "cuda_sync": KinetoEventKind.SYNC,
+        "python_function": KinetoEventKind.FUNCTION,
+        "cpu_instant_event": KinetoEventKind.ALLOCATION,
     }
 )
 """Kind of each category. Events of other categories are counted and skipped."""

@@ -33,7 +33,7 @@ from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.links import DeviceLinks
 from hespas.graph.columns import BoolArray, IntArray, at_rows
 
-__all__ = ["Alignment", "Replay", "aligned_replays", "replays_of"]
+__all__ = ["Alignment", "GraphReplay", "aligned_replays", "replays_of"]
 
 _MIN_FIT = 0.6
 """Minimum share of events and launches that a replay and its captured graph have in common."""
@@ -43,7 +43,7 @@ _MIN_EVENTS_OF_CUT = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay:
+class GraphReplay:
     """Work of one graph launch.
 
     ``events`` are rows of device events. ``streams`` are their indices in the order of each stream, or of the
@@ -76,7 +76,7 @@ class Alignment(NamedTuple):
     whose names were compared.
     """
 
-    replay: Replay
+    replay: GraphReplay
     capture: int
     graph: int
     place: IntArray
@@ -84,10 +84,11 @@ class Alignment(NamedTuple):
     ambiguous: bool
 
 
-def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[Replay]:
+def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[GraphReplay]:
     """Return the replays of graphs in a trace, in order; their symbols are still rows of names.
 
-    A single event without a launch record is not a replay.
+    Streams with most events come first. If every event states its node, all streams are one. A single event
+    without a launch record is not a replay.
     """
     device = trace.device
     of_graph = at_rows(launches_graphs(trace), links.launch, False)
@@ -98,35 +99,29 @@ def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[Replay]:
         return []
     rows = rows[np.lexsort((device.start_ns[rows], key[rows]))]
     bounds = np.flatnonzero(np.diff(key[rows], prepend=-1))
-    replays: list[Replay] = []
+    replays: list[GraphReplay] = []
     for first, last in zip(bounds.tolist(), [*bounds[1:].tolist(), len(rows)], strict=True):
         events = rows[first:last]
         launch = int(links.launch[events[0]])
         if launch < 0 and len(events) < 2:
             continue
         start = trace.launch.start_ns[launch] if launch >= 0 else device.start_ns[events[0]]
+        stream, node = device.stream[events], device.graph_node[events]
+        if len(np.unique(stream)) == 1:
+            parts = [np.arange(len(events))]
+        elif (node > 0).all() and len(np.unique(node)) == len(node):
+            parts = [np.argsort(node)]  # nodes are numbered in the order of capture
+        else:
+            parts = [np.flatnonzero(stream == number) for number in np.unique(stream)]
+            parts.sort(key=lambda part: (-len(part), int(part[0])))
+        streams = tuple(tuple(part.tolist()) for part in parts)
         symbols = tuple(device.name_row[events].tolist())
-        replays.append(Replay(launch, int(start), events, _streams(trace, events), symbols))
+        replays.append(GraphReplay(launch, int(start), events, streams, symbols))
     return sorted(replays, key=lambda replay: replay.start_ns)
 
 
-def _streams(trace: KinetoTrace, events: IntArray) -> tuple[tuple[int, ...], ...]:
-    """Return the indices of events in order, by stream, streams with most events first.
-
-    If every event states its node, all streams are one: nodes are numbered in the order of capture.
-    """
-    stream, node = trace.device.stream[events], trace.device.graph_node[events]
-    if len(np.unique(stream)) == 1:
-        return (tuple(range(len(events))),)
-    if (node > 0).all() and len(np.unique(node)) == len(node):
-        return (tuple(np.argsort(node).tolist()),)
-    parts = [np.flatnonzero(stream == number) for number in np.unique(stream)]
-    parts.sort(key=lambda part: (-len(part), int(part[0])))
-    return tuple(tuple(part.tolist()) for part in parts)
-
-
 def aligned_replays(
-    trace: KinetoTrace, replays: Sequence[Replay], captures: Sequence[Capture]
+    trace: KinetoTrace, replays: Sequence[GraphReplay], captures: Sequence[Capture]
 ) -> list[Alignment]:
     """Align each replay with its captured graph.
 
@@ -174,8 +169,8 @@ def aligned_replays(
 
 
 def _with_symbols(
-    trace: KinetoTrace, replays: Sequence[Replay], graphs: Sequence[CapturedGraph]
-) -> tuple[list[Replay], list[tuple[int, ...]]]:
+    trace: KinetoTrace, replays: Sequence[GraphReplay], graphs: Sequence[CapturedGraph]
+) -> tuple[list[GraphReplay], list[tuple[int, ...]]]:
     """Return the replays, and the launches of the graphs, with one numbering of kernels for both."""
     names = {row: canonical_name(trace.strings[row]) for replay in replays for row in set(replay.symbols)}
     replayed, captured = kernel_symbols(names.values(), (name for graph in graphs for name in graph.name))
@@ -184,7 +179,7 @@ def _with_symbols(
         category = trace.strings[row]
         is_copy, is_fill = "memcpy" in category, "memset" in category
         symbol_of_category[row] = COPY if is_copy else FILL if is_fill else UNNAMED
-    numbered: list[Replay] = []
+    numbered: list[GraphReplay] = []
     for replay in replays:
         categories: list[int] = trace.device.category_row[replay.events].tolist()
         symbols = tuple(
@@ -252,7 +247,7 @@ class _GraphMatcher:
             self.equal_graphs.setdefault(symbols, []).append(number)
         self.counts = {symbols: Counter(symbols) for symbols in self.equal_graphs}
 
-    def launches(self, replay: Replay, launched: tuple[int, ...]) -> tuple[IntArray, ...]:
+    def launches(self, replay: GraphReplay, launched: tuple[int, ...]) -> tuple[IntArray, ...]:
         """Return the launch of each event, by stream (-1: none). Each launch is used at most once."""
         streams = replay.signature
         key = (streams, launched)
@@ -271,7 +266,7 @@ class _GraphMatcher:
             self.matched[key] = tuple(launches)
         return self.matched[key]
 
-    def candidates(self, replay: Replay) -> IntArray:
+    def candidates(self, replay: GraphReplay) -> IntArray:
         """Return the numbers of the graphs that fit best, in order; none if no graph fits."""
         is_cut = replay.launch < 0
         key = (replay.signature, is_cut)
@@ -329,7 +324,7 @@ class _TieBreaker:
         self.number_of_description: dict[object, int] = {}
         self.description = np.full(len(graphs), -1, np.int64)
 
-    def choose(self, replay: Replay, tied: IntArray) -> int:
+    def choose(self, replay: GraphReplay, tied: IntArray) -> int:
         """Return the number of the graph, -1 if none fits or the choice is ambiguous."""
         if not len(tied):
             return -1

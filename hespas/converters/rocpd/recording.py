@@ -267,7 +267,7 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
             )
         if not suffixes:
             raise FormatError(
-                "there are no tables of kernels, copies or regions",
+                "the database has no tables of kernels, copies or regions",
                 path=database.path,
                 position="the list of tables",
                 hint="record with rocprofv3",

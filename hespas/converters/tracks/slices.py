@@ -367,8 +367,8 @@ class _SortedSlices:
 
 
 def tracks_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: bool) -> TrackSet:
-    """Return the device tracks, then those of the host, with arrows from host operations to the work that
-    they caused.
+    """Return the tracks of the device and of the host, with arrows from host operations to the work that they
+    caused.
     """
     findings = diagnostics.about(profile.name, "tracks")
     no_start = np.isnan(profile.start_ns)

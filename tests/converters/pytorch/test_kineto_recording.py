@@ -56,7 +56,7 @@ def test_the_share_that_has_a_host_operation_is_said() -> None:
     )
     assert 0.8 < share < 1
     done = CliRunner().invoke(main.app, ["view", str(RECORDING)])
-    assert f"{share:.1%} of it has a host operation" in done.stdout, done.output
+    assert f"{share:.1%} linked to host operations" in done.stdout, done.output
 
 
 def test_what_an_estimator_says_is_compared_with_it(tmp_path: Path) -> None:

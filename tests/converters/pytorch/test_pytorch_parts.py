@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hespas.converters.linking import common_order, exclusive
 from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, kind_of_word
-from hespas.converters.pytorch.draft import Edges, flow_of
+from hespas.converters.pytorch.draft import NodeEdges, flow_of
 from hespas.converters.pytorch.events import TextRows, integer, integers, read_events
 from hespas.converters.pytorch.links import nesting_of
 from hespas.converters.pytorch.recognition import job_name, rank_in_name
@@ -164,7 +164,7 @@ def test_the_parent_is_the_last_started_that_still_runs(spans: list[tuple[int, i
 
 
 def test_of_producers_in_a_queue_the_last_remains() -> None:
-    edges = Edges(np.array([4, 4, 4, 5]), np.array([0, 1, 2, 3]))
+    edges = NodeEdges(np.array([4, 4, 4, 5]), np.array([0, 1, 2, 3]))
     left = edges.latest(np.array([7, 7, -1, -1, 7, 7]))
     assert sorted(zip(left.consumer.tolist(), left.producer.tolist(), strict=True)) == [
         (4, 1),
