@@ -1,4 +1,4 @@
-"""How much slower kernels run beside collectives: factors of :mod:`hespas.hardware.interference`.
+"""How much slower kernels run beside collectives: factors of :mod:`hespas.hardware.kernel_shares`.
 
 ``python -m benchmarks.interference FOLDER`` takes the traces of :data:`TRACES` that the folder has (archives
 unpacked by themselves). A kernel by name, grid and shapes of its operands runs alone (under 2 % of its time
@@ -25,9 +25,9 @@ import numpy as np
 from hespas.api.io import read_profiles
 from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.graph.intervals import united
+from hespas.graph.timeline import united
 from hespas.hardware import Device, load_device
-from hespas.hardware.interference import Bound, held_of
+from hespas.hardware.kernel_shares import Bound, held_of
 from hespas.simulator.schedule import covered
 
 __all__ = ["TRACES", "Fitted", "fitted", "form_of", "main", "pooled"]

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import hespas
 from hespas.cli import convert, main, validate
-from hespas.files.streams import Limits
+from hespas.files.limits import Limits
 from hespas.files.wire import field_bytes
 from hespas.graph import Workload
 from tests.limits import SAFETY_S

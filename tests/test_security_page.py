@@ -17,7 +17,7 @@ import pytest
 from hespas.converters.chakra.cluster import write_on_cluster
 from hespas.costs.aten import custom
 from hespas.estimators.result_cache import ResultCache, content_key
-from hespas.files.budget import untrusted
+from hespas.files.limits import untrusted
 from hespas.graph.errors import FormatError, UnsupportedError
 from tests.limits import SAFETY_S
 

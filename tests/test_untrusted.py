@@ -20,11 +20,10 @@ from hespas import api
 from hespas.cli import convert, main, validate
 from hespas.converters.format import Format, ReadOptions
 from hespas.estimators import load_estimator
-from hespas.files import budget
-from hespas.files.budget import reading_budget, untrusted
+from hespas.files.limits import limits, reading_budget, untrusted
 from hespas.files.sandbox import allowance
-from hespas.files.streams import limits, open_input
-from hespas.files.trust import VARIABLE, Untrusted, untrusted_limits
+from hespas.files.streams import open_input
+from hespas.files.trust import UNTRUSTED_VARIABLE, Untrusted, untrusted_limits
 from hespas.graph import Diagnostics, GraphBuilder, Workload
 from hespas.graph.errors import BoundaryError, BudgetError, UnsupportedError, UsageError, exit_code
 
@@ -35,7 +34,7 @@ MANY = 1 << 24
 
 @pytest.fixture(autouse=True)
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(UNTRUSTED_VARIABLE, raising=False)
 
 
 def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -71,7 +70,7 @@ def _busy() -> None:
 
 
 def test_reading_has_a_budget_of_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_READING_S", 0.05)
+    monkeypatch.setattr("hespas.files.limits._READING_S", 0.05)
     path = tmp_path / "x.mine"
     path.write_text("x")
 
@@ -90,7 +89,7 @@ def test_reading_has_a_budget_of_processor_time(tmp_path: Path, monkeypatch: pyt
 def test_the_budget_grows_with_the_input_and_what_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "_READING_S", 0.0)
+    monkeypatch.setattr("hespas.files.limits._READING_S", 0.0)
     path = tmp_path / "x"
     path.write_bytes(bytes(1000))
     with pytest.raises(BudgetError), reading_budget(path):
@@ -127,16 +126,16 @@ def test_an_inner_budget_leaves_the_outer_one(tmp_path: Path) -> None:
 def test_limits_by_the_environment(
     text: str, limits: Untrusted | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(UNTRUSTED_VARIABLE, text)
     assert untrusted_limits() == limits
 
 
 @pytest.mark.parametrize("text", ["maybe", "cpu=1", "cpu_s=", "cpu_s=-1", "ranks=nan", "cpu_s=1=2"])
 def test_what_is_no_limit_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(UNTRUSTED_VARIABLE, text)
     with pytest.raises(UsageError, match="is not a limit"):
         untrusted_limits()
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(UNTRUSTED_VARIABLE)
     done = CliRunner().invoke(main.app, ["view", str(PROGRAM), "--untrusted", "--limit", text])
     assert done.exit_code == 2
 
@@ -148,7 +147,7 @@ def _view(*words: str) -> tuple[int, str]:
 
 def test_a_command_within_its_limits_says_what_it_says() -> None:
     assert _view("--untrusted", "--limit", "cpu_s=600") == _view()
-    assert VARIABLE not in os.environ
+    assert UNTRUSTED_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,7 @@ def _reader_of(size: int) -> Format:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts private memory")
 def test_reading_has_a_budget_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "limits", lambda: replace(limits(), reading_bytes=1 << 20))
+    monkeypatch.setattr("hespas.files.limits.limits", lambda: replace(limits(), reading_bytes=1 << 20))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     path = tmp_path / "x.mine"
     path.write_bytes(bytes(1000))
@@ -253,7 +252,7 @@ def test_reading_has_a_budget_of_memory(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_lower_limit_of_memory_is_reported_by_who_set_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "limits", lambda: replace(limits(), reading_bytes=1 << 32))
+    monkeypatch.setattr("hespas.files.limits.limits", lambda: replace(limits(), reading_bytes=1 << 32))
     path = tmp_path / "x.mine"
     path.write_bytes(bytes(1000))
     reader = _reader_of(600 << 20).read

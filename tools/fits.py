@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hespas.graph.errors import FormatError
 from hespas.hardware import Fit, device_names, load_device
-from hespas.hardware.device_file import FITS_FOLDER, fits_to_toml, read_fits
+from hespas.hardware.device_fits import FITS_FOLDER, fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration import fit_device
 

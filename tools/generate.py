@@ -15,7 +15,7 @@ from pathlib import Path
 from hespas.converters import format_names, load_format
 from hespas.converters.chakra.contract import ATTRIBUTES
 from hespas.converters.format import Format
-from hespas.files.streams import VARIABLE, Limits
+from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
 from hespas.validators.checker import RULES

@@ -22,8 +22,8 @@ from hespas.estimators.kernels import KERNEL_KINDS, KERNELS, PRODUCTS
 from hespas.graph import Profile
 from hespas.graph.errors import HespasError
 from hespas.hardware import Device, Fit, find, load_device, named_device
-from hespas.hardware.device_file import fits_to_toml
-from hespas.hardware.library import KERNELS_FOLDER, fits_at
+from hespas.hardware.device_fits import fits_to_toml
+from hespas.hardware.kernel_shares import KERNELS_FOLDER, fits_at
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of

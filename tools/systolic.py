@@ -19,7 +19,7 @@ import numpy as np
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import LINES_FOLDER
 from hespas.hardware import Device, device_names, load_device
-from hespas.hardware.device_file import fits_to_toml
+from hespas.hardware.device_fits import fits_to_toml
 from hespas.measurements import Measurements
 from hespas.validators.calibration.systolic import fit_lines
 from tools.fits import tables_of

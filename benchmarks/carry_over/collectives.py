@@ -25,7 +25,7 @@ from hespas.estimators.collective_links import Layout
 from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, load_device
-from hespas.hardware.device_file import shipped_fits
+from hespas.hardware.device_fits import shipped_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.collectives import fit_collectives
 

@@ -26,7 +26,8 @@ from hespas.files.documents import Count, Figure, document_bytes, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, of_own_ranks, with_durations
+from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
+from hespas.graph.workload import of_own_ranks
 from hespas.hardware import load_device
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from hespas.api.io import Document, Result, findings
 from hespas.estimators.registry import named_paths
 from hespas.files.documents import document_bytes, encoded, inert_cell
 from hespas.files.output import check_destination, write_atomically
-from hespas.files.sandbox import safe_spawning, start_worker, worker_state
+from hespas.files.processes import safe_spawning, start_worker, worker_state
 from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError

@@ -14,7 +14,7 @@ from typing import cast, get_args
 
 from hespas.api.preparation import Granularity, Missing, Mode
 from hespas.estimators.registry import check_stated_estimator
-from hespas.files.streams import read_toml
+from hespas.files.documents import read_toml
 from hespas.files.trust import file_beside
 from hespas.graph.columns import DTypeKind, find_dtype
 from hespas.graph.errors import FormatError, UsageError, clipped

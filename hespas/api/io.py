@@ -32,8 +32,9 @@ from hespas.converters import (
     note_unread_files,
 )
 from hespas.files.documents import document_bytes
+from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
 from hespas.files.output import check_destination, placed_at_once, write_atomically
-from hespas.files.streams import STANDARD_STREAM, VARIABLE, limits
+from hespas.files.streams import STANDARD_STREAM
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
 from hespas.graph.errors import (
     FormatError,
@@ -390,7 +391,8 @@ def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
                     raise FormatError(
                         f"standard input goes on past {most:,} bytes, the limit",
                         path=STANDARD_STREAM,
-                        hint=f"if you trust it, {VARIABLE} (or `max_input_bytes`) raises the limit",
+                        hint=f"if you trust it, {INPUT_BYTES_VARIABLE} (or `max_input_bytes`) "
+                        "raises the limit",
                     )
                 if taken - len(part) < _BEGINNING_BYTES <= taken:
                     copy.flush()

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from hespas._version import __version__
 from hespas.converters import Format, Value, WriteOptions
-from hespas.files.shares import Share
+from hespas.files.partial import Share
 from hespas.graph import Workload
+from hespas.graph.equality import content_key
 from hespas.graph.errors import UsageError
-from hespas.graph.fingerprint import content_key
 
 __all__ = ["Parts", "Placement", "check_parts", "placement"]
 

@@ -23,16 +23,8 @@ from hespas.graph import (
 )
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.passes import (
-    FoldFree,
-    FuseElementwise,
-    GroupRegions,
-    Pass,
-    Totals,
-    UnrollLoops,
-    of_own_ranks,
-    totals,
-)
+from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
+from hespas.graph.workload import of_own_ranks
 
 __all__ = [
     "DEFAULT_ESTIMATOR",

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from hespas.files.documents import check_column_names
-from hespas.files.streams import limits, read_bytes
+from hespas.files.limits import limits
+from hespas.files.streams import read_bytes
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.simulator.serving import Requests, arrivals_of_bursts, arrivals_of_poisson, lengths
 

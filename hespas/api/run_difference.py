@@ -13,7 +13,8 @@ import msgspec
 from hespas.api.arguments import checked
 from hespas.api.io import Document, Result, findings
 from hespas.files.documents import Figure, document_bytes
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 

@@ -21,8 +21,7 @@ from hespas.captures.mesh import CollectiveRow, Mesh, axes_of, axis_of_shift
 from hespas.captures.partition_child import PARTITIONED, REFUSED, PartitionSettings
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.files.children import end_of, error_from_text
-from hespas.files.sandbox import ROOT, clean_environment, isolated_python
+from hespas.files.processes import ROOT, clean_environment, end_of, error_from_text, isolated_python
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, StridedGroups, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
 

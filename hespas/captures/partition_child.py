@@ -29,7 +29,7 @@ from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, MlirModule, MlirOperation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
-from hespas.files.children import error_as_text
+from hespas.files.processes import error_as_text
 from hespas.files.sandbox import bounded_memory
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 

@@ -14,7 +14,7 @@ from hespas.cli.destinations import check_reports
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics, stdout_redirected
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
-from hespas.files.children import ending_what_it_starts
+from hespas.files.processes import ending_what_it_starts
 from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.generators.llm.settings import ScheduleName, Style
 from hespas.generators.spec import Generator
 from hespas.graph.errors import UsageError
-from hespas.graph.step_facts import Launch
+from hespas.graph.workload import Launch
 
 if TYPE_CHECKING:
     from hespas.generators.llm import Layout, Model, Overlap, Training

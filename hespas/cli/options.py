@@ -19,7 +19,7 @@ from hespas.cli.session import version
 from hespas.cli.terminal import set_verbosity
 from hespas.converters import format as formats
 from hespas.files import trust
-from hespas.files.streams import VARIABLE
+from hespas.files.limits import INPUT_BYTES_VARIABLE
 from hespas.files.trust import allowing_programs, check_limits, untrusted_limits
 from hespas.graph.errors import UsageError
 
@@ -130,12 +130,12 @@ def _set_variable(context: typer.Context, name: str, text: str) -> None:
 
 def _raise_input_limits(context: typer.Context, max_bytes: int | None) -> None:
     if max_bytes is not None:
-        _set_variable(context, VARIABLE, str(max_bytes))
+        _set_variable(context, INPUT_BYTES_VARIABLE, str(max_bytes))
 
 
 def _distrust_inputs(context: typer.Context, untrusted: bool) -> None:
     if untrusted and untrusted_limits() is None:
-        _set_variable(context, trust.VARIABLE, "1")
+        _set_variable(context, trust.UNTRUSTED_VARIABLE, "1")
 
 
 def _set_untrusted_limits(context: typer.Context, values: list[str] | None) -> None:
@@ -144,12 +144,12 @@ def _set_untrusted_limits(context: typer.Context, values: list[str] | None) -> N
         return
     if untrusted_limits() is None:
         raise typer.BadParameter("requires --untrusted, whose limits it changes")
-    text = ",".join([os.environ[trust.VARIABLE], *values])
+    text = ",".join([os.environ[trust.UNTRUSTED_VARIABLE], *values])
     try:
         check_limits(text)
     except UsageError as error:
         raise typer.BadParameter(f"{error.message}; {error.hint}") from error
-    _set_variable(context, trust.VARIABLE, text)
+    _set_variable(context, trust.UNTRUSTED_VARIABLE, text)
 
 
 def _allow_programs(context: typer.Context, allowed: bool) -> None:

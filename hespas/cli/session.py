@@ -31,9 +31,9 @@ from hespas.cli.terminal import (
 )
 from hespas.converters import find_format
 from hespas.converters.format import ReadOptions
-from hespas.files.budget import beyond_memory, command_budget
+from hespas.files.limits import beyond_memory, command_budget, limits
 from hespas.files.output import placed_together
-from hespas.files.streams import STANDARD_STREAM, first_bytes, limits, read_document, standard_input_in
+from hespas.files.streams import STANDARD_STREAM, first_bytes, read_document, standard_input_in
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
 from hespas.graph.plugins import set_aside

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from hespas.files.json_text import BracketScan, array_cut
+from hespas.files.documents import BracketScan, array_cut
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_regular, refuse_special_files
 from hespas.graph import Findings
 from hespas.graph.columns import IntArray

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hespas.files.budget import reading_budget, refuse_ranks
-from hespas.files.streams import limits
+from hespas.files.limits import limits, reading_budget, refuse_ranks
 from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
 from hespas.graph.hints import PositiveInt
 from hespas.graph.plugins import attribute_of
@@ -222,7 +221,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Budgeted:
-    """Reader with the budget of every input: see :mod:`hespas.files.budget`."""
+    """Reader with the budget of every input: see :mod:`hespas.files.limits`."""
 
     reader: Callable[[Path, ReadOptions, Diagnostics], Value]
 

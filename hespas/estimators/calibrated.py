@@ -22,7 +22,8 @@ from hespas.estimators.registry import Prediction, estimate_by_operation, with_b
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
-from hespas.hardware.library import common_fits, distance_of_kernels, fits_of_user
+from hespas.hardware.kernel_shares import common_fits, distance_of_kernels
+from hespas.hardware.library import fits_of_user
 from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
 
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]

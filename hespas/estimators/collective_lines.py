@@ -29,7 +29,7 @@ import numpy as np
 from hespas.estimators.collective_links import Layout, link_of, sent_share
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, Fit
-from hespas.hardware.model import segment_name
+from hespas.hardware.device_fits import segment_name
 
 __all__ = [
     "BETWEEN",

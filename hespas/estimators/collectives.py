@@ -55,7 +55,7 @@ from hespas.estimators.registry import Prediction, estimate_by_operation, with_b
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, Link, load_device
-from hespas.hardware.model import SEGMENTS
+from hespas.hardware.device_fits import SEGMENTS
 from hespas.operations import Operations, find_scheme
 
 __all__ = ["KINSHIPS", "MEASURED", "Collectives", "kin_of"]

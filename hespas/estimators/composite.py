@@ -31,7 +31,7 @@ from hespas.estimators.registry import (
     predict_with,
     takes_no_time,
 )
-from hespas.files.streams import read_toml
+from hespas.files.documents import read_toml
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError

@@ -20,9 +20,9 @@ from typing import Any, Literal
 from hespas.estimators.registry import Estimator, for_job, load_estimator
 from hespas.estimators.training import Training
 from hespas.graph import OpClass, StepFacts, Workload, step_facts
-from hespas.graph.step_facts import StepKind
+from hespas.graph.workload import StepKind
 from hespas.hardware import Device
-from hespas.hardware.training_file import LIBRARIES, Library
+from hespas.hardware.kernel_shares import LIBRARIES, Library
 
 __all__ = [
     "AUTO",

@@ -30,7 +30,8 @@ from hespas.estimators.registry import Prediction, with_bands
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, Fit
-from hespas.hardware.library import common_fits, distance_of_kernels, fits_of_user
+from hespas.hardware.kernel_shares import common_fits, distance_of_kernels
+from hespas.hardware.library import fits_of_user
 from hespas.operations import STRIDED, Labels, Operations
 
 __all__ = [

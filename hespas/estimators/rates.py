@@ -31,7 +31,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, Link, PeakChoice, peak_for, product_peak
-from hespas.hardware.model import Unit
+from hespas.hardware.devices import Unit
 from hespas.hardware.peaks import energy_pj_per_flop, tdp_energy_j
 from hespas.operations import (
     MATRIX_KINDS,

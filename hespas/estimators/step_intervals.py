@@ -15,7 +15,7 @@ import msgspec
 
 from hespas.estimators.configuration import WorkloadKind
 from hespas.hardware import Device
-from hespas.hardware.training_file import training_shares
+from hespas.hardware.kernel_shares import training_shares
 
 __all__ = [
     "DATA",

@@ -4,7 +4,7 @@ less, that.
 Fits and learned models come from benchmarks of single kernels on an idle device, of libraries for serving.
 A training step differs: its fused attention is one of a few libraries, for both passes; its products keep the
 device at its power limit; 8-bit ones were measured on other vendors' devices only. What is known of these by
-family of devices is data with sources (:mod:`hespas.hardware.training_file`); all else is as ``base`` says.
+family of devices is data with sources (:mod:`hespas.hardware.kernel_shares`); all else is as ``base`` says.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph
 from hespas.graph.columns import DTYPES, FloatArray, IntArray, dtype
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import Device
-from hespas.hardware.peaks import peak_for
-from hespas.hardware.training_file import (
+from hespas.hardware.kernel_shares import (
     LIBRARIES,
     AttentionShare,
     TrainingShares,
     common_shares,
     training_shares,
 )
+from hespas.hardware.peaks import peak_for
 
 __all__ = ["Training"]
 

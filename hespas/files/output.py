@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hespas.files.shares import MISSING, Share, file_names
-from hespas.files.temporaries import (
+from hespas.files.partial import (
+    MISSING,
+    Share,
+    file_names,
     hold,
     kept_beside,
     remove,
@@ -25,17 +27,23 @@ from hespas.graph.errors import HespasError, OutputError
 
 __all__ = [
     "check_destination",
+    "check_report_files",
     "exchange",
     "once_placed",
     "placed_at_once",
     "placed_together",
     "write_atomically",
+    "write_report_files",
 ]
 
+
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
+
 _OF_RANK_FILES = frozenset({"comm_group.json", "rank_map.json"})
 """Of a set of rank files, and of no other: they go with them."""
+
 _FEW_FILES = 16
+
 _FLUSHES_AT_ONCE = 8
 
 
@@ -198,7 +206,7 @@ def write_atomically(
 
     With a ``key``, of what is to be written, a failure leaves the temporary folder for the next write with
     the same key, and ``write`` may get one with files in it. A ``share`` of a folder appears whole among the
-    others, see :mod:`hespas.files.shares`.
+    others, see :mod:`hespas.files.partial`.
     """
     check_destination(destination, overwrite=overwrite, share=share)
     target = _resolved(destination)
@@ -470,9 +478,8 @@ def _rescued(old: Path, target: Path) -> None:
             entry.rename(target / entry.name)
 
 
-# Two paths change places in one step, where the system can do that: for replacing a folder as a whole.
-
 _AT_FDCWD = -100
+
 _RENAME_EXCHANGE = 2
 
 
@@ -486,9 +493,6 @@ def exchange(one: Path, other: Path) -> bool:
     first, second = os.fsencode(one), os.fsencode(other)
     done: int = rename(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE)
     return done == 0
-
-
-# Shares of a folder: each appears whole, and the folder says which are missing.
 
 
 def _place_share(temporary: Path, target: Path, share: Share, *, overwrite: bool) -> None:
@@ -512,3 +516,61 @@ def _place_share(temporary: Path, target: Path, share: Share, *, overwrite: bool
     _flush(target)
     mine.unlink(missing_ok=True)
     _flush(target)
+
+
+_HINT = "name another `report=DIR`"
+
+
+def check_report_files(folder: Path, names: Iterable[str], *, overwrite: bool) -> None:
+    """Raise ``OutputError`` where a file of the report cannot be written into ``folder``, which need not be
+    there yet: one exists and ``overwrite`` is not given, or is a link, whose target is no file of the folder.
+    """
+    if _nearest(folder) != folder:
+        return
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            message = "is a link, and what it leads to is no file of this folder"
+            raise OutputError(message, path=str(path), hint=f"remove it, or {_HINT}")
+        if path.is_dir():
+            raise OutputError("exists and is a directory", path=str(path), hint=_HINT)
+        check_destination(path, overwrite=overwrite)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself or the nearest one above it that is there. Raises ``OutputError`` where that is no
+    folder, or nothing may be made in it.
+    """
+    for place in (folder, *folder.parents):
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if place.is_symlink():
+                raise OutputError("a link that leads nowhere", path=str(place), hint=_HINT) from None
+            continue
+        except OSError as error:  # a name too long, links in a circle, a folder that may not be entered
+            raise OutputError(error.strerror or str(error), path=str(folder), hint=_HINT) from error
+        if not stat.S_ISDIR(mode):
+            raise OutputError("expected a folder", path=str(place), hint=_HINT)
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise OutputError("the folder is not writable", path=str(place), hint=_HINT)
+        return place
+    raise OutputError("the working folder is gone", path=str(folder), hint=_HINT)
+
+
+def write_report_files(folder: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
+    """Write files by name, others in ``folder`` stay. Raises as :func:`check_report_files`, and where the
+    folder cannot be made.
+    """
+    check_report_files(folder, contents, overwrite=overwrite)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"cannot make the folder: {error.strerror}"
+        raise OutputError(message, path=str(folder), hint=_HINT) from error
+    for name, content in contents.items():
+
+        def fill(temporary: Path, content: bytes = content) -> None:
+            temporary.write_bytes(content)
+
+        write_atomically(folder / name, fill, overwrite=overwrite, directory=False)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from math import ceil
@@ -26,74 +26,38 @@ from threading import Lock, current_thread
 from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from hespas.files.streams import limits
-from hespas.files.trust import permit_programs, programs_allowed, untrusted_limits
-from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
+from hespas.files.limits import limits
+from hespas.files.processes import ROOT, clean_environment, isolated_python
+from hespas.files.trust import untrusted_limits
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError
 
 __all__ = [
-    "ROOT",
     "Allowance",
     "ParserFailedError",
     "ParserMemoryError",
     "allowance",
     "bounded_memory",
-    "clean_environment",
-    "die_with_parent",
     "end_child",
-    "isolated_python",
-    "isolated_script",
     "main",
     "parser_memory",
     "parser_time",
     "run_sandboxed",
-    "safe_spawning",
-    "start_worker",
-    "tied_to_parent",
-    "worker_state",
 ]
 
-_PACKAGE = Path(__file__).parents[1]
-ROOT = Path(os.sep).resolve()
-"""Where children work: a relative name, or a library, finds nothing of anybody's there."""
-_START_S = 300.0
-_JOBS_OF_A_CHILD = 500
-_LAST_WORDS = 500
-_MOST_WRITTEN_BYTES = 1 << 26
-_ALL = 1 << 62
-_YEAR_S = 31_536_000
-_STATM = Path("/proc/self/statm")
-_SET_PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux's prctl(2)."""
 
-_START = """
-import json, os, sys
-package, paths, parent, module = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-sys.path[:] = paths
-from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location(
-    "hespas", os.path.join(package, "__init__.py"), submodule_search_locations=[package])
-sys.modules["hespas"] = found = module_from_spec(spec)
-spec.loader.exec_module(found)
-from importlib import import_module
-import_module("hespas.files.sandbox").die_with_parent(parent)
-sys.argv[:] = [module, *sys.argv[5:]]
-sys.exit(import_module(module).main())
-"""
-"""The package is loaded from its own folder, which never is on the child's path as a whole: other modules
-may lie beside it.
-"""
-_WITHOUT_HERE = "import sys\nsys.path[:] = [path for path in sys.path if path]\n"
-_TIED = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.exit(f"{sys.argv[2]} does not start: {error.strerror}")
-"""
+_START_S = 300.0
+
+_JOBS_OF_A_CHILD = 500
+
+_LAST_WORDS = 500
+
+_MOST_WRITTEN_BYTES = 1 << 26
+
+_ALL = 1 << 62
+
+_YEAR_S = 31_536_000
+
+_STATM = Path("/proc/self/statm")
 
 
 class Allowance(NamedTuple):
@@ -139,118 +103,6 @@ class ParserFailedError(Exception):
 
 class ParserMemoryError(Exception):
     """In a child: its parser asked for more than :func:`parser_memory` allows."""
-
-
-# --- how a child is started
-
-
-def _import_path() -> list[str]:
-    """Where this process imports from, without the current folder: its files are nobody's libraries, unless
-    ``PYTHONPATH`` spells it out. A relative entry there is another folder wherever one stands.
-    """
-    try:
-        here = os.path.realpath(os.getcwd())  # noqa: PTH109 - a string is compared
-    except OSError:  # removed
-        here = ""
-    stated = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    trusted = [path for path in stated.split(os.pathsep) if Path(path).is_absolute()]
-    is_trusted = here in map(os.path.realpath, trusted)
-    return [
-        path
-        for path in sys.path
-        if Path(path).is_absolute() and (is_trusted or os.path.realpath(path) != here)
-    ]
-
-
-def _executable() -> str:
-    if not sys.executable:
-        raise UnsupportedError(
-            "this Python cannot start another one, which native parsers and compilers run in",
-            hint="run Python itself, not embedded in another program",
-        )
-    return sys.executable
-
-
-def isolated_python(module: str, *arguments: str) -> list[str]:
-    """The command that calls ``main()`` of a module of this package; what it returns is the exit status.
-
-    Raises ``UnsupportedError`` where this Python cannot start another.
-    """
-    paths = json.dumps(_import_path())
-    return [_executable(), "-I", "-c", _START, str(_PACKAGE), paths, str(os.getpid()), module, *arguments]
-
-
-def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]:
-    """The command that runs a text in ``python``, or in this one with all that it imports.
-
-    Another Python keeps the packages that its user has installed (``-I`` would hide them) and none of the
-    variables of this one; the folder it is started in is taken from its path.
-    """
-    if python:
-        try:
-            program = str(Path(python).absolute()) if Path(python).name != python else python
-        except OSError as error:  # the folder that it starts from is gone
-            raise UsageError(
-                f"the current folder cannot be told: {error.strerror}",
-                path=python,
-                hint="change to a folder that is there",
-            ) from error
-        return [program, "-E", "-c", _WITHOUT_HERE + script, *arguments]
-    prelude = f"import sys\nsys.path[:] = {_import_path()!r}\n"
-    return [_executable(), "-I", "-c", prelude + script, *arguments]
-
-
-def tied_to_parent(command: Sequence[str]) -> list[str]:
-    """A command that the system ends with this process (Linux), whatever program it is. Status 127: there is
-    no such program.
-    """
-    return [_executable(), "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
-
-
-def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what steers Python."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, **(extra or {})}
-
-
-@contextmanager
-def safe_spawning() -> Generator[None]:
-    """Within, the processes that ``multiprocessing`` starts do not import from the current folder."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-def worker_state() -> tuple[int, bool]:
-    """Return the arguments of :func:`start_worker` in the worker processes of this one."""
-    return os.getpid(), programs_allowed()
-
-
-def start_worker(parent: int, allowed: bool) -> None:
-    """Begin a worker process of ``multiprocessing``: it ends with its parent, and has its permissions."""
-    die_with_parent(parent)
-    permit_programs(allowed)
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process when process ``parent``, which started it, ends. Only Linux can promise it; elsewhere
-    a child ends at the end of its input or of its time.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-# --- in the child
 
 
 @contextmanager
@@ -378,9 +230,6 @@ def _no_files_left() -> None:
 def _say(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> None:
     stream.write(json.dumps(head).encode() + b"\n" + data)
     stream.flush()
-
-
-# --- in the parent
 
 
 def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes:

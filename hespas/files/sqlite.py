@@ -18,11 +18,11 @@ from typing import cast
 
 import numpy as np
 
+from hespas.files.limits import limits
 from hespas.files.streams import (
     PackedInput,
     damage_errors,
     first_bytes,
-    limits,
     open_input,
     open_regular,
     refuse_special_files,

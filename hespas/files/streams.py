@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
 from hespas.files.trust import check_link
-from hespas.graph.errors import FormatError, OutputError, UsageError
+from hespas.graph.errors import FormatError, OutputError
 
 __all__ = [
     "GZIP_MAGIC",
     "STANDARD_STREAM",
-    "VARIABLE",
-    "Limits",
     "PackedInput",
     "damage_errors",
     "first_bytes",
-    "limits",
     "located",
     "open_input",
     "open_output",
@@ -39,97 +34,18 @@ __all__ = [
     "read_bytes",
     "read_document",
     "read_start",
-    "read_toml",
     "refuse_special_files",
     "same_file",
     "standard_input_in",
 ]
 
-# --- How much an input may ask for: every limit of the readers and writers, in one place.
-#
-# ``HESPAS_MAX_INPUT_BYTES`` in the environment, or ``--max-input-bytes`` of a command, states how many bytes
-# of one input are trusted: it raises every limit in bytes that lies below it, of this process and its
-# children. Native parsers then get what an input of that size would.
-
-VARIABLE = "HESPAS_MAX_INPUT_BYTES"
-"""The environment variable that raises the limits in bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits in bytes end in ``_bytes``; only these are raised by :data:`VARIABLE`.
-
-    A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
-    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. Columns of
-    Parquet tables may unpack to ``table_free_bytes``, and beyond to ``table_ratio`` times the file: real ones
-    stay below 30:1. Equal rows take no space there, so what rows take in memory (256 bytes of a table of
-    operations, 80 of a profile) is bounded, too: by ``table_rows_bytes`` or ``profile_rows_bytes``, and 20
-    times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
-    a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
-    its text. Real models have 400 trees, and have seen 10,000 octaves of sizes. XLA takes hours for programs
-    of fewer operations than a replay may have. Ranks that differ in class or situation are compared one by
-    one, 64 bytes each.
-    """
-
-    input_bytes: int = 64 << 30
-    trusted_bytes: int = 0
-    reading_bytes: int = 2 << 30
-    packed_free_bytes: int = 8 << 20
-    packed_ratio: int = 100
-    compressed_packets_bytes: int = 8 << 20
-    compressed_packets_ratio: int = 50
-    configuration_bytes: int = 16 << 20
-    device_bytes: int = 1 << 20
-    report_bytes: int = 64 << 20
-    groups_bytes: int = 256 << 20
-    table_bytes: int = 4 << 30
-    table_free_bytes: int = 64 << 20
-    table_ratio: int = 50
-    table_rows_bytes: int = 512 << 20
-    table_columns: int = 1 << 12
-    profile_rows_bytes: int = 200 << 20
-    card_bytes: int = 64 << 20
-    model_bytes: int = 64 << 20
-    model_trees: int = 4096
-    model_sizes: int = 1 << 17
-    text_workload_bytes: int = 8 << 20
-    cell_bytes: int = 16 << 20
-    node_fields: int = 1 << 20
-    parser_bytes: int = 150 << 20
-    program_bytes: int = 10**9
-    program_cpu_s: int = 6
-    parser_cpu_s: float = 1.5
-    compared_ranks_bytes: int = 64 << 21
-    replayed_operations: int = 200_000
-    replayed_edges: int = 500_000
-    replayed_characters: int = 32 << 20
-
-
-def limits() -> Limits:
-    """Return the limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
-    return _stated(os.environ.get(VARIABLE, ""))
-
-
-@lru_cache(maxsize=4)
-def _stated(text: str) -> Limits:
-    if not text:
-        return Limits()
-    if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text)):
-        raise UsageError(
-            f"{VARIABLE} is {text[:60]!r}, no number of bytes", hint=f"{VARIABLE}=8000000000, for example"
-        )
-    size, own = int(text), Limits()
-    names = [field.name for field in fields(own) if field.name.endswith("_bytes")]
-    return replace(own, **{name: max(size, getattr(own, name)) for name in names})
-
-
-# --- Files as streams.
 
 GZIP_MAGIC = b"\x1f\x8b"
+
 _LEVEL = 2
 """Of isal's four: several times as fast as zlib, for a tenth more bytes."""
-_PIECE_BYTES = 4096
 
+_PIECE_BYTES = 4096
 
 STANDARD_STREAM = "-"
 """Name of standard input and output on a command line."""
@@ -181,7 +97,7 @@ def same_file(stream: BinaryIO, path: Path) -> str:
 
 class PackedInput:
     """The decompressed bytes of a gzip file, in order, with the one bound on them that all readers share:
-    :class:`hespas.files.streams.Limits` and ``max_bytes``. ``done`` is how many have been read.
+    :class:`hespas.files.limits.Limits` and ``max_bytes``. ``done`` is how many have been read.
     """
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
@@ -209,7 +125,7 @@ class PackedInput:
                 f"decompresses to more than {min(self._most, allowed):,} bytes",
                 code=self._code,
                 path=str(self._path),
-                hint=f"if you trust it: decompress it yourself, or set {VARIABLE}",
+                hint=f"if you trust it: decompress it yourself, or set {INPUT_BYTES_VARIABLE}",
             )
         return data
 
@@ -397,7 +313,7 @@ def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> byte
             f"{max(size, total):,} bytes, more than the limit of {max_bytes:,}",
             path=str(path),
             position=f"byte {max_bytes}",
-            hint=f"{hint} {VARIABLE} raises the limit",
+            hint=f"{hint} {INPUT_BYTES_VARIABLE} raises the limit",
         )
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -420,94 +336,3 @@ def _gunzip(stream: BinaryIO, path: Path, max_bytes: int) -> bytes:
         problem = "gzip stream ends early" if early else f"broken gzip stream: {error}"
         raise _damaged(problem, path, f"byte {content.tell()} of the decompressed data") from error
     return content.getvalue()
-
-
-# --- TOML
-
-_MOST_PARTS = 64
-_KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)[ \t]*(\.?)[ \t]*""")
-_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-_DIGITS = re.compile(r"[\d_]+")
-_MOST_DIGITS = 4000
-_BRACKET = re.compile(r"[][{}]")
-
-
-def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, object]:
-    """The root table of a file that is ``what``. Raises ``FormatError`` if it is missing, no regular file,
-    over 1 MiB, or not TOML; remedies name ``where`` such files are and an ``example`` of one.
-    """
-    import tomllib
-
-    shown = str(path)
-    try:
-        content = read_document(path, limits().device_bytes, what)
-    except FormatError as error:
-        hint = example if error.position else where
-        message = error.message if error.position else f"cannot be read: {error.message}"
-        raise FormatError(message, path=shown, position=error.position, hint=hint) from error
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise FormatError(
-            "not UTF-8",
-            path=shown,
-            position=f"line {line}, byte {error.start}",
-            hint="save the file as UTF-8",
-        ) from error
-    deep = _many_parts(text)
-    try:
-        if not deep:
-            return tomllib.loads(text)
-    except RecursionError:
-        deep = _deepest(text)
-    except ValueError as error:  # TOMLDecodeError, and integers of thousands of digits
-        raise FormatError(
-            f"not TOML: {_PLACE.sub('', str(error))}",
-            path=shown,
-            position=_place(str(error), text),
-            hint='a line is key = value, with texts in quotes: name = "my device"',
-        ) from error
-    raise FormatError(
-        "tables nested too deeply",
-        path=shown,
-        position=deep,
-        hint=f"no key has more than three parts; {example}",
-    )
-
-
-def _place(told: str, text: str) -> str:
-    """Where the library says that it stopped; for a number, that it does not place, the first long one."""
-    place = _PLACE.search(told)
-    if place and place.group(1):
-        return f"line {place.group(1)}, column {place.group(2)}"
-    at = (
-        len(text)
-        if place
-        else next((m.start() for m in _DIGITS.finditer(text) if len(m[0]) > _MOST_DIGITS), 0)
-    )
-    return f"line {text.count(chr(10), 0, at) + 1}"
-
-
-def _deepest(text: str) -> str:
-    """The first line at which more brackets are open than any file has."""
-    depth = 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        for bracket in _BRACKET.findall(line):
-            depth += 1 if bracket in "[{" else -1
-            if depth > _MOST_PARTS:
-                return f"line {number}"
-    return "line 1"
-
-
-def _many_parts(text: str) -> str:
-    """The line of the first key of many parts, for which the library takes hours; empty where none is.
-    O(length): no part is looked at twice.
-    """
-    parts, end = 0, -1
-    for part in _KEY_PART.finditer(text):
-        parts = parts + 1 if part.start() == end else 1
-        if parts > _MOST_PARTS:
-            return f"line {text.count(chr(10), 0, end) + 1}"
-        end = part.end() if part.group(1) else -1
-    return ""

@@ -26,7 +26,7 @@ from hespas.graph.errors import BoundaryError, UnsupportedError, UsageError, cli
 
 __all__ = [
     "ALLOW_PROGRAMS",
-    "VARIABLE",
+    "UNTRUSTED_VARIABLE",
     "Untrusted",
     "allowing_programs",
     "check_limits",
@@ -39,7 +39,7 @@ __all__ = [
     "untrusted_limits",
 ]
 
-VARIABLE = "HESPAS_UNTRUSTED"
+UNTRUSTED_VARIABLE = "HESPAS_UNTRUSTED"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 ALLOW_PROGRAMS = "`allow_programs`"
@@ -145,7 +145,7 @@ def untrusted_limits() -> Untrusted | None:
 
     Raises ``UsageError`` where the environment states something else.
     """
-    return _stated(os.environ.get(VARIABLE, ""))
+    return _stated(os.environ.get(UNTRUSTED_VARIABLE, ""))
 
 
 def check_limits(text: str) -> None:
@@ -183,7 +183,8 @@ def refuse_in_untrusted(what: str) -> None:
     """Raise ``UnsupportedError`` for ``what`` where inputs are untrusted: it runs programs."""
     if untrusted_limits() is not None:
         raise UnsupportedError(
-            f"{what}: not allowed for untrusted inputs", hint=f"leave `untrusted` out, and {VARIABLE} unset"
+            f"{what}: not allowed for untrusted inputs",
+            hint=f"do not pass `untrusted`, and unset {UNTRUSTED_VARIABLE}",
         )
 
 

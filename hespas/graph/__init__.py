@@ -42,8 +42,6 @@ from hespas.graph.opgraph import (
 )
 from hespas.graph.profile import (
     CAPTURED_THREAD,
-    WAITS,
-    Estimate,
     EventColumns,
     HostOps,
     HostRanges,
@@ -52,16 +50,18 @@ from hespas.graph.profile import (
     Profile,
     StatedCosts,
     StepRanges,
-    Timeline,
 )
-from hespas.graph.step_facts import STEP_FACTS, StepFacts, step_facts
+from hespas.graph.timeline import WAITS, Estimate, Timeline
 from hespas.graph.workload import (
     ABSENT,
     ESTIMATED_ON,
     GUESSED_VALUES,
     PROGRAM_BYTES,
+    STEP_FACTS,
     WHOLE_JOB,
+    StepFacts,
     Workload,
+    step_facts,
 )
 
 __all__ = [

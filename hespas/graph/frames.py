@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from hespas.graph.columns import DTYPES, DYNAMIC, RaggedArray, StringTable, TensorTypes
 from hespas.graph.errors import UsageError
 from hespas.graph.opgraph import CollectiveKind, NodeKind, OpClass, OpGraph, Resource
-from hespas.graph.profile import Estimate, Profile, Timeline
+from hespas.graph.profile import Profile
+from hespas.graph.timeline import Estimate, Timeline
 from hespas.graph.workload import Workload
 
 if TYPE_CHECKING:

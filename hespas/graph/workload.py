@@ -10,37 +10,39 @@ others are :data:`ABSENT`. Groups and peers name ranks of the job, so they mean 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite, nan
+from typing import Literal, get_args
+from urllib.parse import quote, unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hespas.graph.columns import IntArray, RaggedArray, SmallIntArray
+from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import InvariantError, short_repr
-from hespas.graph.groups import GroupSet
+from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, compress_groups
 from hespas.graph.opgraph import (
-    NODE_COLUMNS,
-    CollectiveTable,
-    ContractionTable,
-    ExtraTable,
+    NodeKind,
     OpGraph,
-    P2pTable,
 )
 
 __all__ = [
     "ABSENT",
-    "COMPARED_COLUMNS",
     "ESTIMATED_ON",
     "GUESSED_VALUES",
+    "LAUNCHES",
     "PROGRAM_BYTES",
+    "STEP_FACTS",
     "WHOLE_JOB",
-    "Difference",
+    "Launch",
+    "StepFacts",
+    "StepKind",
     "Workload",
-    "graphs_equal",
-    "workloads_equal",
+    "of_own_ranks",
+    "step_facts",
 ]
+
 
 ABSENT = -1
 """The class of a rank of the job whose program is not here."""
@@ -182,195 +184,147 @@ class Workload:
         return sum(graph.nbytes for graph in self.classes)
 
 
-# --- Whether two graphs say the same, column by column: what a round trip has to keep.
-#
-# Rows of string, type, group-set and permutation tables are compared by what they stand for, not by number,
-# so a reader may intern in another order. NaN equals NaN: unknown stays unknown.
+_PLAIN = "+:/,"
+"""Characters that values keep beside letters, digits and ``-._~``."""
 
-_TEXT_COLUMNS = frozenset({"name_row", "op_row", "source_row", "framework_row"})
-_TABLES: dict[str, tuple[str, ...]] = {
-    "collectives": tuple(CollectiveTable.DTYPES),
-    "p2p": tuple(P2pTable.DTYPES),
-    "contractions": tuple(ContractionTable.DTYPES),
-    "regions": (
-        "parent",
-        "kind",
-        "trips",
-        "label",
-        "carried_region",
-        "carried_producer",
-        "carried_consumer",
-    ),
-    "extra": ("node", "key", "tag"),
-}
-_ROW_KINDS = {
-    "reduction": "strings",
-    "label": "strings",
-    "key": "strings",
-    "group_set": "group_sets",
-    "permutation": "permutations",
-}
+STEP_FACTS = "step_facts"
+"""Key of the metadata of a workload that holds the text of :class:`StepFacts`."""
 
-COMPARED_COLUMNS: tuple[str, ...] = (
-    "name",
-    *NODE_COLUMNS,
-    "data_deps",
-    "control_deps",
-    "operands",
-    "results",
-    *(f"{table}.{column}" for table, columns in _TABLES.items() for column in columns),
-    "extra.value",
-    "attachments",
-)
-"""The columns of a graph by the names that differences have."""
+StepKind = Literal["training", "serving", "eager", "vision", "recommendation"]
+"""Kinds of generated steps: of language models in training and in serving, of models that PyTorch runs one
+operator at a time, of vision models and of recommendation models in training.
+"""
+
+Launch = Literal["kernels", "partial-graphs", "whole"]
+"""Ways to launch work: one kernel at a time, part of them as CUDA graphs, or the step as a whole (one
+CUDA graph, or one program of XLA).
+"""
+
+LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """``count`` rows of ``column`` differ, the first is ``first_row`` (-1 where lengths differ)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """Facts of a step; NaN and empty texts are unknown.
 
-    column: str
-    count: int
-    first_row: int
-
-    def __str__(self) -> str:
-        if self.first_row < 0:
-            return f"{self.column}: {self.count} rows more or fewer"
-        return f"{self.column}: {self.count} rows differ, the first is row {self.first_row}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Canonical:
-    """For each table of two graphs: row -> common number, one array a graph; the last entry is for row -1."""
-
-    left: dict[str, IntArray]
-    right: dict[str, IntArray]
-
-    @classmethod
-    def of(cls, a: OpGraph, b: OpGraph) -> _Canonical:
-        left, right = dict[str, IntArray](), dict[str, IntArray]()
-        for name, keys in _table_keys(a, b).items():
-            seen: dict[Hashable, int] = {}
-            for target, entries in zip((left, right), keys, strict=True):
-                target[name] = np.array([*(seen.setdefault(key, len(seen)) for key in entries), -1], np.int64)
-        return cls(left, right)
-
-
-def _table_keys(a: OpGraph, b: OpGraph) -> dict[str, tuple[Iterable[Hashable], Iterable[Hashable]]]:
-    return {
-        "strings": (a.strings, b.strings),
-        "types": (_type_keys(a), _type_keys(b)),
-        "group_sets": (a.group_sets, b.group_sets),
-        "permutations": (a.permutations, b.permutations),
-    }
-
-
-def _type_keys(graph: OpGraph) -> Iterator[Hashable]:
-    types = graph.types
-    for row in range(len(types)):
-        size = float(types.bytes[row])
-        yield (
-            int(types.dtype[row]),
-            types.shape(row),
-            None if np.isnan(size) else size,
-            bool(types.bounded[row]),
-            graph.strings[int(types.encoding[row])],
-        )
-
-
-def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Iterator[Difference]:
-    if len(a) != len(b):
-        yield Difference(column, abs(len(a) - len(b)), -1)
-        return
-    same = a == b
-    if a.dtype.kind == "f" and b.dtype.kind == "f":
-        same |= np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-    wrong = np.flatnonzero(~same)
-    if len(wrong):
-        yield Difference(column, len(wrong), int(wrong[0]))
-
-
-def _compare_csr(
-    column: str, a: RaggedArray, b: RaggedArray, rows: tuple[IntArray, IntArray] | None = None
-) -> Iterator[Difference]:
-    """Rows that differ in length or in a value; ``rows`` translates values to common numbers."""
-    unlike = np.flatnonzero(a.lengths != b.lengths)
-    if len(unlike):
-        yield Difference(column, len(unlike), int(unlike[0]))
-        return
-    left, right = (a.values, b.values) if rows is None else (rows[0][a.values], rows[1][b.values])
-    wrong = np.unique(a.row_ids[left != right])
-    if len(wrong):
-        yield Difference(column, len(wrong), int(wrong[0]))
-
-
-def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Difference]:
-    left, right = canonical.left, canonical.right
-    for name in NODE_COLUMNS:
-        one, two = getattr(a, name), getattr(b, name)
-        if name in _TEXT_COLUMNS:
-            one, two = left["strings"][one], right["strings"][two]
-        yield from _compare(name, one, two)
-    for name in ("data_deps", "control_deps"):
-        yield from _compare_csr(name, getattr(a, name), getattr(b, name))
-    for name in ("operands", "results"):
-        yield from _compare_csr(name, getattr(a, name), getattr(b, name), (left["types"], right["types"]))
-
-
-def _compare_tables(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Difference]:
-    for table, columns in _TABLES.items():
-        one, two = getattr(a, table), getattr(b, table)
-        for column in columns:
-            left, right = getattr(one, column), getattr(two, column)
-            kind = _ROW_KINDS.get(column)
-            if kind:
-                left, right = canonical.left[kind][left], canonical.right[kind][right]
-            yield from _compare(f"{table}.{column}", left, right)
-    if len(a.extra) == len(b.extra):
-        yield from _compare("extra.value", _values(a.extra), _values(b.extra))
-
-
-def _values(extra: ExtraTable) -> NDArray[np.object_]:
-    column = np.empty(len(extra), np.object_)
-    for row in range(len(extra)):
-        column[row] = extra.value(row)
-    return column
-
-
-def graphs_equal(a: OpGraph, b: OpGraph) -> list[Difference]:
-    """What differs, empty where the graphs say the same. O(nodes + strings) time and memory.
-
-    Graphs of different length differ in ``nodes`` and are compared no further.
+    ``model_flops`` are those of all ranks, as publishers count them; ``tokens`` is how many the step
+    processes, on ``ranks`` ranks (0: unknown). ``dtype`` is the element type of the products of linear
+    layers. ``reads_counts``: the host reads how many tokens reach each expert before it launches the products
+    of experts. ``library`` names the fused attention, ``compiled`` is False where nothing fuses elementwise
+    work. ``power_w`` and ``bandwidth`` (over that of the device file) are those of a board that differs from
+    ``device``, and hold for it only.
     """
-    if len(a) != len(b):
-        return [Difference("nodes", abs(len(a) - len(b)), -1)]
-    canonical = _Canonical.of(a, b)
-    found = [*_compare_nodes(a, b, canonical), *_compare_tables(a, b, canonical)]
-    if a.name != b.name:
-        found.append(Difference("name", 1, 0))
-    names = [name for name in {*a.attachments, *b.attachments} if not _same_attachment(a, b, name)]
-    if names:
-        found.append(Difference("attachments", len(names), 0))
-    return found
+
+    kind: StepKind
+    model_flops: float = nan
+    tokens: float = nan
+    ranks: int = 0
+    dtype: str = ""
+    launch: Launch = "whole"
+    reads_counts: bool = False
+    library: str = ""
+    compiled: bool = True
+    device: str = ""
+    power_w: float = 0.0
+    bandwidth: float = 1.0
+
+    def text(self) -> str:
+        """Return the facts as ``name=value`` pairs, without those that are unknown; values are
+        percent-encoded, so that they hold no spaces.
+        """
+        stated = {each.name: quote(str(getattr(self, each.name)), safe=_PLAIN) for each in fields(self)}
+        return " ".join(f"{name}={value}" for name, value in stated.items() if value not in {"", "nan"})
+
+    def metadata(self) -> dict[str, str]:
+        """Return the entry for the metadata of a workload."""
+        return {STEP_FACTS: self.text()}
 
 
-def _same_attachment(a: OpGraph, b: OpGraph, name: str) -> bool:
-    return name in a.attachments and name in b.attachments and a.attachments[name] == b.attachments[name]
+def step_facts(metadata: Mapping[str, str]) -> StepFacts | None:
+    """Return the facts that the metadata of a workload states; None without them.
+
+    Values that are not readable count as unknown.
+    """
+    pairs = (part.partition("=") for part in metadata.get(STEP_FACTS, "").split())
+    stated = {name: unquote(value) for name, _, value in pairs}
+    kind = next((each for each in get_args(StepKind) if each == stated.get("kind")), None)
+    if kind is None:
+        return None
+    launches: dict[str, Launch] = {launch: launch for launch in LAUNCHES}
+    return StepFacts(
+        kind=kind,
+        model_flops=_number(stated.get("model_flops", ""), nan),
+        tokens=_number(stated.get("tokens", ""), nan),
+        ranks=int(_number(stated.get("ranks", ""), 0.0)),
+        dtype=stated.get("dtype", ""),
+        launch=launches.get(stated.get("launch", ""), "whole"),
+        reads_counts=stated.get("reads_counts") == "True",
+        library=stated.get("library", ""),
+        compiled=stated.get("compiled", "True") == "True",
+        device=stated.get("device", ""),
+        power_w=_number(stated.get("power_w", ""), 0.0),
+        bandwidth=_number(stated.get("bandwidth", ""), 1.0),
+    )
 
 
-def workloads_equal(a: Workload, b: Workload) -> list[Difference]:
-    """What differs between two workloads; columns of class ``i`` are called ``classes[i].column``."""
-    found = list(_compare("rank_class", a.rank_class, b.rank_class))
-    if a.name != b.name:
-        found.append(Difference("name", 1, 0))
-    unlike = [key for key in {*a.metadata, *b.metadata} if a.metadata.get(key) != b.metadata.get(key)]
-    if unlike:
-        found.append(Difference("metadata", len(unlike), 0))
-    if len(a.classes) != len(b.classes):
-        return [*found, Difference("classes", abs(len(a.classes) - len(b.classes)), -1)]
-    for index, (one, two) in enumerate(zip(a.classes, b.classes, strict=True)):
-        found += [
-            Difference(f"classes[{index}].{entry.column}", entry.count, entry.first_row)
-            for entry in graphs_equal(one, two)
-        ]
-    return found
+def _number(text: str, otherwise: float) -> float:
+    """Return a number above 0, else ``otherwise``."""
+    try:
+        value = float(text)
+    except ValueError:
+        return otherwise
+    return value if isfinite(value) and value > 0 else otherwise
+
+
+_SENDS, _RECEIVES, _BOTH = range(3)
+
+
+def of_own_ranks(workload: Workload, number: int, graph: OpGraph) -> OpGraph:
+    """Return ``graph``, the program of rank class ``number``, with the groups and peers of its ranks only.
+
+    Group sets and permutations span the whole job. The time of a message or a collective depends on the links
+    between the ranks that take part in it, not on those of other rank classes. O(ranks x sets).
+    """
+    if len(workload.classes) == 1:
+        return graph
+    ranks = workload.ranks_of(number)
+    table = graph.p2p
+    kind = graph.kind[table.node]
+    side = np.full(len(table), _BOTH, np.int64)
+    side[kind == int(NodeKind.SEND)] = _SENDS
+    side[kind == int(NodeKind.RECV)] = _RECEIVES
+    key = np.where(table.permutation >= 0, table.permutation.astype(np.int64) * 3 + side, -1)
+    used, place = np.unique(key, return_inverse=True)
+    stated = used >= 0
+    codes: list[int] = used[stated].tolist()
+    permutations = tuple(_own_pairs(graph.permutations[code // 3], ranks, code % 3) for code in codes)
+    row = np.where(stated, np.cumsum(stated) - 1, -1)[place].astype(table.permutation.dtype)
+    return replace(
+        graph,
+        group_sets=tuple(_own_groups(groups, ranks) for groups in graph.group_sets),
+        permutations=permutations,
+        p2p=replace(table, permutation=row),
+    )
+
+
+def _own_groups(groups: GroupSet, ranks: IntArray) -> GroupSet:
+    """Return the groups that hold one of ``ranks``; all groups where none does."""
+    own = np.unique(groups.groups_of(ranks))
+    own = own[own >= 0]
+    if not len(own) or len(own) == groups.num_groups:
+        return groups
+    rows = [groups.members(group).tolist() for group in own.tolist()]
+    if len({len(row) for row in rows}) > 1:
+        return ExplicitGroups(tuple(map(tuple, rows)), groups.communicator)
+    return replace(compress_groups(np.array(rows, np.int64)), communicator=groups.communicator)
+
+
+def _own_pairs(permutation: Permutation, ranks: IntArray, side: int) -> Permutation:
+    """Return the pairs in which one of ``ranks`` sends, receives or does either."""
+    pairs: set[tuple[int, int]] = set()
+    if side != _RECEIVES:
+        pairs.update(zip(ranks.tolist(), permutation.targets_of(ranks).tolist(), strict=True))
+    if side != _SENDS:
+        pairs.update(zip(permutation.sources_of(ranks).tolist(), ranks.tolist(), strict=True))
+    own = tuple(sorted(pair for pair in pairs if min(pair) >= 0))
+    return replace(permutation, digit=(1, 1), shift=0, wraps=True, pairs=own)

@@ -7,7 +7,17 @@ machine lives in :mod:`hespas.hardware.measure`, which needs NumPy.
 
 from __future__ import annotations
 
-from hespas.hardware.device_file import device_to_toml, write_device
+from hespas.hardware.device_fits import ANY, Fit, FitBand, FitError, FitParameter, FitRange
+from hespas.hardware.devices import (
+    Device,
+    Efficiency,
+    Link,
+    Memory,
+    Peak,
+    SystolicArray,
+    device_to_toml,
+    write_device,
+)
 from hespas.hardware.library import (
     canonical,
     device_files,
@@ -18,24 +28,9 @@ from hespas.hardware.library import (
     named_device,
     stated_by,
 )
-from hespas.hardware.model import (
-    ANY,
-    Device,
-    Efficiency,
-    Fit,
-    FitBand,
-    FitError,
-    FitParameter,
-    FitRange,
-    Link,
-    Memory,
-    Peak,
-    Source,
-    SystolicArray,
-)
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak, type_multiplied
-from hespas.hardware.system_file import load_system, read_system, system_names, system_to_toml
-from hespas.hardware.system_model import Dimension, System
+from hespas.hardware.system import Dimension, System, load_system, read_system, system_names, system_to_toml
+from hespas.hardware.typed_toml import Source
 
 __all__ = [
     "ANY",

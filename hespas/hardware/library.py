@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,33 +12,29 @@ from pathlib import Path
 from hespas.files.streams import STANDARD_STREAM
 from hespas.files.trust import file_beside
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.device_file import has_shipped_fits, read_device, read_fits, shipped_fits
-from hespas.hardware.model import Device, Fit
+from hespas.hardware.device_fits import Fit, has_shipped_fits, shipped_fits
+from hespas.hardware.devices import Device, read_device
 
 __all__ = [
-    "COMMON_FLOOR_NS",
     "DATA_FOLDER",
-    "KERNELS_FOLDER",
     "DeviceIndex",
     "canonical",
-    "common_fits",
     "device_files",
     "device_names",
-    "distance_of_kernels",
     "find",
-    "fits_at",
     "fits_of_user",
     "index_folder",
     "is_path",
     "load_device",
     "named_device",
-    "starts_of",
     "stated_by",
 ]
+
 
 DATA_FOLDER = Path(__file__).parent / "data"
 
 _THIS_MACHINE = frozenset({"cpu", "host", "thiscpu", "localhost", "local", "x86", "x8664"})
+
 _ALIASES = re.compile(r"^aliases\s*=\s*\[.*?\]", re.MULTILINE | re.DOTALL)
 
 
@@ -205,77 +200,6 @@ def _aliases(path: Path) -> list[str]:
 def _fold(name: str) -> str:
     """A spelling without case and punctuation: ``A100-SXM-40GB`` and ``a100_sxm 40gb`` are one."""
     return "".join(character for character in name.casefold() if character.isalnum())
-
-
-# Fits of kernels that the devices of a vendor have in common: files beside those of single devices.
-
-KERNELS_FOLDER = Path(__file__).parent / "kernels"
-"""One file per recorded device, and one per vendor for its others, by their names in lower case."""
-
-
-COMMON_FLOOR_NS = 2000.0
-"""The shortest kernel of the device that a vendor's file speaks of."""
-_STARTS = ("t0_ns", "start_ns")
-
-
-def common_fits(device: Device) -> tuple[Fit, ...]:
-    """What is known of a device's kernels: by recordings of its own, or else of its vendor's other GPUs."""
-    if device.kind != "gpu" or device.vendor.lower() not in _names():
-        return ()
-    own = _in_file(device.name.lower())
-    forms = {fit.form for fit in own}
-    others = (fit for fit in _in_file(device.vendor.lower()) if fit.form not in forms)
-    return (*own, *fits_at(tuple(others), device))
-
-
-def distance_of_kernels(device: Device) -> str:
-    """How far :func:`common_fits` stand from what was recorded, in words: empty for a device with recordings
-    of its own.
-    """
-    recorded = [each for each in _recorded() if each.vendor == device.vendor]
-    if any(each.name == device.name for each in recorded):
-        return ""
-    kin = [each.name for each in recorded if each.family == device.family]
-    names = ", ".join(kin or (each.name for each in recorded))
-    of_what = f"another device of its family ({device.family})" if kin else "another family"
-    return f"recordings of {of_what} stand in: {names}"
-
-
-@cache
-def _recorded() -> tuple[Device, ...]:
-    """Devices with a file of their own recordings; the other files are of vendors."""
-    return tuple(named_device(name) for name in sorted(_names()) if canonical(name))
-
-
-def fits_at(common: Sequence[Fit], device: Device) -> tuple[Fit, ...]:
-    """What a vendor's devices have in common as one of them runs it of which nothing was recorded."""
-    starts = starts_of(device)
-    return tuple(
-        replace(
-            fit,
-            parameters=tuple(
-                replace(each, value=each.value * starts) if each.name in _STARTS else each
-                for each in fit.parameters
-            ),
-        )
-        for fit in common
-    )
-
-
-def starts_of(device: Device) -> float:
-    """What kernels start in on a device beside that of a vendor's file: as their shortest ones compare."""
-    floor_ns = device.launch_overhead_ns
-    return floor_ns / COMMON_FLOOR_NS if floor_ns > 0 else 1.0
-
-
-@cache
-def _in_file(name: str) -> tuple[Fit, ...]:
-    return read_fits(KERNELS_FOLDER / f"{name}.toml") if name in _names() else ()
-
-
-@cache
-def _names() -> frozenset[str]:
-    return frozenset(path.stem for path in KERNELS_FOLDER.glob("*.toml"))
 
 
 def fits_of_user(device: Device) -> tuple[Fit, ...]:

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
-from hespas.hardware.model import Device, Memory, Peak, Source
+from hespas.hardware.devices import Device, Memory, Peak
+from hespas.hardware.typed_toml import Source
 
 __all__ = ["CpuProbe", "Sample", "cpu_name", "measure_cpu"]
 

@@ -13,7 +13,7 @@ from math import nan
 
 from hespas.graph.columns import DTYPES, DTypeKind, find_dtype
 from hespas.graph.errors import UnsupportedError
-from hespas.hardware.model import Device, Peak, Unit
+from hespas.hardware.devices import Device, Peak, Unit
 
 __all__ = [
     "MATRIX_FALLBACKS",

@@ -8,16 +8,94 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from math import isnan
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from hespas.files.streams import read_toml
+from hespas.files.documents import read_toml
 from hespas.graph.errors import FormatError, clipped
 
-__all__ = ["FileKind", "check_source_keys", "fault", "read_rows", "refuse_repeats", "scalar", "unexpected"]
+__all__ = [
+    "Count",
+    "CountOrUnknown",
+    "FileKind",
+    "NotNegativeOrNan",
+    "Positive",
+    "PositiveOrNan",
+    "Row",
+    "Source",
+    "Text",
+    "check_source_keys",
+    "fault",
+    "read_rows",
+    "refuse_repeats",
+    "scalar",
+    "unexpected",
+]
+
+
+# What a hardware file may state under a key: ``description`` is what a fault says was expected. NaN is within
+# no bounds, so what may be ``unknown`` is checked by ``within``.
+_LEAST, _MOST = 1e-60, 1e60
+"""Real figures lie well within; beyond, products of them overflow."""
+
+_MOST_COUNT = 2**63 - 1
+
+
+def _positive_or_nan(value: float) -> bool:
+    return isnan(value) or _LEAST <= value <= _MOST
+
+
+def _not_negative_or_nan(value: float) -> bool:
+    return value == 0 or _positive_or_nan(value)
+
+
+Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
+
+Positive = Annotated[float, Meta(ge=_LEAST, le=_MOST, description="a positive number (up to 1e60)")]
+
+PositiveOrNan = Annotated[
+    float,
+    Meta(
+        description="a positive number or nan (up to 1e60)",
+        extra={"unknown": "nan", "within": _positive_or_nan},
+    ),
+]
+
+NotNegativeOrNan = Annotated[
+    float,
+    Meta(
+        description="a number that is 0 or more or nan (up to 1e60)",
+        extra={"unknown": "nan", "within": _not_negative_or_nan},
+    ),
+]
+
+Count = Annotated[int, Meta(ge=1, le=_MOST_COUNT, description="a positive whole number")]
+
+CountOrUnknown = Annotated[
+    int,
+    Meta(
+        ge=-1,
+        le=_MOST_COUNT,
+        description="a positive whole number or -1 (unknown)",
+        extra={"unknown": "-1", "within": bool},
+    ),
+]
+
+
+class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a hardware file as it is stated there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where figures come from: ``key`` is what rows refer to, ``text`` names the document and its column."""
+
+    key: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +108,11 @@ class FileKind:
 
 
 _Document = TypeVar("_Document", bound=Struct)
+
 _MAX_INTEGER = 2**63 - 1
+
 _REFUSED_AT = re.compile(r" - at `\$([\w.\[\]]*)`$")
+
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import numpy as np
 
 from hespas.files.documents import check_column_names
+from hespas.files.limits import limits
 from hespas.files.streams import (
     STANDARD_STREAM,
     PackedInput,
     damage_errors,
     first_bytes,
-    limits,
     located,
     open_input,
     open_regular,

@@ -3,7 +3,8 @@
 A collective holds units of a GPU (channels) from its start to its end, also while it waits for others: a
 kernel limited by arithmetic has the rest. While its bytes move, each is read from and written to memory: a
 kernel limited by memory has the rest of the bandwidth, and the collective loses as much beside it. Shares
-become slow-downs by the factors of :mod:`hespas.hardware.interference`. Recorded times have all this in them.
+become slow-downs by the factors of :mod:`hespas.hardware.kernel_shares`. Recorded times
+have all this in them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hespas.estimators.roofline import Roofline
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
-from hespas.hardware.interference import factor_of, held_of
+from hespas.hardware.kernel_shares import factor_of, held_of
 from hespas.simulator.progress import Pressure
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, kinds_of, stream_codes
 

@@ -26,7 +26,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, SmallIntArray
 from hespas.graph.errors import FormatError
-from hespas.graph.intervals import united
+from hespas.graph.timeline import united
 from hespas.simulator.progress import Pressure, Progress, Steady
 from hespas.simulator.streams import (
     COMMUNICATION,

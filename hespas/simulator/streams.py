@@ -10,8 +10,8 @@ import numpy as np
 
 from hespas.graph import NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray, SmallIntArray
-from hespas.graph.intervals import layers_of
 from hespas.graph.passes import is_delay, runtime_copies
+from hespas.graph.timeline import layers_of
 
 __all__ = [
     "COMMUNICATION",

@@ -19,7 +19,7 @@ from hespas.generators.llm import Layout, LlmStep, ServingStep, Training, load_m
 from hespas.generators.llm.model import Model
 from hespas.generators.spec import Generator
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.step_facts import Launch
+from hespas.graph.workload import Launch
 from hespas.hardware import load_device
 from hespas.simulator import JobScheduler
 

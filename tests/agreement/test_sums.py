@@ -12,7 +12,7 @@ import hespas
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.step import LlmStep
 from hespas.graph import CollectiveKind, NodeKind, OpGraph, Workload
-from hespas.graph.membership import peers_of
+from hespas.graph.groups import peers_of
 from hespas.graph.passes import totals
 from tests.agreement.cases import DEVICE, FIXTURES, LAYOUTS, PROGRAMS, DrawnStep
 from tests.agreement.raw_traces import RankSums, sums_of

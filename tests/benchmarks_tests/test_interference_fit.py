@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.interference import Fitted, fitted, form_of, pooled
 from hespas.hardware import load_device
-from hespas.hardware.interference import FACTORS
+from hespas.hardware.kernel_shares import FACTORS
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "profiles"
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from hespas._version import __version__
 from hespas.cli import convert, main, options, terminal, validate
 from hespas.converters import ReadOptions
-from hespas.files.streams import VARIABLE
+from hespas.files.limits import INPUT_BYTES_VARIABLE
 from tests.chakra_messages import reference_messages
 from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
 from tests.limits import SAFETY_S
@@ -306,14 +306,14 @@ def test_a_program_of_the_whole_job_is_told_and_refused_when_strict(program: str
 
 
 def test_trusting_an_input_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(INPUT_BYTES_VARIABLE, raising=False)
     (tmp_path / "large.toml").write_text("#" * (2 << 20))
     given: list[str | Path] = ["estimate", MLP, "--hardware", tmp_path / "large.toml"]
     small, trusted = _hespas(*given), _hespas(*given, "--max-input-bytes", "4000000")
     assert (small.exit_code, trusted.exit_code) == (3, 3)
     assert "more than the limit of 1,048,576" in small.stderr
     assert "missing key" in trusted.stderr
-    assert VARIABLE not in os.environ
+    assert INPUT_BYTES_VARIABLE not in os.environ
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hespas.cli import convert, main, validate
-from hespas.files.streams import Limits
+from hespas.files.limits import Limits
 from hespas.graph.errors import FormatError
 from tests.limits import SAFETY_S
 from tests.processes import run_command

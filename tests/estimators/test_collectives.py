@@ -38,8 +38,7 @@ from hespas.hardware import (
     device_names,
     load_device,
 )
-from hespas.hardware.device_file import devices_with_fits, fits_to_toml, read_fits, shipped_fits
-from hespas.hardware.model import SEGMENTS
+from hespas.hardware.device_fits import SEGMENTS, devices_with_fits, fits_to_toml, read_fits, shipped_fits
 from hespas.operations import Labels, Operations, build
 from tests.sweeps import swept
 

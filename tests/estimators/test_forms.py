@@ -23,7 +23,7 @@ from hespas.estimators.forms import (
 )
 from hespas.estimators.kernels import EVERY_FORM, PRODUCTS
 from hespas.hardware import load_device
-from hespas.hardware.model import FORM_PARAMETERS, LATER_PARAMETERS
+from hespas.hardware.device_fits import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build
 
 MACHINE = Machine(

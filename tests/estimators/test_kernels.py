@@ -12,7 +12,8 @@ from hespas.estimators.forms import form_time_ns, machine_of
 from hespas.estimators.kernels import KERNELS
 from hespas.graph import Diagnostics
 from hespas.hardware import load_device
-from hespas.hardware.library import COMMON_FLOOR_NS, common_fits, fits_of_user
+from hespas.hardware.kernel_shares import COMMON_FLOOR_NS, common_fits
+from hespas.hardware.library import fits_of_user
 from hespas.operations import STRIDED, Labels, Operations, build
 
 H100 = load_device("H100-SXM")

@@ -14,7 +14,7 @@ from hespas.estimators.registry import OperationModel, Prediction
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.hardware.library import common_fits
+from hespas.hardware.kernel_shares import common_fits
 from hespas.operations import Labels, Operations, build
 
 H100 = load_device("H100-SXM")

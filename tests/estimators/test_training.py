@@ -18,8 +18,8 @@ from hespas.graph import Diagnostics, OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
+from hespas.hardware.kernel_shares import training_shares
 from hespas.hardware.peaks import peak_for
-from hespas.hardware.training_file import training_shares
 from tests.sweeps import swept
 
 

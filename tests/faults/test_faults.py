@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from hespas.cli.convert import app as convert_app
 from hespas.converters import format_for_output, format_names, load_format
 from hespas.files.output import placed_together, write_atomically
-from hespas.files.temporaries import remove_stale_temporaries, temporary_beside
+from hespas.files.partial import remove_stale_temporaries, temporary_beside
 from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
 from tests.limits import SAFETY_S
@@ -465,7 +465,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     script = """
 import sys
 from pathlib import Path
-from hespas.files.temporaries import temporary_beside
+from hespas.files.partial import temporary_beside
 from tests.sweeps import swept
 path = temporary_beside(Path(sys.argv[1]))
 path.mkdir()

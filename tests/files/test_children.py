@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hespas.files.children import end_of, error_as_text, error_from_text
+from hespas.files.processes import end_of, error_as_text, error_from_text
 from hespas.graph.errors import (
     FormatError,
     HespasError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.files.json_text import Brackets, BracketScan, array_cut
+from hespas.files.documents import Brackets, BracketScan, array_cut
 
 _TEXTS = st.lists(st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"a"]), max_size=60).map(
     b"".join

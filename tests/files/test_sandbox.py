@@ -15,7 +15,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from hespas.files import sandbox
+from hespas.files import processes, sandbox
 from hespas.files.sandbox import Allowance, ParserFailedError, run_sandboxed
 from hespas.graph.errors import InvariantError, UnsupportedError
 from tests.limits import SAFETY_S
@@ -100,7 +100,7 @@ def test_one_child_does_many_jobs_and_what_it_prints_is_no_answer(
 
 def test_a_child_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", sys.executable)
-    monkeypatch.setattr(sandbox, "_START", "raise ImportError('no module named numpy')")
+    monkeypatch.setattr(processes, "_START", "raise ImportError('no module named numpy')")
     with pytest.raises(UnsupportedError, match=r"does not start: .*no module named numpy"):
         run_sandboxed("any:task", b"", "X")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
@@ -196,12 +196,12 @@ def _is_alive(process: int) -> bool:
 
 
 def test_other_programs_end_with_their_parent_too() -> None:
-    command = sandbox.tied_to_parent([sys.executable, "-c", "import sys; print(sys.argv[1])", "said"])
+    command = processes.tied_to_parent([sys.executable, "-c", "import sys; print(sys.argv[1])", "said"])
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "said\n"
 
 
-_IMPORTS = "from hespas.files import sandbox; print(*sandbox._import_path(), sep=chr(10))"
+_IMPORTS = "from hespas.files import processes; print(*processes._import_path(), sep=chr(10))"
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_another_python_sees_the_packages_of_its_user_and_nothing_from_where_it_
         (here / f"{name}.py").write_text("said = 'planted'")
     monkeypatch.setenv("PYTHONPATH", str(here))
     script = "import json, sys, simulator_of_tests as it; print(it.said, sys.argv[1]); import planted"
-    command = sandbox.isolated_script(script, "argument", python=str(program))
-    environment = sandbox.clean_environment()
+    command = processes.isolated_script(script, "argument", python=str(program))
+    environment = processes.clean_environment()
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=environment)
     assert done.stdout == "installed for the user argument\n", done.stderr
     assert "No module named 'planted'" in done.stderr
@@ -251,8 +251,8 @@ def test_another_python_is_named_from_where_the_user_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert sandbox.isolated_script("", python="bin/python")[0] == str(tmp_path / "bin" / "python")
-    assert sandbox.isolated_script("", python="python3")[0] == "python3"
+    assert processes.isolated_script("", python="bin/python")[0] == str(tmp_path / "bin" / "python")
+    assert processes.isolated_script("", python="python3")[0] == "python3"
 
 
 _GREEDY = """from hespas.files.sandbox import bounded_memory

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from hespas import api
-from hespas.files.streams import VARIABLE, Limits, limits, read_bytes, read_document
+from hespas.files.limits import INPUT_BYTES_VARIABLE, Limits, limits
+from hespas.files.streams import read_bytes, read_document
 from hespas.graph.errors import FormatError, UsageError
 from tests.limits import SAFETY_S
 from tests.validators.small_tables import vectors, write_table
@@ -70,21 +71,21 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
         read_bytes(path, LIMIT)
     with pytest.raises(FormatError, match="more than the limit") as caught:
         read_document(path, 1000, "a configuration")
-    assert (caught.value.position, VARIABLE in (caught.value.hint or "")) == ("byte 1000", True)
+    assert (caught.value.position, INPUT_BYTES_VARIABLE in (caught.value.hint or "")) == ("byte 1000", True)
 
 
 def test_the_environment_raises_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = _write(tmp_path, gzip.compress(b"\0" * (100 << 20), compresslevel=1))
     with pytest.raises(FormatError, match="decompresses to more than"):
         read_bytes(bomb, LIMIT)
-    monkeypatch.setenv(VARIABLE, str(200 << 20))
+    monkeypatch.setenv(INPUT_BYTES_VARIABLE, str(200 << 20))
     assert len(read_bytes(bomb, LIMIT)) == 100 << 20
     assert limits().device_bytes == 200 << 20
     assert limits().input_bytes == Limits().input_bytes
     assert limits().table_bytes == Limits().table_bytes
     assert limits().packed_ratio == Limits().packed_ratio
-    monkeypatch.setenv(VARIABLE, "-1")
-    with pytest.raises(UsageError, match=VARIABLE):
+    monkeypatch.setenv(INPUT_BYTES_VARIABLE, "-1")
+    with pytest.raises(UsageError, match=INPUT_BYTES_VARIABLE):
         limits()
 
 

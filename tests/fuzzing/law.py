@@ -19,9 +19,9 @@ import numpy as np
 from hespas.api import estimate, simulate, view
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
 from hespas.graph import Diagnostics, OpGraph, StringTable, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError
 from hespas.graph.passes import FoldFree, UnrollLoops
-from hespas.graph.workload import workloads_equal
 from hespas.validators.checker import check_workload
 from hespas.validators.roundtrip.columns import compare_columns
 from hespas.validators.roundtrip.matrix import unreported

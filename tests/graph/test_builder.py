@@ -30,8 +30,8 @@ from hespas.graph import (
     dtype,
 )
 from hespas.graph.builder import region_multiplicity
+from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import InvariantError
-from hespas.graph.workload import graphs_equal
 
 
 def small_graph() -> OpGraph:

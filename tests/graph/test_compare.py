@@ -23,7 +23,7 @@ from hespas.graph import (
     Workload,
     dtype,
 )
-from hespas.graph.workload import graphs_equal, workloads_equal
+from hespas.graph.equality import graphs_equal, workloads_equal
 
 Owner = TypeVar("Owner")
 

@@ -12,7 +12,7 @@ import pytest
 
 import hespas
 from hespas.graph import Workload
-from hespas.graph.fingerprint import content_key
+from hespas.graph.equality import content_key
 
 MLP = Path(__file__).parents[2] / "fixtures" / "op_graph" / "mlp.json"
 
@@ -25,7 +25,7 @@ def mlp() -> Workload:
 
 def test_the_same_file_has_the_same_key_in_another_process() -> None:
     program = (
-        "import sys, hespas; from hespas.graph.fingerprint import content_key; "
+        "import sys, hespas; from hespas.graph.equality import content_key; "
         "print(content_key(hespas.read(sys.argv[1])))"
     )
     said = subprocess.run(

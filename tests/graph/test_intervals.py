@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.graph.intervals import layers_of, united
+from hespas.graph.timeline import layers_of, united
 
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=30)
 

@@ -9,8 +9,8 @@ import pytest
 
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
+from hespas.hardware.devices import Unit
 from hespas.hardware.library import DATA_FOLDER
-from hespas.hardware.model import Unit
 from hespas.hardware.peaks import energy_pj_per_flop, tdp_energy_j
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hespas.cli.main import app
 from hespas.graph.errors import FormatError
 from hespas.hardware import Device, load_device, write_device
-from hespas.hardware.model import SEGMENTS, SegmentName, parameter_fault, segment_name
+from hespas.hardware.device_fits import SEGMENTS, SegmentName, parameter_fault, segment_name
 
 LINE = {"r8_n1_t0_ns": 5e3, "r8_n1_knee1_bytes": 1e5, "r8_n1_ns_per_byte1": 0.1, "r8_n1_ns_per_byte2": 0.01}
 ROOFLINE = {"t0_ns": 3e3, "compute": 0.5, "memory": 0.7, "overlap": 2.0}

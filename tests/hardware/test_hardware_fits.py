@@ -19,7 +19,7 @@ from hespas.hardware import (
     load_device,
     write_device,
 )
-from hespas.hardware.device_file import FITS_FOLDER, fits_to_toml, read_fits
+from hespas.hardware.device_fits import FITS_FOLDER, fits_to_toml, read_fits
 
 FIT = Fit(
     kind="matmul",

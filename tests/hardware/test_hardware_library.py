@@ -11,7 +11,7 @@ import pytest
 
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device, device_names, find, library, load_device, peak_for
-from hespas.hardware.device_file import read_device
+from hespas.hardware.devices import read_device
 from hespas.hardware.library import DATA_FOLDER, index_folder
 
 REQUIRED = {

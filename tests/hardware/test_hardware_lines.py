@@ -12,7 +12,7 @@ from hespas.estimators.calibrated import FitIndex
 from hespas.estimators.systolic.lines import ELEMENTS, LINES_FOLDER, PRODUCTS, read_lines
 from hespas.graph.errors import FormatError, OutputError, UsageError
 from hespas.hardware import Device, Fit, device_to_toml, load_device, named_device, write_device
-from hespas.hardware.model import LINE_FORMS, parameter_fault
+from hespas.hardware.device_fits import LINE_FORMS, parameter_fault
 
 V4 = load_device("TPU-v4")
 CYCLES = {"t0_ns": 900.0, "cycle_ns": 0.2}

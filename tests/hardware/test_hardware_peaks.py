@@ -10,7 +10,7 @@ import pytest
 from hespas.graph.columns import DTYPES, DTypeKind
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Peak, load_device, peak_for
-from hespas.hardware.model import Unit
+from hespas.hardware.devices import Unit
 from hespas.hardware.peaks import MATRIX_FALLBACKS, TPU_MATRIX_FALLBACKS, VECTOR_FALLBACKS
 
 

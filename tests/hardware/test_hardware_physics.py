@@ -11,7 +11,7 @@ from math import isnan
 import pytest
 
 from hespas.hardware import Device, device_names, load_device
-from hespas.hardware.model import Unit
+from hespas.hardware.devices import Unit
 
 _ROUNDING = 1.02
 """Data sheets round each figure by itself."""

@@ -9,7 +9,7 @@ import pytest
 
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device, Peak, load_device, peak_for, product_peak, write_device
-from hespas.hardware.model import Unit
+from hespas.hardware.devices import Unit
 
 
 @pytest.mark.parametrize(

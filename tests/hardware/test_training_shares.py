@@ -8,12 +8,7 @@ import pytest
 
 from hespas.graph.errors import FormatError
 from hespas.hardware import device_names, load_device
-from hespas.hardware.training_file import (
-    TRAINING_FOLDER,
-    CommonShares,
-    read_training_shares,
-    training_shares,
-)
+from hespas.hardware.kernel_shares import TRAINING_FOLDER, CommonShares, read_training_shares, training_shares
 
 FILES = sorted(TRAINING_FOLDER.glob("*.toml"))
 

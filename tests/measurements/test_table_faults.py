@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from hespas import api
-from hespas.files.streams import VARIABLE, Limits
+from hespas.files.limits import INPUT_BYTES_VARIABLE, Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.measurements import LeftOut, columns, read_measurements
@@ -217,7 +217,7 @@ def test_limits_of_tables_are_raised_alike(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(FormatError, match=r"2,200,000 rows in .* bytes, at most 2,09") as caught:
         next(read_operations(path))
     assert "`max_input_bytes`" in (caught.value.hint or "")
-    monkeypatch.setenv(VARIABLE, "1000000000")
+    monkeypatch.setenv(INPUT_BYTES_VARIABLE, "1000000000")
     assert len(next(read_operations(path)).ops)
 
 

@@ -14,7 +14,7 @@ from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, StridedGroups
 from hespas.graph.columns import constant
 from hespas.graph.passes import all_deps
 from hespas.hardware import Device, load_device
-from hespas.hardware.interference import FACTORS, factor_of, held_of
+from hespas.hardware.kernel_shares import FACTORS, factor_of, held_of
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
 from hespas.simulator.interference import pressures_of
 from hespas.simulator.progress import Pressure

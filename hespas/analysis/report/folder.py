@@ -11,7 +11,7 @@ from typing import Any
 
 from hespas.analysis.table import Table
 from hespas.files.documents import inert_cell
-from hespas.files.report import check_report_files, write_report_files
+from hespas.files.output import check_report_files, write_report_files
 
 __all__ = ["check_folder", "table_csv", "write_report"]
 

@@ -19,7 +19,7 @@ from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import read_mesh
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import parse_program
-from hespas.files.children import error_as_text
+from hespas.files.processes import error_as_text
 from hespas.graph.errors import FormatError, HespasError, UsageError
 
 __all__ = ["CompileJob", "CompileResult", "environment", "main"]

@@ -22,8 +22,7 @@ from hespas.captures.aot.target import TPUS, Target, target_config
 from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.files.children import end_of, error_from_text
-from hespas.files.sandbox import ROOT, clean_environment, isolated_python
+from hespas.files.processes import ROOT, clean_environment, end_of, error_from_text, isolated_python
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, SmallIntArray
 from hespas.graph.errors import (

@@ -22,8 +22,7 @@ import numpy as np
 from hespas.captures.jax.calls import jit_step, resolve_arguments, step_call
 from hespas.captures.mesh import Mesh
 from hespas.captures.target import load_function, user_code
-from hespas.files.children import end_of, error_as_text, error_from_text
-from hespas.files.sandbox import isolated_python
+from hespas.files.processes import end_of, error_as_text, error_from_text, isolated_python
 from hespas.graph.errors import HespasError, UnsupportedError
 
 __all__ = ["MAX_HOST_DEVICES", "HostRun", "ProfiledFiles", "main", "run_profiled"]

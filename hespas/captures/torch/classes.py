@@ -16,8 +16,8 @@ import numpy as np
 from hespas.captures.mesh import Mesh
 from hespas.graph import OpGraph
 from hespas.graph.columns import SmallIntArray
+from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.workload import graphs_equal
 
 __all__ = ["MAX_RECORDED", "RankClasses", "find_classes"]
 

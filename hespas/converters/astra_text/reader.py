@@ -20,7 +20,8 @@ from hespas.converters.astra_text.grammar import (
     parse,
 )
 from hespas.converters.format import ReadOptions
-from hespas.files.streams import limits, read_bytes
+from hespas.files.limits import limits
+from hespas.files.streams import read_bytes
 from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, NodeKind, OpClass, Workload
 from hespas.graph.errors import FormatError
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from hespas.converters.chakra.contract import WHOLE_WORLD
 from hespas.converters.replica_groups import MAX_DEVICES
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.graph import Diagnostics, ExplicitGroups, GroupSet, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError, UnsupportedError

@@ -22,7 +22,7 @@ import numpy as np
 from hespas.converters.chakra.expansion import Template
 from hespas.converters.chakra.job_traces import Account, Batch, JobTraces
 from hespas.converters.chakra.wire import Bytes, Longs
-from hespas.files.shares import file_names
+from hespas.files.partial import file_names
 from hespas.files.streams import PackedInput, damage_errors, open_input, open_output
 from hespas.graph.errors import FormatError, InvariantError, OutputError
 

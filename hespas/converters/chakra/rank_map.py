@@ -19,7 +19,8 @@ from msgspec import Meta
 from hespas.converters.chakra.peers import Groups, PeerRows, Peers, RankPeers
 from hespas.converters.chakra.wire import Bools, EtColumns, Longs
 from hespas.files.documents import Count
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.graph import ABSENT, ExplicitGroups, GroupSet, Permutation, StridedGroups
 from hespas.graph.errors import FormatError, InvariantError
 from hespas.schemas.chakra.tables import NodeType

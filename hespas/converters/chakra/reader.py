@@ -58,7 +58,7 @@ from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words
 from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
-from hespas.files.shares import missing_ranks
+from hespas.files.partial import missing_ranks
 from hespas.graph import ABSENT, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import find_cycle

@@ -52,7 +52,7 @@ def _score_messages(messages: list[bytes]) -> int:
         survivors,
     )
     from hespas.converters.chakra.wire import Window, offsets_of
-    from hespas.schemas.chakra.history import NAMED
+    from hespas.schemas.chakra.tables import NAMED
 
     signatures = [Signature.of(message) for message in messages]
     known = [signature for signature in signatures if signature is not None]

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from hespas.converters.format import Head
-from hespas.files.budget import parser_hint
+from hespas.files.limits import parser_hint
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.wire import BYTES, VARINT, WireError, decode_varint, fields
 from hespas.graph.errors import FormatError, MissingExtraError

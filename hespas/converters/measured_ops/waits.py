@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hespas.graph import Findings, NodeKind, OpClass, OpGraph, RaggedArray, Resource, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, at_rows
-from hespas.graph.intervals import layers_of
 from hespas.graph.passes import all_deps, is_delay, is_recorded_wait, without_waits
+from hespas.graph.timeline import layers_of
 
 __all__ = [
     "HOST",

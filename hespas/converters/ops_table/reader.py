@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.files.documents import original
-from hespas.files.streams import first_bytes, limits, located, open_input, read_bytes, refuse_special_files
+from hespas.files.limits import limits
+from hespas.files.streams import first_bytes, located, open_input, read_bytes, refuse_special_files
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError

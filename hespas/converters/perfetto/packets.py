@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hespas.files.streams import limits
+from hespas.files.limits import limits
 from hespas.files.wire import BYTES, VARINT, WireError, fields
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto import (

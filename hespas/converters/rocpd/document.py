@@ -22,7 +22,7 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.launch_shapes import shape_text
 from hespas.converters.rocpd.recording import RocmAgent, RocmAgents, RocmCalls, RocmTraceBuilder, RocmWork
-from hespas.files.json_text import BracketScan
+from hespas.files.documents import BracketScan
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import ColumnTable, IntArray

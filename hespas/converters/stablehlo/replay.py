@@ -50,7 +50,7 @@ from hespas.converters.stablehlo.replay_recipes import (
     unknown_work,
 )
 from hespas.costs.table import canonical_name
-from hespas.files.streams import limits
+from hespas.files.limits import limits
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError, HespasError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import isnan, prod
 from typing import NamedTuple
 
-from hespas.files.streams import limits
+from hespas.files.limits import limits
 from hespas.graph import DTYPES, DType, DTypeKind, OpGraph
 from hespas.graph.columns import dtype
 from hespas.graph.errors import UnsupportedError

@@ -18,7 +18,7 @@ from hespas.converters.stablehlo.mlir import (
 )
 from hespas.converters.stablehlo.program import ProgramForm, parse_program
 from hespas.converters.stablehlo.program_graph import parsing, read_here
-from hespas.files.budget import parser_hint
+from hespas.files.limits import parser_hint
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError

@@ -18,11 +18,12 @@ from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_fo
 from hespas.converters.stablehlo.reader import ranks_text, read_program
 from hespas.converters.stablehlo.replay import ProgramReplay, compare, replay
 from hespas.converters.stablehlo.replay_emit import quoted_text
-from hespas.files.streams import limits, open_output
+from hespas.files.limits import limits
+from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
+from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops
-from hespas.graph.workload import graphs_equal
 
 __all__ = ["write"]
 

@@ -19,7 +19,7 @@ import msgspec
 
 from hespas.estimators.compiled.units import Unit, baseline_of, call_text, loop_text
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
-from hespas.files.sandbox import ROOT, clean_environment, isolated_python
+from hespas.files.processes import ROOT, clean_environment, isolated_python
 from hespas.graph.errors import UnsupportedError
 from hespas.programs.text import Tensor
 

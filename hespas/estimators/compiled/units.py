@@ -20,7 +20,7 @@ from hespas.estimators.compiled.copies import copies_of, is_turned, origins_of
 from hespas.estimators.registry import takes_no_time
 from hespas.graph import DTypeKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import DType, dtype, find_dtype
-from hespas.graph.membership import member_rows
+from hespas.graph.groups import member_rows
 from hespas.graph.passes import topological_order
 from hespas.operations import Operations
 from hespas.programs.collectives import collective, permute

@@ -25,7 +25,7 @@ import numpy as np
 from hespas.estimators.registry import Availability, Prediction, estimate_by_operation
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.systolic.lines import clock_hz
-from hespas.files.sandbox import clean_environment, isolated_script, tied_to_parent
+from hespas.files.processes import clean_environment, isolated_script, tied_to_parent
 from hespas.files.trust import refuse_in_untrusted
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError, UsageError

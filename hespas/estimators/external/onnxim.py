@@ -20,7 +20,8 @@ from hespas.estimators.external.adapter import (
     run_command,
 )
 from hespas.estimators.registry import Availability
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.files.wire import field_bytes
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device

@@ -17,7 +17,7 @@ from hespas.estimators.external.adapter import (
 )
 from hespas.estimators.registry import Availability
 from hespas.estimators.systolic.cycles import Array, array_of, parse_array, parse_dataflow
-from hespas.files.sandbox import isolated_script
+from hespas.files.processes import isolated_script
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 

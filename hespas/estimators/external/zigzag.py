@@ -19,8 +19,9 @@ from hespas.estimators.external.adapter import (
     run_command,
 )
 from hespas.estimators.registry import Availability
-from hespas.files.sandbox import isolated_script
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.processes import isolated_script
+from hespas.files.streams import read_document
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 

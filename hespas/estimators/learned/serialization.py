@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from hespas.estimators.forms import FORMS
 from hespas.estimators.learned.bases import RELATIVES, TIERS, Base, SeenDevice
 from hespas.estimators.learned.ensemble import Forest
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, InvariantError, clipped
 
 __all__ = [

@@ -20,7 +20,7 @@ from hespas.estimators.rates import rate_flops_per_s
 from hespas.estimators.systolic.cycles import Array, shared_cycles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, load_device
-from hespas.hardware.device_file import read_fits
+from hespas.hardware.device_fits import read_fits
 from hespas.operations import Labels, Operations, element_bytes, find_scheme
 from hespas.operations.tiles import LANES, elements_in_tiles, padding_of
 

@@ -33,8 +33,7 @@ from hespas.generators.llm.model import (
 )
 from hespas.generators.spec import MOST_COUNT
 from hespas.graph.errors import UsageError, clipped
-from hespas.hardware.model import Row, Text
-from hespas.hardware.typed_toml import FileKind, fault, read_rows
+from hespas.hardware.typed_toml import FileKind, Row, Text, fault, read_rows
 
 __all__ = ["PRESETS", "ModelFile", "load_model", "model_names", "model_of", "named_model"]
 

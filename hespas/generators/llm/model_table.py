@@ -17,7 +17,8 @@ from pathlib import Path
 from msgspec import convert
 
 from hespas.files.documents import check_column_names
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import ModelFile, model_of
 from hespas.graph.errors import FormatError, UnsupportedError, clipped

@@ -17,7 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 from hespas.files.documents import check_column_names
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.files.trust import file_beside
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
@@ -38,7 +39,7 @@ from hespas.generators.llm.settings import (
 from hespas.generators.llm.step import Board, LlmStep, training_facts
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
-from hespas.graph.step_facts import Launch, StepFacts
+from hespas.graph.workload import Launch, StepFacts
 from hespas.hardware import Device, canonical, load_device, stated_by
 
 __all__ = [

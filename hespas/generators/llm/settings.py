@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hespas.graph.errors import UsageError
-from hespas.graph.step_facts import Launch
+from hespas.graph.workload import Launch
 
 __all__ = [
     "LAYER_INPUT",
@@ -251,7 +251,7 @@ class Training:
     launch: Launch = "kernels"
     """Way in which the host launches kernels; a program of XLA (MaxText) is launched as a whole."""
     library: str = ""
-    """Library of fused attention (:data:`hespas.hardware.training_file.LIBRARIES`); empty: by ``style``."""
+    """Library of fused attention (:data:`hespas.hardware.kernel_shares.LIBRARIES`); empty: by ``style``."""
 
     @property
     def expert_room(self) -> float:

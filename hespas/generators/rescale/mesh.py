@@ -16,8 +16,7 @@ import numpy as np
 from hespas.graph import GroupSet, Permutation, StridedGroups, Workload
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
-from hespas.graph.groups import Digit, digits_of, groups_text
-from hespas.graph.membership import member_rows
+from hespas.graph.groups import Digit, digits_of, groups_text, member_rows
 
 __all__ = ["Mesh", "find_mesh", "group_axes", "permutation_axes", "stated_mesh"]
 

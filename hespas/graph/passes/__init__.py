@@ -10,29 +10,26 @@ from typing import Protocol
 
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph, Totals, is_recorded_wait, known_sum, totals
-from hespas.graph.passes.fuse import FuseElementwise, GroupRegions, materialise
-from hespas.graph.passes.own_ranks import of_own_ranks
+from hespas.graph.passes.fuse import FuseElementwise, materialise
+from hespas.graph.passes.merge import GroupRegions
+from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
 from hespas.graph.passes.precision import InPrecision
 from hespas.graph.passes.rewrite import (
     FoldFree,
-    all_deps,
     bypass,
     dead_code,
-    find_cycle,
     is_delay,
     is_free,
     is_runtime_copy,
-    is_topological,
     leaves_loop,
-    levels,
     runtime_copies,
     take_nodes,
-    topological_order,
     with_default_dtype,
     with_durations,
     without_waits,
 )
 from hespas.graph.passes.unroll import UnrollLoops
+from hespas.graph.workload import of_own_ranks
 
 __all__ = [
     "FoldFree",

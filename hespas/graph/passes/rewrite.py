@@ -30,104 +30,22 @@ from hespas.graph.opgraph import (
     RegionTable,
     is_recorded_wait,
 )
+from hespas.graph.passes.order import all_deps, topological_order
 
 __all__ = [
     "FoldFree",
-    "all_deps",
     "bypass",
     "dead_code",
-    "find_cycle",
     "is_delay",
     "is_free",
     "is_runtime_copy",
-    "is_topological",
     "leaves_loop",
-    "levels",
     "runtime_copies",
     "take_nodes",
-    "topological_order",
     "with_default_dtype",
     "with_durations",
     "without_waits",
 ]
-
-
-# --- Topological order and cycles over data and control dependencies. O(nodes + edges), no recursion.
-
-
-def all_deps(graph: OpGraph) -> RaggedArray:
-    """Data and control dependencies of each node as one ragged column."""
-    if not len(graph.control_deps.values):
-        return graph.data_deps
-    rows = np.concatenate([graph.data_deps.row_ids, graph.control_deps.row_ids])
-    values = np.concatenate([graph.data_deps.values, graph.control_deps.values])
-    return RaggedArray.from_pairs(rows, values, len(graph))
-
-
-def is_topological(graph: OpGraph) -> bool:
-    """Whether every node stands after everything it depends on."""
-    for deps in (graph.data_deps, graph.control_deps):
-        if len(deps.values) and not (deps.values < deps.row_ids).all():
-            return False
-    return True
-
-
-def topological_order(graph: OpGraph) -> IntArray:
-    """Node numbers so that each follows its dependencies; program order where that is one already.
-
-    Among ready nodes the one that became ready first comes first. A graph with a cycle gives fewer numbers
-    than it has nodes: those on the cycle, and those behind it, are missing.
-    """
-    nodes = len(graph)
-    if is_topological(graph):
-        return np.arange(nodes, dtype=np.int64)
-    deps = all_deps(graph)
-    waiting: list[int] = deps.lengths.tolist()
-    consumers = deps.transpose(nodes)
-    targets: list[int] = consumers.values.tolist()
-    bounds: list[int] = consumers.offsets.tolist()
-    order = [node for node in range(nodes) if not waiting[node]]
-    for node in order:  # grows while it is walked: a queue
-        for consumer in targets[bounds[node] : bounds[node + 1]]:
-            waiting[consumer] -= 1
-            if not waiting[consumer]:
-                order.append(consumer)
-    return np.array(order, np.int64)
-
-
-def find_cycle(graph: OpGraph) -> tuple[int, ...]:
-    """The nodes of one dependency cycle, each depending on the next; empty where there is none."""
-    order = topological_order(graph)
-    if len(order) == len(graph):
-        return ()
-    stuck = np.ones(len(graph), np.bool_)
-    stuck[order] = False
-    deps = all_deps(graph)
-    bounds: list[int] = deps.offsets.tolist()
-    targets: list[int] = deps.values.tolist()
-    blocked: list[bool] = stuck.tolist()
-    node = int(np.flatnonzero(stuck)[0])
-    place: dict[int, int] = {}
-    walk: list[int] = []
-    while node not in place:  # every stuck node waits for a stuck node, so this closes
-        place[node] = len(walk)
-        walk.append(node)
-        node = next(dep for dep in targets[bounds[node] : bounds[node + 1]] if blocked[dep])
-    return tuple(walk[place[node] :])
-
-
-def levels(graph: OpGraph, step: list[int]) -> list[int]:
-    """Longest path to each node, where leaving node ``n`` counts ``step[n]``. The graph must be acyclic."""
-    deps = all_deps(graph)
-    bounds: list[int] = deps.offsets.tolist()
-    targets: list[int] = deps.values.tolist()
-    level = [0] * len(graph)
-    order: list[int] = topological_order(graph).tolist()
-    for node in order:
-        level[node] = max(
-            (level[dep] + step[dep] for dep in targets[bounds[node] : bounds[node + 1]]), default=0
-        )
-    return level
 
 
 _MAX_BYPASS_EDGES = 256
@@ -337,9 +255,6 @@ def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
     return _without(graph, dead, None) if dead.any() else graph
 
 
-# Carried edges of loops while nodes are dropped: they never leave their loop, and span one trip each.
-
-
 def leaves_loop(graph: OpGraph) -> BoolArray:
     """Which carried edges have an end outside of their loop, shape ``(carried edges,)``. A graph that a pass
     or a simulator is given has none. O(regions + edges).
@@ -475,9 +390,6 @@ def _regions_of(nodes: SmallIntArray, rows: SmallIntArray) -> dict[int, set[int]
     for node, row in zip(nodes.tolist(), rows.tolist(), strict=True):
         found.setdefault(node, set()).add(row)
     return found
-
-
-# Drop what costs nothing and never runs, leading dependencies around it.
 
 
 def is_free(graph: OpGraph) -> BoolArray:

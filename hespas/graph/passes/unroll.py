@@ -14,7 +14,8 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, S
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import NODE_COLUMNS, OpClass, OpGraph, RegionTable
-from hespas.graph.passes.rewrite import all_deps, bypass, find_cycle, take_nodes
+from hespas.graph.passes.order import all_deps, find_cycle
+from hespas.graph.passes.rewrite import bypass, take_nodes
 
 __all__ = ["UnrollLoops"]
 

@@ -18,7 +18,8 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Literal, TypeGuard, cast, get_args
 
-from hespas.files.streams import limits, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.graph import CollectiveKind
 from hespas.graph.errors import FormatError, clipped
 

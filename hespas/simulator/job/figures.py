@@ -10,7 +10,7 @@ import numpy as np
 
 from hespas.graph import WAITS, OpClass
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.graph.intervals import united
+from hespas.graph.timeline import united
 from hespas.simulator.job.actors import Cast
 from hespas.simulator.job.events import JointSchedule
 from hespas.simulator.job.meetings import Meetings

@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.graph import ABSENT, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.membership import peers_of
+from hespas.graph.groups import peers_of
 from hespas.graph.passes import with_durations
 from hespas.simulator.job.relations import NOBODY, Relations, group_rows, permutation_rows
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from hespas.files.budget import refuse_comparison
+from hespas.files.limits import refuse_comparison
 from hespas.graph import ABSENT, GroupSet, NodeKind, OpGraph, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.membership import membership_of, peers_of
+from hespas.graph.groups import membership_of, peers_of
 
 __all__ = ["NOBODY", "RECEIVES", "SENDS", "Relations", "group_rows", "permutation_rows", "relations_of"]
 

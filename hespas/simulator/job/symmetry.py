@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hespas.graph import ABSENT
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.membership import salted
+from hespas.graph.groups import salted
 from hespas.simulator.job.relations import NOBODY, Relations
 
 __all__ = ["Colours", "every_rank", "refined"]

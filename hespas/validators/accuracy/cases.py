@@ -16,7 +16,7 @@ from hespas.converters.measured_ops import RecordedSteps
 from hespas.graph import DTYPES, EventColumns, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
-from hespas.graph.passes.fuse import merge_nodes
+from hespas.graph.passes.merge import merge_nodes
 from hespas.validators.accuracy.coverage import Coverage, InstructionJoin, Matching
 from hespas.validators.accuracy.statistics import medians_of
 

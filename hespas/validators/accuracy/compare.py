@@ -14,7 +14,8 @@ import msgspec
 
 from hespas._version import __version__
 from hespas.files.documents import Figure, document_bytes
-from hespas.files.streams import limits, located, read_document
+from hespas.files.limits import limits
+from hespas.files.streams import located, read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 

@@ -32,7 +32,7 @@ from hespas.files.output import placed_at_once, write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError
 from hespas.hardware import Device, Fit, device_to_toml
-from hespas.hardware.device_file import fits_to_toml, read_fits
+from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations
 from hespas.validators.accuracy.cases import CasePrediction

@@ -16,7 +16,7 @@ from hespas.estimators.collective_lines import Line, basis, named
 from hespas.estimators.collective_links import TUNED, Layout, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
-from hespas.hardware.model import SEGMENTS
+from hespas.hardware.device_fits import SEGMENTS
 from hespas.measurements import Measurements
 from hespas.validators.calibration.fit_device import Key, Progress, fit_of, rounded, rows_to_fit
 

@@ -22,7 +22,7 @@ from hespas.estimators.forms import machine_of
 from hespas.estimators.kernels import KERNEL_KINDS, KERNELS
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
-from hespas.hardware.library import starts_of
+from hespas.hardware.kernel_shares import starts_of
 from hespas.measurements import Measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration.fit_device import error_of, rounded
@@ -189,7 +189,8 @@ def common_kernels(
     operations alone (timed otherwise) only what they say of kinds and operations counts.
 
     Starts go with the shortest kernel that a device's file states; the classes are of one that takes
-    :data:`~hespas.hardware.library.COMMON_FLOOR_NS` (:func:`~hespas.hardware.library.fits_at` of another).
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS` (:func:`~hespas.hardware.kernel_shares.fits_at`
+    of another).
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
     if not used:

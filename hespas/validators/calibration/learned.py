@@ -33,7 +33,7 @@ from hespas.estimators.learned.serialization import (
     Unseen,
 )
 from hespas.estimators.registry import OperationModel
-from hespas.files.streams import limits
+from hespas.files.limits import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import device_names, named_device

@@ -17,7 +17,7 @@ from hespas.estimators.registry import predict_with
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
-from hespas.hardware.library import starts_of
+from hespas.hardware.kernel_shares import starts_of
 from hespas.measurements import Measurements, joined
 from hespas.validators.calibration.fit_device import error_of, rounded
 from hespas.validators.calibration.shrinkage import moved_from_expected
@@ -33,7 +33,7 @@ _WIDTH: Mapping[str, float] = MappingProxyType({"start_ns": 0.5, "scale": 0.1, "
 def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) -> Mapping[str, float]:
     """What holds of a vendor's devices of which nothing was recorded: the mean (of logarithms) of those that
     were; of all vendors' where none of its own was. Starts are of a device whose shortest kernel takes
-    :data:`~hespas.hardware.library.COMMON_FLOOR_NS`.
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`.
 
     Products that another number format's stand in for say as much of the stand-in as of programs: they do
     not count.

@@ -32,7 +32,7 @@ from hespas.estimators.kernels import (
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, load_device
-from hespas.hardware.library import common_fits
+from hespas.hardware.kernel_shares import common_fits
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.operations.model import rows_by_label

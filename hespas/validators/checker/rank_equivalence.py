@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.files.budget import refuse_comparison
+from hespas.files.limits import refuse_comparison
 from hespas.graph import GroupSet, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.membership import Membership, Peers, membership_of, peers_of, salted
+from hespas.graph.groups import Membership, Peers, membership_of, peers_of, salted
 
 __all__ = [
     "GroupChannel",

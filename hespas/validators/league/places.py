@@ -11,7 +11,7 @@ from msgspec import structs
 from hespas.generators.llm.published import PublishedRun
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device, Dimension, System, load_system
-from hespas.hardware.model import Source
+from hespas.hardware.typed_toml import Source
 
 __all__ = ["SYSTEMS", "system_of"]
 

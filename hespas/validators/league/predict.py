@@ -17,7 +17,7 @@ import msgspec
 from hespas.estimators import load_estimator
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.step_intervals import Level, device_level
-from hespas.files.sandbox import safe_spawning, start_worker, worker_state
+from hespas.files.processes import safe_spawning, start_worker, worker_state
 from hespas.files.trust import file_beside
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba

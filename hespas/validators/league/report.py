@@ -13,7 +13,7 @@ from statistics import median
 
 from hespas._version import __version__
 from hespas.files.documents import inert_cell
-from hespas.files.report import check_report_files, write_report_files
+from hespas.files.output import check_report_files, write_report_files
 from hespas.graph.errors import clipped
 from hespas.validators.league.document import League, league_json
 from hespas.validators.league.judged import SHARED, JudgedRow

@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.graph import Diagnostics, Timeline
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.intervals import united
+from hespas.graph.timeline import united
 from hespas.simulator import Simulation, Simulator, simulate
 from hespas.simulator.schedule import covered
 from hespas.simulator.streams import COMPUTE

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hespas.graph import ABSENT, ExplicitGroups, OpGraph, Permutation, Workload
 from hespas.graph.columns import BoolArray, IntArray, RaggedArray
+from hespas.graph.equality import COMPARED_COLUMNS, graphs_equal
 from hespas.graph.groups import GroupSet
 from hespas.graph.passes import bypass, take_nodes
-from hespas.graph.workload import COMPARED_COLUMNS, graphs_equal
 
 __all__ = ["JOB_COLUMNS", "ColumnResult", "ColumnStatus", "compare_columns", "summed"]
 

@@ -17,7 +17,7 @@ from msgspec import Meta
 from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
 from hespas.files.documents import Count, document_bytes
-from hespas.files.sandbox import safe_spawning, start_worker, worker_state
+from hespas.files.processes import safe_spawning, start_worker, worker_state
 from hespas.files.streams import located
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, summed

@@ -22,9 +22,9 @@ from hespas.converters import (
 )
 from hespas.files.streams import located
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, UnrollLoops
-from hespas.graph.workload import workloads_equal
 from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, compare_columns
 
 __all__ = ["FilePairs", "FormatPair", "PairStatus", "Trip", "TripRunner", "file_pairs"]

@@ -18,8 +18,8 @@ from hespas.converters.chakra.contract import AttributeFacts
 from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import ABSENT, Diagnostics, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError, UsageError
-from hespas.graph.workload import workloads_equal
 from hespas.validators.checker import CheckOptions, Profile, check, check_workload
 from hespas.validators.roundtrip import ColumnStatus, compare_columns
 from tests.converters.chakra.conftest import Reference

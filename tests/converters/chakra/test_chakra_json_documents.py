@@ -14,8 +14,8 @@ from hespas.converters.chakra.json.files import read_chakra_json
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.wire.codec import read_columns
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.graph.workload import workloads_equal
 
 _PRINT: Any = json_format.MessageToJson
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hespas.converters.chakra import FORMAT
 from hespas.converters.format import ReadOptions
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.graph.workload import workloads_equal
 from tests.converters.chakra.historic_protos import (
     OLD_VERSIONS,
     Logical,

@@ -16,7 +16,7 @@ import pytest
 from hespas.api import convert, read, write
 from hespas.converters.chakra.readiness import is_as_stated
 from hespas.graph import GraphBuilder, OpClass, Workload
-from hespas.graph.workload import graphs_equal
+from hespas.graph.equality import graphs_equal
 from hespas.validators.checker import CheckOptions, check
 from tests.chakra_messages import reference_messages
 from tests.converters.chakra.conftest import messages_of

@@ -16,8 +16,8 @@ from hespas.converters.chakra import FORMAT
 from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, Severity, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError
-from hespas.graph.workload import workloads_equal
 from tests.converters.chakra.historic_protos import Logical, encode
 
 _VERSIONS = ["0.0.1", "0.0.3-2023-08-07", "0.0.4"]

@@ -9,12 +9,13 @@ import pytest
 
 from hespas.files.wire import tag
 from hespas.schemas.chakra import READ_VERSIONS
-from hespas.schemas.chakra.history import NAMED, VERSIONS
 from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
     GLOBAL_METADATA,
     IO_INFO,
+    NAMED,
     NODE,
+    VERSIONS,
     AttributeField,
     CollectiveCommType,
     FieldSpec,

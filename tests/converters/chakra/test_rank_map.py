@@ -29,8 +29,8 @@ from hespas.graph import (
     StridedGroups,
     Workload,
 )
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError
-from hespas.graph.workload import workloads_equal
 
 RANKS = 24
 UNEVEN = ExplicitGroups.from_rows([[0, 1, 2], [3, 5], [7, 6, 9, 8], [11]])

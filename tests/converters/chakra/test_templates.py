@@ -11,8 +11,8 @@ import hespas
 from hespas.converters.chakra.peers import Groups, RankPeers
 from hespas.converters.chakra.templates import Templates
 from hespas.graph import NodeKind, Permutation, StridedGroups, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError
-from hespas.graph.workload import workloads_equal
 from tests.validators.checker.small_jobs import Steps
 
 RANKS = 24

@@ -9,7 +9,7 @@ from typing import Any
 from hespas.converters.chakra import FORMAT
 from hespas.converters.format import ReadOptions
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.workload import workloads_equal
+from hespas.graph.equality import workloads_equal
 from tests.converters.chakra.historic_protos import OLD_VERSIONS
 
 __all__ = ["ALL", "OLD", "differences", "names_of", "read", "without_label"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chrome_events import EventStream, event_times, likely_cut
-from hespas.files.json_text import array_cut
+from hespas.files.documents import array_cut
 from hespas.graph.errors import FormatError
 
 _NAMES = st.text(st.sampled_from('ab{}[],:"\\ \n\té\U0001f600'), max_size=12)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hespas import api
 from hespas.converters.measured_ops import lanes_of, measured_workload, with_delays_alone
 from hespas.graph import Diagnostics, Profile, Resource, StringTable, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import is_delay, is_recorded_wait, is_topological, without_waits
-from hespas.graph.workload import workloads_equal
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "profiles"
 ALONE = (

@@ -26,8 +26,8 @@ from hespas.converters.op_graph.arrow_layout import (
     save_arrow,
 )
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
-from hespas.graph.workload import workloads_equal
 
 HEADER = {
     "schema": "hespas.op-graph-arrow/1",

@@ -11,8 +11,8 @@ import pytest
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.op_graph import FORMAT
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError
-from hespas.graph.workload import workloads_equal
 
 _TEXTS = ["", "{{0,1},{2,3}}", "größer 中", "two\nlines\tand\r\n", '"quoted" \\']
 _OTHERS = [b"\xff\xfe", b"\0", b"\x1b[2J", "\u202e".encode(), b"\xed\xa0\x80", b"\x01\0\0\0\0\0\0\0"]

@@ -11,8 +11,8 @@ import hespas
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.registry import format_for_output, load_format, sniff
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload, dtype
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import UnsupportedError, UsageError
-from hespas.graph.workload import workloads_equal
 
 
 @pytest.mark.parametrize("name", ["op-graph", "op-graph-arrow"])

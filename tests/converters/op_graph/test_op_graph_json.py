@@ -26,8 +26,8 @@ from hespas.graph import (
     StridedGroups,
     Workload,
 )
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
-from hespas.graph.workload import workloads_equal
 
 MakeGraph = Callable[[int, int], OpGraph]
 MakeWorkload = Callable[[int, int], Workload]

@@ -17,9 +17,9 @@ from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_fo
 from hespas.converters.stablehlo.reader import read_program
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.builder import region_multiplicity
+from hespas.graph.equality import graphs_equal, workloads_equal
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, FuseElementwise, UnrollLoops, with_durations
-from hespas.graph.workload import graphs_equal, workloads_equal
 from tests.converters.stablehlo.replays import FIXTURES, SHARED, read_any, write_bytes
 from tests.sweeps import swept
 

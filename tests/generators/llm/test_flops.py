@@ -27,7 +27,7 @@ from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.rank import Rank
 from hespas.generators.llm.settings import Recompute, Training, recompute_of
 from hespas.graph import CollectiveKind
-from hespas.graph.workload import workloads_equal
+from hespas.graph.equality import workloads_equal
 from tests.generators.llm.small_models import (
     DENSE,
     HYBRID,

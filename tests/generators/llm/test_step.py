@@ -18,9 +18,9 @@ from hespas.generators.llm.settings import Overlap, precision_of, recompute_of
 from hespas.generators.llm.step import training_workload
 from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import is_topological
-from hespas.graph.workload import workloads_equal
 from tests.generators.llm.small_models import (
     DENSE,
     HYBRID,

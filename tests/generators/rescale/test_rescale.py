@@ -22,9 +22,9 @@ from hespas.graph import (
     StridedGroups,
     Workload,
 )
+from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import is_recorded_wait
-from hespas.graph.workload import graphs_equal
 
 RUNS = Path(__file__).parents[3] / "fixtures" / "rescale"
 

@@ -13,7 +13,7 @@ from hespas.estimators.collective_links import Layout
 from hespas.estimators.collectives import Collectives
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.hardware.device_file import fits_to_toml, read_fits
+from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
 from hespas.validators.calibration.collectives import fit_collectives

@@ -7,7 +7,7 @@ from math import inf, nan
 from pathlib import Path
 
 from hespas.hardware import Fit, FitBand, FitError, FitParameter
-from hespas.hardware.device_file import read_fits
+from hespas.hardware.device_fits import read_fits
 from tools.fits import tables_of, write_fits
 
 FIT = Fit(

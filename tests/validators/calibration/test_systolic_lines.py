@@ -12,7 +12,7 @@ from hespas.estimators.systolic.cycles import Array
 from hespas.estimators.systolic.lines import LINES_FOLDER, own_cycles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.hardware.device_file import fits_to_toml, read_fits
+from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
 from hespas.validators.calibration.systolic import fit_lines

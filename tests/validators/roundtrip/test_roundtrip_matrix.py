@@ -180,7 +180,7 @@ def test_the_page_shows_hostile_names_as_text() -> None:
 
 @pytest.mark.parametrize("name", format_names())
 def test_declared_losses_name_columns_that_exist(name: str) -> None:
-    from hespas.graph.workload import COMPARED_COLUMNS
+    from hespas.graph.equality import COMPARED_COLUMNS
     from hespas.validators.roundtrip.columns import JOB_COLUMNS
 
     known = {*JOB_COLUMNS, *COMPARED_COLUMNS, *(each.partition(".")[0] for each in COMPARED_COLUMNS), "*"}

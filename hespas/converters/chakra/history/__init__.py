@@ -29,8 +29,18 @@ from hespas.files.wire import BYTES, VARINT, WireError, encode_varint
 from hespas.files.wire import fields as wire_fields
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY
-from hespas.schemas.chakra.history import NAMED, PLACES, VERSIONS, Declared, SchemaVersion
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, FieldSpec, Kind, WireType
+from hespas.schemas.chakra.tables import (
+    NAMED,
+    PLACES,
+    VALUE_FIELDS,
+    VERSIONS,
+    AttributeField,
+    Declared,
+    FieldSpec,
+    Kind,
+    SchemaVersion,
+    WireType,
+)
 
 __all__ = [
     "TAGS_OF_OLD",

@@ -38,8 +38,15 @@ from hespas.files.wire import encode_varint
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra import CURRENT
-from hespas.schemas.chakra.history import UPGRADES_001, SchemaVersion
-from hespas.schemas.chakra.tables import AttributeField, FieldSpec, Kind, MessageSpec, WireType
+from hespas.schemas.chakra.tables import (
+    UPGRADES_001,
+    AttributeField,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    SchemaVersion,
+    WireType,
+)
 
 __all__ = ["HistoricDecoder"]
 

@@ -27,7 +27,7 @@ from hespas.converters.chakra.json.nodes import (
 from hespas.converters.chakra.sniff import JSON_SCHEMA
 from hespas.converters.chakra.wire import Longs
 from hespas.converters.chakra.wire.decode import CutOffError, open_trace
-from hespas.files.json_text import BracketScan
+from hespas.files.documents import BracketScan
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE

@@ -46,7 +46,7 @@ from hespas.files.streams import open_output
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY, LATEST_VERSIONS
-from hespas.schemas.chakra.history import NAMED, VERSIONS
+from hespas.schemas.chakra.tables import NAMED, VERSIONS
 
 __all__ = ["iter_columns", "read_columns", "write_columns"]
 

@@ -33,14 +33,8 @@ from hespas.converters.chakra.wire import (
 from hespas.converters.chakra.wire.canonical import canonical_message
 from hespas.converters.chakra.wire.messages import KeyTable, decode_attributes
 from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans, tag_of
-from hespas.files.streams import (
-    GZIP_MAGIC,
-    PackedInput,
-    damage_errors,
-    limits,
-    open_input,
-    refuse_special_files,
-)
+from hespas.files.limits import limits
+from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
 from hespas.files.wire import WireError, decode_varint
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError

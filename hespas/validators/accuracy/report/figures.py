@@ -17,7 +17,7 @@ from hespas.graph import ABSENT, DTypeKind, Profile, Timeline, Workload, find_dt
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device, peak_for
-from hespas.hardware.model import Unit
+from hespas.hardware.devices import Unit
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.texts import shown
 from hespas.validators.accuracy.result import Accuracy, Contribution

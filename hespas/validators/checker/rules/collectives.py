@@ -10,7 +10,7 @@ import numpy as np
 
 from hespas.graph import CollectiveKind, GroupSet, NodeKind, OpGraph, Severity, StridedGroups
 from hespas.graph.columns import SmallIntArray
-from hespas.graph.membership import membership_of
+from hespas.graph.groups import membership_of
 from hespas.validators.checker.job import CheckedJob, RuleReport
 from hespas.validators.checker.rules.nodes import is_kind
 

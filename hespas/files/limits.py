@@ -13,19 +13,22 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from errno import ENOMEM
+from functools import lru_cache
 from pathlib import Path
 from time import process_time
 from types import FrameType
 
-from hespas.files.streams import VARIABLE as LIMITS_VARIABLE
-from hespas.files.streams import limits
-from hespas.files.trust import VARIABLE, check_limits, untrusted_limits
-from hespas.graph.errors import BudgetError, FormatError
+from hespas.files.trust import UNTRUSTED_VARIABLE, check_limits, untrusted_limits
+from hespas.graph.errors import BudgetError, FormatError, UsageError
 
 __all__ = [
+    "INPUT_BYTES_VARIABLE",
+    "Limits",
     "beyond_memory",
     "command_budget",
+    "limits",
     "parser_hint",
     "reading_budget",
     "refuse_comparison",
@@ -33,17 +36,97 @@ __all__ = [
     "untrusted",
 ]
 
+
+INPUT_BYTES_VARIABLE = "HESPAS_MAX_INPUT_BYTES"
+"""The environment variable that raises the limits in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits in bytes end in ``_bytes``; only these are raised by :data:`INPUT_BYTES_VARIABLE`.
+
+    A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
+    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. Columns of
+    Parquet tables may unpack to ``table_free_bytes``, and beyond to ``table_ratio`` times the file: real ones
+    stay below 30:1. Equal rows take no space there, so what rows take in memory (256 bytes of a table of
+    operations, 80 of a profile) is bounded, too: by ``table_rows_bytes`` or ``profile_rows_bytes``, and 20
+    times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
+    a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
+    its text. Real models have 400 trees, and have seen 10,000 octaves of sizes. XLA takes hours for programs
+    of fewer operations than a replay may have. Ranks that differ in class or situation are compared one by
+    one, 64 bytes each.
+    """
+
+    input_bytes: int = 64 << 30
+    trusted_bytes: int = 0
+    reading_bytes: int = 2 << 30
+    packed_free_bytes: int = 8 << 20
+    packed_ratio: int = 100
+    compressed_packets_bytes: int = 8 << 20
+    compressed_packets_ratio: int = 50
+    configuration_bytes: int = 16 << 20
+    device_bytes: int = 1 << 20
+    report_bytes: int = 64 << 20
+    groups_bytes: int = 256 << 20
+    table_bytes: int = 4 << 30
+    table_free_bytes: int = 64 << 20
+    table_ratio: int = 50
+    table_rows_bytes: int = 512 << 20
+    table_columns: int = 1 << 12
+    profile_rows_bytes: int = 200 << 20
+    card_bytes: int = 64 << 20
+    model_bytes: int = 64 << 20
+    model_trees: int = 4096
+    model_sizes: int = 1 << 17
+    text_workload_bytes: int = 8 << 20
+    cell_bytes: int = 16 << 20
+    node_fields: int = 1 << 20
+    parser_bytes: int = 150 << 20
+    program_bytes: int = 10**9
+    program_cpu_s: int = 6
+    parser_cpu_s: float = 1.5
+    compared_ranks_bytes: int = 64 << 21
+    replayed_operations: int = 200_000
+    replayed_edges: int = 500_000
+    replayed_characters: int = 32 << 20
+
+
+def limits() -> Limits:
+    """Return the limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
+    return _stated(os.environ.get(INPUT_BYTES_VARIABLE, ""))
+
+
+@lru_cache(maxsize=4)
+def _stated(text: str) -> Limits:
+    if not text:
+        return Limits()
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text)):
+        raise UsageError(
+            f"{INPUT_BYTES_VARIABLE} is {text[:60]!r}, no number of bytes",
+            hint=f"{INPUT_BYTES_VARIABLE}=8000000000, for example",
+        )
+    size, own = int(text), Limits()
+    names = [field.name for field in fields(own) if field.name.endswith("_bytes")]
+    return replace(own, **{name: max(size, getattr(own, name)) for name in names})
+
+
 _READING_S, _PACKED = 10.0, 10.0
 """CPU time for any input, and how much more a compressed byte may take than another."""
+
 _READING_S_PER_BYTE = 1.5e-6
+
 _READING_BYTES_PER_BYTE = 64
 """Memory for a byte of an input, beside ``reading_bytes`` for any. Traces of 50 to 100 MB take 3 to 5 bytes
 a byte, and 30 to 42 where they are compressed.
 """
+
 _RANK_BYTES = 64
+
 _REPEATED_S = 0.5
 """A library may swallow what a signal raises: it is raised again."""
+
 _STATM = Path("/proc/self/statm")
+
 _MOST_BYTES = 1 << 60
 
 
@@ -59,16 +142,16 @@ def untrusted(
     stated = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "ranks": ranks}
     text = ",".join(["1", *(f"{name}={value}" for name, value in stated.items() if value is not None)])
     check_limits(text)
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = text
+    before = os.environ.get(UNTRUSTED_VARIABLE)
+    os.environ[UNTRUSTED_VARIABLE] = text
     try:
         with command_budget(used_s=0.0):
             yield
     finally:
         if before is None:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(UNTRUSTED_VARIABLE, None)
         else:
-            os.environ[VARIABLE] = before
+            os.environ[UNTRUSTED_VARIABLE] = before
 
 
 @contextmanager
@@ -151,7 +234,7 @@ def parser_hint(hint: str) -> str:
     """Return the remedy for a program that takes more than its parser may: how its limits are raised."""
     stranger = untrusted_limits()
     if stranger is None:
-        return f"{hint}; if you trust it, {LIMITS_VARIABLE} (or `max_input_bytes`) raises the limits"
+        return f"{hint}; if you trust it, {INPUT_BYTES_VARIABLE} (or `max_input_bytes`) raises the limits"
     more = f"`limit=cpu_s={2 * stranger.cpu_s:g}` and `limit=memory_bytes={2 * stranger.memory_bytes}`"
     return f"{hint}; {more} raise the limits of untrusted inputs"
 
@@ -188,7 +271,7 @@ def refuse_ranks(num_ranks: int, path: str) -> None:
 
 def refuse_comparison(num_ranks: int, path: str) -> None:
     """Raise ``BudgetError`` where more ranks would be compared one by one than
-    :attr:`~hespas.files.streams.Limits.compared_ranks_bytes` has room for.
+    :attr:`~hespas.files.limits.Limits.compared_ranks_bytes` has room for.
     """
     wanted, most = _RANK_BYTES * num_ranks, limits().compared_ranks_bytes
     if wanted > most:

@@ -1,54 +1,40 @@
-"""A device file: TOML, decoded into typed rows; unknown keys are faults.
-
-Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies``, ``fits`` (lists of
-tables), ``systolic`` (a table), and ``sources``, a table of texts that every row's ``source`` refers to.
-``learned_models`` lists cards of learned models by their paths, relative to the file and within its folder:
-the only key that names files. A fault names file, key, expectation and remedy.
-"""
+"""Devices"""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from math import inf, isnan, nan
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Literal, cast
 
-from msgspec import Meta, structs
+from msgspec import structs
 
 from hespas.files.output import write_atomically
 from hespas.files.trust import file_beside
 from hespas.graph.columns import find_dtype
 from hespas.graph.errors import OutputError, clipped
-from hespas.hardware.model import (
+from hespas.hardware.device_fits import (
+    DEVICE_FILE,
     LINE_FORMS,
+    Fit,
+    FitRow,
+    devices_with_fits,
+    fit_row,
+    fits_of_rows,
+    has_shipped_fits,
+    shipped_fits,
+)
+from hespas.hardware.typed_toml import (
     Count,
     CountOrUnknown,
-    Device,
-    DeviceKind,
-    Efficiency,
-    Fit,
-    FitBand,
-    FitError,
-    FitParameter,
-    FitRange,
-    Link,
-    Memory,
     NotNegativeOrNan,
-    Peak,
     Positive,
     PositiveOrNan,
     Row,
     Source,
-    SubbyteStorage,
-    SystolicArray,
     Text,
-    parameter_fault,
-)
-from hespas.hardware.typed_toml import (
-    FileKind,
     check_source_keys,
     fault,
     read_rows,
@@ -58,60 +44,207 @@ from hespas.hardware.typed_toml import (
 )
 
 __all__ = [
-    "FITS_FOLDER",
+    "Density",
+    "Device",
+    "DeviceKind",
+    "Efficiency",
+    "Link",
+    "LinkKind",
+    "Memory",
+    "MemoryLevel",
+    "Peak",
+    "SubbyteStorage",
+    "SystolicArray",
+    "Topology",
+    "Unit",
     "device_to_toml",
-    "devices_with_fits",
-    "fit_row",
-    "fits_to_toml",
-    "has_shipped_fits",
     "read_device",
-    "read_fits",
-    "shipped_fits",
     "write_device",
 ]
 
-_ABOUT = FileKind(
-    "a device file",
-    where="check the path; `hespas hardware list` names the devices",
-    example="`hespas hardware show H100-SXM` prints a whole file to start from",
-)
-_CARDS = "put the folder of models beside the hardware file and name its cards: my-device.learned/matmul.json"
-_MOST = 1e60
-"""Beyond, products of parameters overflow."""
-_REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
+
+Unit = Literal["matrix", "vector"]
+"""``matrix``: tensor core, matrix core, MXU, or BLAS on a CPU: contractions only. ``vector``: the rest."""
+
+Density = Literal["dense", "sparse"]
+
+DeviceKind = Literal["gpu", "tpu", "cpu", "accelerator"]
+"""``accelerator``: with matrix units of its own, neither a GPU nor a TPU (Gaudi, Trainium)."""
+
+MemoryLevel = Literal["main", "cache", "scratchpad"]
+
+LinkKind = Literal["scale_up", "scale_out", "pcie"]
+
+Topology = Literal["switch", "ring", "fully_connected", "torus2d", "torus3d"]
+
+SubbyteStorage = Literal["packed", "byte"]
 
 
-class _FitRow(Row, frozen=True, kw_only=True):
-    kind: Text
-    op: str
-    scheme: str
-    variant: str
-    form: Text
-    default: bool = False
-    samples: Count
-    parameters: dict[
-        str,
-        Annotated[tuple[float, float], Meta(description="a list of 2 numbers", extra={"remedy": _REMEDY})],
-    ]
-    support: dict[str, tuple[float, float]]
-    error: FitError
-    bands: tuple[tuple[float, float, float], ...]
-    table: Text
+class Peak(Row, frozen=True, kw_only=True):
+    """The highest rate of one unit for one operand type; a multiply and an add are two FLOPs.
+
+    ``dtype`` is the operand type in MLIR's spelling: it decides the rate, not the result's type.
+    ``rhs_dtype`` is the right-hand operand's where a unit multiplies two unlike types (2-bit weights by 8-bit
+    activations), empty where both are ``dtype``.
+    ``accumulator`` is empty where the rate does not depend on it or the source does not say. The energy is
+    that of the arithmetic alone: no registers, no wires, no clock tree.
+    """
+
+    unit: Unit
+    dtype: Text
+    flops_per_s: Positive
+    density: Density
+    source: Text
+    accumulator: Text = ""
+    note: Text = ""
+    energy_pj_per_flop: PositiveOrNan = nan
+    energy_source: Text = ""
+    rhs_dtype: Text = ""
+
+
+class Memory(Row, frozen=True, kw_only=True):
+    """One level. ``capacity_bytes`` is the device's total (-1 unknown); bandwidth NaN where unpublished.
+
+    A cache's bandwidth is of reads that hit, all units of the device together: a peak where one is published
+    or follows from bytes per clock, else what a micro-benchmark reaches, which the note says.
+    The energy is that of moving a byte between this level and the chip.
+    """
+
+    level: MemoryLevel
+    name: Text
+    capacity_bytes: CountOrUnknown
+    bandwidth_bytes_per_s: PositiveOrNan
+    source: Text
+    note: Text = ""
+    energy_pj_per_byte: PositiveOrNan = nan
+    energy_source: Text = ""
+
+
+class Link(Row, frozen=True, kw_only=True):
+    """One way out of the device.
+
+    ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` of the device together, so a single
+    torus link has that divided by ``links_per_device``. ``devices_per_domain`` counts the devices reached
+    without leaving this kind of link (-1: no fixed bound). ``pcie`` is the link to the host, whatever it is.
+    """
+
+    name: Text
+    kind: LinkKind
+    bandwidth_bytes_per_s: Positive
+    latency_ns: NotNegativeOrNan
+    topology: Topology
+    links_per_device: CountOrUnknown
+    devices_per_domain: CountOrUnknown
+    source: Text
+    latency_source: Text
+    note: Text = ""
+
+    @property
+    def link_bandwidth_bytes_per_s(self) -> float:
+        """One direction of one link; NaN where the number of links is unknown."""
+        return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
+
+
+class Efficiency(Row, frozen=True, kw_only=True):
+    """Fitted reach of the peaks: time = t0_ns + max(flops / (compute x peak), bytes / (memory x bandwidth)).
+
+    ``op_class`` and ``dtype`` may be ``*``. Values above 1 are legal: a warm cache beats the memory.
+    ``provenance`` names data, version and date of the fit; ``samples`` and ``mape`` (a fraction, on data
+    outside the fit) say how far to trust it.
+    """
+
+    op_class: Text
+    dtype: Text
+    compute: PositiveOrNan
+    memory: PositiveOrNan
+    t0_ns: NotNegativeOrNan
     provenance: Text
-    fitted: Text
-    seed: Annotated[
-        float,
-        Meta(
-            ge=0,
-            multiple_of=1,
-            description="a whole number that is 0 or more",
-            extra={"remedy": "write it as 0"},
-        ),
-    ]
+    samples: CountOrUnknown = -1
+    mape: NotNegativeOrNan = nan
 
 
-class _FitsFile(Row, frozen=True, kw_only=True):
-    fits: tuple[_FitRow, ...]
+class SystolicArray(Row, frozen=True, kw_only=True):
+    """Shape of the matrix units: ``arrays`` grids of ``rows`` x ``columns`` multiply-accumulate cells."""
+
+    rows: Count
+    columns: Count
+    arrays: Count
+    clock_hz: PositiveOrNan
+    dataflow: Literal["os", "ws", "is"]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device as data. ``units`` counts its ``unit_name`` (SM, CU, TensorCore, core).
+
+    ``launch_overhead_ns`` is the shortest time any kernel takes, however little it does. ``subbyte_storage``
+    says whether element types under 8 bits are packed in memory or take a byte each. ``own_fits`` are the
+    file's; ``fits_of`` names the shipped device whose fits hold for this one too (empty: none). ``own_lines``
+    are the file's fits of a systolic array's forms, which speak of the same classes and are kept apart.
+    ``learned_models`` are the absolute paths of the cards of its own learned models. ``tdp_w`` is the power
+    the board may draw without end, in watts.
+    """
+
+    name: str
+    vendor: str
+    family: str
+    kind: DeviceKind
+    description: str
+    aliases: tuple[str, ...]
+    units: int
+    unit_name: str
+    launch_overhead_ns: float
+    launch_overhead_source: str
+    subbyte_storage: SubbyteStorage
+    sources: tuple[Source, ...]
+    peaks: tuple[Peak, ...]
+    memories: tuple[Memory, ...]
+    links: tuple[Link, ...] = ()
+    efficiencies: tuple[Efficiency, ...] = ()
+    systolic: SystolicArray | None = None
+    own_fits: tuple[Fit, ...] = ()
+    fits_of: str = ""
+    own_lines: tuple[Fit, ...] = ()
+    learned_models: tuple[str, ...] = ()
+    tdp_w: float = nan
+    tdp_source: str = ""
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        """The device's own fits, then the shipped ones of other classes. The shipped are read when asked for:
+        decoding hundreds takes longer than all else of a device.
+        """
+        if not self.fits_of:
+            return self.own_fits
+
+        mine = {fit.key for fit in self.own_fits}
+        return (*self.own_fits, *(fit for fit in shipped_fits(self.fits_of) if fit.key not in mine))
+
+    @property
+    def main_memory(self) -> Memory:
+        """The memory that holds tensors (HBM, GDDR, DRAM); the loader guarantees exactly one."""
+        return next(memory for memory in self.memories if memory.level == "main")
+
+    def link(self, kind: LinkKind) -> Link | None:
+        """The first link of a kind (files list the innermost first), or None."""
+        return next((link for link in self.links if link.kind == kind), None)
+
+    def source_text(self, key: str) -> str:
+        """What a row's ``source`` key stands for; raises ``KeyError`` for a key the device does not have."""
+        for source in self.sources:
+            if source.key == key:
+                return source.text
+        raise KeyError(key)
+
+    def efficiency(self, op_class: str, dtype: str) -> Efficiency | None:
+        """The most specific fit: class and type, then class, then type, then ``*``; None if nothing fits."""
+        wanted = ((op_class, dtype), (op_class, "*"), ("*", dtype), ("*", "*"))
+        table = {(row.op_class, row.dtype): row for row in self.efficiencies}
+        return next((table[key] for key in wanted if key in table), None)
+
+
+_CARDS = "put the folder of models beside the hardware file and name its cards: my-device.learned/matmul.json"
 
 
 class _DeviceFile(Row, frozen=True, kw_only=True):
@@ -133,7 +266,7 @@ class _DeviceFile(Row, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     efficiencies: tuple[Efficiency, ...] = ()
     systolic: SystolicArray | None = None
-    fits: tuple[_FitRow, ...] = ()
+    fits: tuple[FitRow, ...] = ()
     fits_of: Text = ""
     learned_models: tuple[Text, ...] = ()
     tdp_w: PositiveOrNan = nan
@@ -142,9 +275,9 @@ class _DeviceFile(Row, frozen=True, kw_only=True):
 
 def read_device(path: Path) -> Device:
     """The device a file describes. Raises ``FormatError`` naming file, key path and what was expected."""
-    table, file = read_rows(path, _DeviceFile, _ABOUT)
+    table, file = read_rows(path, _DeviceFile, DEVICE_FILE)
     _check(file, table, path)
-    fits = _fits(file.fits, path)
+    fits = fits_of_rows(file.fits, path)
     stated = {name: getattr(file, name) for name in file.__struct_fields__ if name in _SAME}
     return Device(
         **stated,
@@ -236,7 +369,7 @@ def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, st
     wanted = {_SOURCE_OF[name]: name for name in row if name in _SOURCE_OF}
     for name, figure in wanted.items():
         if name not in row:
-            hint = f'add {name} = "..."; {_ABOUT.example}'
+            hint = f'add {name} = "..."; {DEVICE_FILE.example}'
             raise fault(path, where + name, f"missing key: {figure} needs one", hint)
     for name in row:
         if name in _SOURCE_OF.values() and name not in wanted:
@@ -253,126 +386,6 @@ def _check_dtype(spelling: str, where: str, path: Path) -> None:
     if entry.name != spelling:
         raise fault(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
 
-
-# --- Fits as TOML: rows of a device file, and the files of fits that ship beside the devices
-
-FITS_FOLDER = Path(__file__).parent / "fits"
-"""One file per shipped device that has fits, by the device's name."""
-
-_HEADER = """\
-# Fitted parameters of {name}, made by `python -m tools.fits`. Written by a command: edits are lost.
-# Each row names the table, its source and licence; errors are of shapes outside the fit.
-"""
-
-
-def devices_with_fits() -> tuple[str, ...]:
-    """The names of the devices that fits ship for, sorted."""
-    return tuple(sorted(_shipped_names()))
-
-
-def has_shipped_fits(name: str) -> bool:
-    """Whether fits ship for a device of that name."""
-    return name in _shipped_names()
-
-
-@cache
-def _shipped_names() -> frozenset[str]:
-    return frozenset(path.stem for path in FITS_FOLDER.glob("*.toml"))
-
-
-@cache
-def shipped_fits(name: str) -> tuple[Fit, ...]:
-    """The fits that ship for a device; read once."""
-    return read_fits(FITS_FOLDER / f"{name}.toml")
-
-
-def read_fits(path: Path) -> tuple[Fit, ...]:
-    """A file of fits. Raises ``FormatError`` naming file, key path and what was expected."""
-    return _fits(read_rows(path, _FitsFile, _ABOUT)[1].fits, path)
-
-
-def _fits(rows: tuple[_FitRow, ...], path: Path) -> tuple[Fit, ...]:
-    """The fits of a file; one of each class, of which lines of a systolic array are classes of their own."""
-    fits = tuple(_fit(row, f"fits[{index}]", path) for index, row in enumerate(rows))
-    refuse_repeats(path, "fits", ((*fit.key, fit.form in LINE_FORMS) for fit in fits))
-    return fits
-
-
-def _fit(row: _FitRow, where: str, path: Path) -> Fit:
-    stated: dict[str, Any] = structs.asdict(row)
-    stated["parameters"] = _parameters(row, f"{where}.parameters", path)
-    stated["support"] = _support(row, f"{where}.support", path)
-    stated["bands"] = _bands(row, f"{where}.bands", path)
-    stated["seed"] = int(row.seed)
-    return Fit(**stated)
-
-
-def _parameters(row: _FitRow, where: str, path: Path) -> tuple[FitParameter, ...]:
-    for name, (value, error) in row.parameters.items():
-        if not abs(value) <= _MOST or error < 0:
-            expected = "expected [value, standard error], a finite number and one that is 0 or more"
-            raise fault(path, f"{where}.{name}", expected, _REMEDY)
-    if not row.parameters:
-        raise fault(path, where, "expected at least one parameter", _REMEDY)
-    wrong = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
-    if wrong:
-        raise fault(path, f"{where}.{wrong[0]}", wrong[1], _REMEDY)
-    stated = row.parameters.items()
-    return tuple(FitParameter(name=name, value=value, std_error=error) for name, (value, error) in stated)
-
-
-def _support(row: _FitRow, where: str, path: Path) -> tuple[FitRange, ...]:
-    for name, (low, high) in row.support.items():
-        if not low <= high:
-            raise fault(path, f"{where}.{name}", "expected [least, most]", "write the smaller size first")
-    return tuple(FitRange(name=name, low=low, high=high) for name, (low, high) in row.support.items())
-
-
-def _bands(row: _FitRow, where: str, path: Path) -> tuple[FitBand, ...]:
-    before = 0.0
-    for index, (up_to_ns, low, high) in enumerate(row.bands):
-        if not (up_to_ns > before and 0 <= low <= high):
-            expected = "expected [up to ns (rising), low, high]"
-            raise fault(path, f"{where}[{index}]", expected, "write it as [1e6, 0.9, 1.1]")
-        before = up_to_ns
-    if row.bands and before != inf:
-        raise fault(path, where, "expected the last band to reach up to inf", "end with [inf, low, high]")
-    return tuple(FitBand(up_to_ns=up_to_ns, low=low, high=high) for up_to_ns, low, high in row.bands)
-
-
-def fits_to_toml(name: str, fits: Iterable[Fit]) -> str:
-    """The text of a file of fits of the device ``name``, ordered by class."""
-    rows = [f"  {fit_row(fit, json.dumps)}," for fit in sorted(fits, key=lambda fit: fit.key)]
-    return "\n".join((_HEADER.format(name=name) + "fits = [", *rows, "]", ""))
-
-
-def fit_row(fit: Fit, quoted: Callable[[str], str]) -> str:
-    """One fit as an inline table; ``quoted`` writes a text."""
-    texts = [(name, getattr(fit, name)) for name in ("kind", "op", "scheme", "variant", "form")]
-    parts = [f"{name} = {quoted(text)}" for name, text in texts]
-    if fit.default:
-        parts.append("default = true")
-    parts.append(f"samples = {fit.samples}")
-    pairs = ((each.name, each.value, each.std_error) for each in fit.parameters)
-    parts.append(f"parameters = {_pairs(pairs, quoted)}")
-    parts.append(f"support = {_pairs(((each.name, each.low, each.high) for each in fit.support), quoted)}")
-    errors = structs.asdict(fit.error)
-    if isnan(fit.error.before_mape):
-        del errors["before_mape"]
-    parts.append(f"error = {{ {', '.join(f'{name} = {value!r}' for name, value in errors.items())} }}")
-    bands = ", ".join(f"[{band.up_to_ns!r}, {band.low!r}, {band.high!r}]" for band in fit.bands)
-    parts.append(f"bands = [{bands}]")
-    parts += [f"{name} = {quoted(getattr(fit, name))}" for name in ("table", "provenance", "fitted")]
-    parts.append(f"seed = {fit.seed}")
-    return "{ " + ", ".join(parts) + " }"
-
-
-def _pairs(pairs: Iterable[tuple[str, float, float]], quoted: Callable[[str], str]) -> str:
-    inner = ", ".join(f"{quoted(name)} = [{one!r}, {two!r}]" for name, one, two in pairs)
-    return f"{{ {inner} }}" if inner else "{}"
-
-
-# --- Writing a device file that :mod:`hespas.hardware.device_file` reads back unchanged
 
 _SCALARS = (
     "name",

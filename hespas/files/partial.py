@@ -1,8 +1,4 @@
-"""Names of what is being written, beside its destination: who makes it, or what it will hold.
-
-A name with a process is that process's own, and goes with it. A name with a key is of whoever writes the same
-bytes to the same place: it outlives a run that was interrupted, and the next one goes on there.
-"""
+"""Files of unfinished output"""
 
 from __future__ import annotations
 
@@ -10,17 +6,33 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from hespas.graph.errors import OutputError
 
-__all__ = ["hold", "kept_beside", "remove", "remove_stale_temporaries", "temporary_beside"]
+__all__ = [
+    "MISSING",
+    "Share",
+    "file_names",
+    "hold",
+    "kept_beside",
+    "missing_ranks",
+    "remove",
+    "remove_stale_temporaries",
+    "temporary_beside",
+]
+
 
 _NAME = re.compile(
     r"\.(?P<target>.+)\.(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)-(?P<place>[0-9a-f]{8})-[0-9a-f]+\.partial"
 )
+
 _KEPT = re.compile(r"\.(?P<target>.+)\.(?P<key>[0-9a-f]{16})(-[0-9]+-of-[0-9]+)?\.kept\.partial")
+
 _TRIES = 20
+
 _START_FIELD = 19
 """Of ``/proc/PID/stat`` behind the name of the program: when the process started, in ticks since boot."""
 
@@ -130,3 +142,86 @@ def _place() -> int:
     except OSError:
         parts.append(os.uname().nodename if hasattr(os, "uname") else "")
     return zlib.crc32("\n".join(parts).encode())
+
+
+MISSING = re.compile(r"\.(?P<name>.+)\.ranks-(?P<first>[0-9]{1,10})-(?P<last>[0-9]{1,10})\.missing")
+"""The mark of a share that is not there yet: its ranks are among these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The ``number``-th (from 1) of ``spans``, the first and last rank of each share, of the files
+    ``file_name.RANK.*``; ``key`` is a checksum of what all of them hold.
+    """
+
+    number: int
+    spans: tuple[tuple[int, int], ...]
+    file_name: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        """``1-of-4``."""
+        return f"{self.number}-of-{len(self.spans)}"
+
+    def mark(self, folder: Path) -> Path:
+        """The file that says that this share is missing."""
+        return self._mark(folder, self.number)
+
+    def mark_others(self, folder: Path) -> None:
+        """Say that all other shares are missing."""
+        for number in range(1, len(self.spans) + 1):
+            if number != self.number:
+                self._mark(folder, number).write_text(f"{self.key}\n", encoding="utf-8")
+
+    def check(self, folder: Path, *, overwrite: bool) -> None:
+        """Raise ``OutputError`` where this share cannot join what is in a folder."""
+        try:
+            key = self.mark(folder).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            key = ""
+        if key == self.key:
+            return
+        if key:
+            raise OutputError(
+                "holds shares of another job, or of other options",
+                path=str(folder),
+                hint="give all shares the same input and options, or choose another destination",
+            )
+        own = self._names(folder)
+        if not own:
+            raise OutputError(
+                f"exists already, and share {self.number} of {len(self.spans)} is not missing in it",
+                path=str(folder),
+                hint="choose another destination, or remove the folder before the first share is written",
+            )
+        if not overwrite:
+            raise OutputError(
+                f"holds share {self.number} of {len(self.spans)} already",
+                path=str(folder),
+                hint="add `overwrite` to write it again",
+            )
+
+    def _mark(self, folder: Path, number: int) -> Path:
+        first, last = self.spans[number - 1]
+        return folder / f".{self.file_name}.ranks-{first}-{last}.missing"
+
+    def _names(self, folder: Path) -> bool:
+        """Whether files of this share are in a folder."""
+        first, last = self.spans[self.number - 1]
+        start = f"{self.file_name}.{first}."
+        return first <= last and any(name.startswith(start) for name in file_names(folder))
+
+
+def missing_ranks(names: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """First and last rank of each share that is said to be missing among files of these names."""
+    for name in names:
+        match = MISSING.fullmatch(name)
+        if match is not None:
+            yield int(match["first"]), int(match["last"])
+
+
+def file_names(folder: Path) -> list[str]:
+    """The names of all that is in a folder."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries)
