@@ -15,7 +15,7 @@ from pathlib import Path
 from hespas.converters import format_names, load_format
 from hespas.converters.chakra.contract import ATTRIBUTES
 from hespas.converters.format import Format
-from hespas.files.limits import VARIABLE, Limits
+from hespas.files.limits import INPUT_BYTES_VARIABLE, Limits
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
 from hespas.validators.checker import RULES
@@ -96,7 +96,7 @@ a configuration are checked when it is given (`--system-config`, `--network-conf
 
 _LIMIT_NOTES = f"""
 Inputs are regular files: a pipe, device or socket is refused (exit 3) when it is opened, except standard
-input as `-`. `--max-input-bytes N` of a command, or `{VARIABLE}=N` in the environment, says that
+input as `-`. `--max-input-bytes N` of a command, or `{INPUT_BYTES_VARIABLE}=N` in the environment, says that
 inputs of N bytes are trusted: it raises every limit in bytes that is lower;
 a gzip stream may then expand to N bytes whatever its ratio, and a program gets the memory and time that one
 of N bytes would. What runs out of memory all the same, under a limit set on the process or not, ends with
@@ -144,7 +144,7 @@ def _limit_rows() -> Iterable[Sequence[str]]:
     own = Limits()
     for field in fields(own):
         what, counted = _LIMITS[field.name]
-        raised = f"`{VARIABLE}`" if field.name.endswith("_bytes") else "-"
+        raised = f"`{INPUT_BYTES_VARIABLE}`" if field.name.endswith("_bytes") else "-"
         yield [what, counted, f"{getattr(own, field.name):,}", raised]
 
 
