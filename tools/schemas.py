@@ -35,7 +35,7 @@ from hespas.validators.capture.result import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.league.document import FactorsDocument, LeagueDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
-from hespas.validators.serving.document import ServingAccuracyDocument
+from hespas.validators.serving.evaluation import ServingAccuracyDocument
 from tools.documents import document_command
 
 __all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from hespas.validators.serving import (
     CALIBRATIONS,
-    Fitted,
-    Judgement,
-    Predictor,
-    Replay,
-    judge,
+    RunReplay,
+    ServingErrors,
+    ServingPredictor,
+    StackFit,
+    evaluate_runs,
     read_recorded,
     read_rows,
-    replayed,
+    replay_runs,
 )
 from tools.documents import ROOT
 
@@ -91,7 +91,7 @@ the simulations that calibrated it.
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def page(judgements: list[Judgement], replays: list[Replay]) -> str:
+def page(judgements: list[ServingErrors], replays: list[RunReplay]) -> str:
     """The page from its results."""
     rows = judgements[0].rows
     predicted = sum(each.status == "predicted" for each in rows)
@@ -123,7 +123,7 @@ def page(judgements: list[Judgement], replays: list[Replay]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _faster(each: Replay) -> str:
+def _faster(each: RunReplay) -> str:
     alone = f"{each.measured_s / each.computed_s:.0f}"
     return (
         f"{alone} ({each.measured_s / (each.computed_s + each.calibrating_s):.0f})"
@@ -132,7 +132,7 @@ def _faster(each: Replay) -> str:
     )
 
 
-def _against_targets(judgements: list[Judgement]) -> list[str]:
+def _against_targets(judgements: list[ServingErrors]) -> list[str]:
     """A row for all runs and one for those of each source."""
     found: list[str] = []
     for judged in judgements:
@@ -154,7 +154,7 @@ def _against_targets(judgements: list[Judgement]) -> list[str]:
     return found
 
 
-def _refused(judged: Judgement) -> list[str]:
+def _refused(judged: ServingErrors) -> list[str]:
     left = Counter(each.status for each in judged.rows if each.status != "predicted")
     return [f"| {count} | {reason} |" for reason, count in left.most_common()]
 
@@ -169,12 +169,13 @@ def main() -> int:
         sys.stderr.write(__doc__ or "")
         return 2
     runs, recorded, requests = map(Path, sys.argv[1:])
-    rows, predictor = read_rows(runs), Predictor()
-    known: dict[str, Fitted] = {}
+    rows, predictor = read_rows(runs), ServingPredictor()
+    known: dict[str, StackFit] = {}
     judgements = [
-        judge(rows, calibrate=each, split=_SPLIT, predictor=predictor, known=known) for each in CALIBRATIONS
+        evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, known=known)
+        for each in CALIBRATIONS
     ]
-    PAGE.write_text(page(judgements, replayed(read_recorded(recorded, requests))), encoding="utf-8")
+    PAGE.write_text(page(judgements, replay_runs(read_recorded(recorded, requests))), encoding="utf-8")
     return 0
 
 

@@ -15,7 +15,7 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     import pandas
 
-    from hespas.validators.serving import Calibrate, Judgement, Replay
+    from hespas.validators.serving import Calibrate, RunReplay, ServingErrors
 
 __all__ = ["ServingAccuracyReport", "validate_serving"]
 
@@ -24,8 +24,8 @@ __all__ = ["ServingAccuracyReport", "validate_serving"]
 class ServingAccuracyReport(Result):
     """Measured runs of servers beside their predictions, and recorded runs that were repeated."""
 
-    judgement: Judgement
-    recorded: tuple[Replay, ...]
+    judgement: ServingErrors
+    recorded: tuple[RunReplay, ...]
     inputs: tuple[str, ...]
     diagnostics: Diagnostics
 
@@ -77,38 +77,37 @@ def validate_serving(
     ``one-per-deployment``, on one of each release, model and format of these; ``stack``, few parameters of
     each device and framework, and of mixtures each format of experts, on all rows but those of the split
     ``devval``; ``stack-and-one``, these, then one run of each deployment; ``stack-and-deployment``, these,
-    then all runs of each. Raises ``UsageError``
-    for another word, a split that no row has and where there is nothing to judge, ``FormatError`` for a table
-    that is none.
+    then all runs of each. Raises ``UsageError`` for another word, a split without rows and no input, and
+    ``FormatError`` for a malformed table.
     """
     from hespas.validators.serving import (
-        Judgement,
-        Predictor,
-        judge,
+        ServingErrors,
+        ServingPredictor,
+        evaluate_runs,
         read_recorded,
         read_rows,
         refuse_empty_split,
-        replayed,
+        replay_runs,
     )
 
     if table is None and recorded is None:
-        raise UsageError("nothing to judge", hint="name runs (`table`), or recorded ones (`recorded`)")
+        raise UsageError("nothing to evaluate", hint="name runs (`table`), or recorded ones (`recorded`)")
     found = diagnostics if diagnostics is not None else Diagnostics()
-    judgement, replays = Judgement(calibrate=calibrate, rows=()), list["Replay"]()
+    judgement, replays = ServingErrors(calibrate=calibrate, rows=()), list["RunReplay"]()
     if table is not None:
         rows = read_rows(Path(table))
         refuse_empty_split(rows, split)
-        maker = Predictor(estimator=estimator, progress=progress)
-        judgement = judge(rows, calibrate=calibrate, split=split, predictor=maker)
+        maker = ServingPredictor(estimator=estimator, progress=progress)
+        judgement = evaluate_runs(rows, calibrate=calibrate, split=split, predictor=maker)
         _say_refused(judgement, str(table), found)
     if recorded is not None:
         runs = read_recorded(Path(recorded[0]), Path(recorded[1]), diagnostics=found)
-        replays = replayed(runs, estimator=estimator, diagnostics=found)
+        replays = replay_runs(runs, estimator=estimator, diagnostics=found)
     inputs = tuple(str(each) for each in (table, *(recorded or ())) if each is not None)
     return ServingAccuracyReport(judgement, tuple(replays), inputs, found)
 
 
-def _say_refused(judgement: Judgement, table: str, diagnostics: Diagnostics) -> None:
+def _say_refused(judgement: ServingErrors, table: str, diagnostics: Diagnostics) -> None:
     """Rows that are not predicted are findings."""
     for each in judgement.rows:
         if each.status not in {"predicted", "calibrating"}:

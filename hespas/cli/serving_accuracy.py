@@ -19,7 +19,7 @@ from hespas.cli.text import count_text, table_text
 from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
-    from hespas.validators.serving import Judgement, Replay
+    from hespas.validators.serving import RunReplay, ServingErrors
 
 __all__ = ["serving"]
 
@@ -102,7 +102,7 @@ def serving(
         _show_recorded(done.recorded)
 
 
-def _show(judged: Judgement) -> None:
+def _show(judged: ServingErrors) -> None:
     if not judged.rows:
         return
     left, first = Counter(each.status for each in judged.rows), dict[str, int]()
@@ -122,10 +122,10 @@ def _show(judged: Judgement) -> None:
     emit(table_text(heads, lines, left=(0, 1)))
 
 
-def _show_recorded(replays: Sequence[Replay]) -> None:
+def _show_recorded(replays: Sequence[RunReplay]) -> None:
     if not replays:
         return
-    from hespas.validators.serving.capacity import capacity_of
+    from hespas.validators.serving.predict import capacity_of
 
     lines = [
         (

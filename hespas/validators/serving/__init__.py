@@ -1,29 +1,38 @@
-"""Servers of language models: predicted times of measured runs, beside what clients saw."""
+"""Predicted TTFT and TPOT of LLM servers against measured runs."""
 
 from __future__ import annotations
 
-from hespas.validators.serving.document import ServingAccuracyDocument, serving_json
-from hespas.validators.serving.fit import Fitted
-from hespas.validators.serving.judge import CALIBRATIONS, Calibrate, Judged, Judgement, Summary, judge
-from hespas.validators.serving.predict import Predictor
-from hespas.validators.serving.recorded import Replay, read_recorded, replayed
-from hespas.validators.serving.rows import Row, read_rows, refuse_empty_split
+from hespas.validators.serving.evaluation import (
+    CALIBRATIONS,
+    Calibrate,
+    EvaluatedRun,
+    ServingAccuracyDocument,
+    ServingErrors,
+    ServingErrorSummary,
+    evaluate_runs,
+    serving_json,
+)
+from hespas.validators.serving.fit import StackFit
+from hespas.validators.serving.predict import ServingPredictor, capacity_of
+from hespas.validators.serving.recorded import RunReplay, read_recorded, replay_runs
+from hespas.validators.serving.rows import ServingRow, read_rows, refuse_empty_split
 
 __all__ = [
     "CALIBRATIONS",
     "Calibrate",
-    "Fitted",
-    "Judged",
-    "Judgement",
-    "Predictor",
-    "Replay",
-    "Row",
+    "EvaluatedRun",
+    "RunReplay",
     "ServingAccuracyDocument",
-    "Summary",
-    "judge",
+    "ServingErrorSummary",
+    "ServingErrors",
+    "ServingPredictor",
+    "ServingRow",
+    "StackFit",
+    "capacity_of",
+    "evaluate_runs",
     "read_recorded",
     "read_rows",
     "refuse_empty_split",
-    "replayed",
+    "replay_runs",
     "serving_json",
 ]

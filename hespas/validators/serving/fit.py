@@ -1,13 +1,12 @@
-"""Few parameters of a serving stack from measured runs, with physical meaning and shrunk to none.
+"""Fits of a few physical parameters of a serving stack to measured runs, shrunk to their priors.
 
-A stack is a device and a framework, and of mixtures the format of their experts. Its parameters are factors
-on the time of products, of experts' products, attention, collectives and other kernels, on all of them
-where they work on prompts and on experts' products there, and time of the host: of a step, of a sequence
-and of a prompt in it, of a launch of a kernel, and of a request outside of steps; and how many guessed
-tokens are right. Runs are simulated at a point and beside it, and once more where a fit ends; slopes are
-kept, so that fits need few simulations. Residuals are logarithms of predicted over measured times; those
-beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has parameters of its own as
-far as its runs ask for them: they are expected where those of its stack are.
+A stack is a device and a framework, and for MoE models the format of experts. Its parameters are factors on
+the time of matmuls, expert matmuls, attention, collectives and other kernels, factors for prefill and expert
+matmuls in prefill, CPU overheads per step, sequence, prompt, kernel launch and request, and the acceptance
+rate of speculative tokens. Runs are simulated at a point and at small steps from it, and again at the end of
+a fit; slopes are reused, so that fits need few simulations. Residuals are logarithms of predicted over
+measured times; those beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has its
+own parameters, with those of its stack as the prior.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from scipy.optimize import least_squares
 
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.simulator.serving import Correction
-from hespas.validators.serving.predict import Predictor, Times
-from hespas.validators.serving.rows import Row, deployment_of
+from hespas.validators.serving.predict import MeanTimes, ServingPredictor
+from hespas.validators.serving.rows import ServingRow, deployment_of
 
-__all__ = ["PRIORS", "Fitted", "fit_stack", "one_point", "point_of"]
+__all__ = ["PRIORS", "StackFit", "fit_stack", "one_point", "point_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Prior:
-    """Where a parameter is expected and how far from there; ``scale`` is a step for differences, too."""
+    """Prior of a parameter: expected value, standard deviation and bounds. ``scale`` also sets the
+    finite-difference step.
+    """
 
     at: float
     scale: float
@@ -53,29 +54,30 @@ PRIORS: Mapping[str, _Prior] = {
     "launch_ns": _Prior(6e4, 3e4, 0.0, 3e5),
     "accepts": _Prior(0.8, 0.1, 0.2, 0.99),
 }
-"""Of each parameter: kernels in a library's graph run about as long as by themselves, a host that keeps the
-device waiting does so for a millisecond or two a step, and launches through PyTorch take tens of us.
+"""Parameter -> prior: kernels run about as long in an engine as alone, the CPU overhead of a step is one or
+two milliseconds, and a launch through PyTorch takes tens of us.
 """
-_SOFT, _ROUNDS, _MOST_ROWS = 0.15, 3, 100
+_SOFT_RESIDUAL, _ROUNDS, _MAX_ROWS = 0.15, 3, 100
 _NAMES = tuple(PRIORS)
 _SCALE, _CENTER, _LOW, _HIGH = (
-    np.array([getattr(each, name) for each in PRIORS.values()]) for name in ("scale", "at", "low", "high")
+    np.array([getattr(prior, name) for prior in PRIORS.values()]) for name in ("scale", "at", "low", "high")
 )
-_APART = 0.2
-"""By how much two runs of a deployment are taken to be off unlike each other where nothing tells."""
-_APARTS = (0.05, 0.1, 0.2, 0.4, 0.8, 1e3)
-"""What is tried for that; with the last a run says nothing of others."""
-_LEAST = 0.01
-"""Times are taken to be no more repeatable than this."""
-_FAR = 0.5
-"""A residual beyond this says no more than that something is not simulated."""
+_DEFAULT_RUN_SPREAD = 0.2
+"""Assumed spread of the errors of runs of one deployment, without data."""
+_RUN_SPREADS = (0.05, 0.1, 0.2, 0.4, 0.8, 1e3)
+"""Candidates for it; with the last, a run has no effect on the prediction of others."""
+_MIN_SPREAD = 0.01
+"""Assumed repeatability of times."""
+_MAX_RESIDUAL = 0.5
+"""Larger residuals are cut, because they show that an effect is not simulated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What a fit found: the parameters of a stack, their standard errors, and of how many runs; ``apart``: by
-    how much (of a time) runs of a deployment are off unlike each other, so that one of them says best what
-    the others take; the parameters of each deployment; which ``rows`` of the table were simulated.
+class StackFit:
+    """StackFit parameters of a stack with standard errors, and of its deployments.
+
+    ``apart`` is the spread of errors (relative) within a deployment with which one run predicts the others
+    best. ``simulated`` are the rows of the table in the fit.
     """
 
     correction: Correction
@@ -86,183 +88,192 @@ class Fitted:
 
     @property
     def rows(self) -> int:
-        """Runs that were fitted on."""
+        """Return the number of runs in the fit."""
         return len(self.simulated)
 
 
-def fit_stack(rows: Sequence[Row], predictor: Predictor) -> Fitted | None:
-    """The parameters of the stack that ran all rows, and of its deployments; None where no row can be
-    predicted. At most :data:`_MOST_ROWS` of them are simulated, spread over servers and loads.
+def fit_stack(rows: Sequence[ServingRow], predictor: ServingPredictor) -> StackFit | None:
+    """Fit the stack of all rows and its deployments; return None if no row can be predicted. At most
+    :data:`_MAX_ROWS` rows are simulated, spread over servers and loads.
     """
-    linear = _linear(_spread(rows), predictor, _CENTER)
+    order = sorted(rows, key=lambda row: (row.model, row.precision, row.ranks, row.prompt, row.concurrency))
+    count = min(len(order), _MAX_ROWS)
+    chosen = [order[int(index)] for index in np.linspace(0, len(order) - 1, count)] if count else []
+    linear = _linear_model(chosen, predictor, _CENTER)
     if linear is None:
         return None
-    at, errors = _settled(linear, predictor, _Aim(_CENTER, _SCALE, _SOFT))
+    at, errors = _fit_repeatedly(linear, predictor, _FitPrior(_CENTER, _SCALE, _SOFT_RESIDUAL))
     parts = linear.moved(predictor, at).by_deployment()
-    aim = _Aim(at, _SCALE, _SOFT)
-    own = {key: _correction(_settled(part, predictor, aim)[0]) for key, part in parts.items()}
-    return Fitted(
+    prior = _FitPrior(at, _SCALE, _SOFT_RESIDUAL)
+    own = {key: _correction(_fit_repeatedly(part, predictor, prior)[0]) for key, part in parts.items()}
+    return StackFit(
         correction=_correction(at),
         standard_errors=dict(zip(_NAMES, errors.tolist(), strict=True)),
-        apart=_apart(list(parts.values())),
+        apart=_best_spread(list(parts.values())),
         deployments=own,
         simulated=frozenset(row.row for row in linear.rows),
     )
 
 
-def point_of(rows: Sequence[Row]) -> Row:
-    """The run that a site would measure first, by its settings alone: the one that is the nearest to all in
-    doublings of clients, of tokens of prompts and of answers, and of ranks.
+def point_of(rows: Sequence[ServingRow]) -> ServingRow:
+    """Return the most central run by its settings: the medoid of concurrency, lengths and ranks in log
+    scale.
     """
-    places = np.log2([[row.concurrency, row.prompt, row.output, row.ranks] for row in rows])
-    far = [float(np.abs(places - place).sum()) for place in places]
-    return rows[int(np.argmin(far))]
+    settings = np.log2([[row.concurrency, row.prompt, row.output, row.ranks] for row in rows])
+    distances = [float(np.abs(settings - setting).sum()) for setting in settings]
+    return rows[int(np.argmin(distances))]
 
 
 def one_point(
-    row: Row, predictor: Predictor, start: Correction | None = None, apart: float = _APART
+    row: ServingRow,
+    predictor: ServingPredictor,
+    start: Correction | None = None,
+    apart: float = _DEFAULT_RUN_SPREAD,
 ) -> Correction | None:
-    """What one measured run says of its deployment, beside what is known of the stack (``start``): of the
-    parameters that give its times as nearly as runs of a deployment are alike (``apart``) those that are the
-    nearest, each in terms of how far stacks are apart; None where the row cannot be predicted.
+    """Fit the parameters of a deployment to one measured run, with those of its stack (``start``) as the
+    prior.
+
+    ``apart`` is the assumed spread of errors within a deployment. Returns None if the row cannot be
+    predicted.
     """
     center = _CENTER if start is None else np.array([getattr(start, name) for name in _NAMES])
-    linear = _linear([row], predictor, center)
+    linear = _linear_model([row], predictor, center)
     if linear is None:
         return None
-    return _correction(_settled(linear, predictor, _Aim(center, _SCALE, apart))[0])
+    return _correction(_fit_repeatedly(linear, predictor, _FitPrior(center, _SCALE, apart))[0])
 
 
-class _Aim(NamedTuple):
-    """Where parameters are expected and how far from there, and which residual weighs as much as that."""
+class _FitPrior(NamedTuple):
+    """Prior of a fit: center and standard deviation of the parameters, and the residual of equal weight."""
 
     center: FloatArray
     scale: FloatArray
     residual: float
 
 
-class _Linear(NamedTuple):
-    """Times of rows predicted with the parameters ``at``, their slopes, and what was measured: shapes
-    ``(rows, 2)`` of TTFT and TPOT [ms], slopes ``(rows, 2, parameters)``.
+class _LinearModel(NamedTuple):
+    """Linear model of the times of rows around the parameters ``at``, with the measured times: TTFT and TPOT
+    [ms] of shape ``(rows, 2)``, slopes of shape ``(rows, 2, parameters)``.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ServingRow, ...]
     at: FloatArray
     base: FloatArray
     slopes: FloatArray
     measured: FloatArray
 
     def times(self, values: FloatArray) -> FloatArray:
-        """Times with other parameters."""
+        """Return the times for other parameters."""
         return np.asarray(np.maximum(self.base + self.slopes @ (values - self.at), 0.05 * self.base))
 
     def residuals(self, values: FloatArray) -> FloatArray:
-        """Logarithms of times over those that were measured."""
+        """Return the logarithms of predicted over measured times."""
         return np.asarray(np.log(self.times(values) / self.measured))
 
-    def moved(self, predictor: Predictor, at: FloatArray) -> _Linear:
-        """The same slopes at other parameters."""
-        said = [predictor.times(row, _correction(at)) for row in self.rows]
-        near = self.times(at).tolist()
-        base = [old if isinstance(new, str) else list(new) for old, new in zip(near, said, strict=True)]
+    def moved(self, predictor: ServingPredictor, at: FloatArray) -> _LinearModel:
+        """Simulate at other parameters and reuse the slopes."""
+        simulated = [predictor.times(row, _correction(at)) for row in self.rows]
+        linear = self.times(at).tolist()
+        base = [
+            old if isinstance(new, str) else list(new) for old, new in zip(linear, simulated, strict=True)
+        ]
         return self._replace(at=at, base=np.array(base))
 
-    def of(self, mine: BoolArray) -> _Linear:
-        """Some of the rows."""
-        kept = tuple(row for row, is_mine in zip(self.rows, mine.tolist(), strict=True) if is_mine)
-        return _Linear(kept, self.at, self.base[mine], self.slopes[mine], self.measured[mine])
+    def subset(self, mask: BoolArray) -> _LinearModel:
+        """Return the model of some rows."""
+        rows = tuple(row for row, is_in in zip(self.rows, mask.tolist(), strict=True) if is_in)
+        return _LinearModel(rows, self.at, self.base[mask], self.slopes[mask], self.measured[mask])
 
-    def by_deployment(self) -> dict[str, _Linear]:
-        """The rows of each deployment."""
+    def by_deployment(self) -> dict[str, _LinearModel]:
+        """Return the model of each deployment."""
         names = np.array([deployment_of(row) for row in self.rows])
-        return {name: self.of(names == name) for name in sorted(set(names.tolist()))}
-
-
-def _spread(rows: Sequence[Row]) -> list[Row]:
-    order = sorted(rows, key=lambda row: (row.model, row.precision, row.ranks, row.prompt, row.concurrency))
-    count = min(len(order), _MOST_ROWS)
-    return [order[int(place)] for place in np.linspace(0, len(order) - 1, count)] if count else []
+        return {name: self.subset(names == name) for name in sorted(set(names.tolist()))}
 
 
 def _correction(values: FloatArray) -> Correction:
-    stated: list[float] = values.tolist()
-    return Correction(**dict(zip(_NAMES, stated, strict=True)))
+    parameters: list[float] = values.tolist()
+    return Correction(**dict(zip(_NAMES, parameters, strict=True)))
 
 
-def _linear(rows: Sequence[Row], predictor: Predictor, values: FloatArray) -> _Linear | None:
+def _linear_model(
+    rows: Sequence[ServingRow], predictor: ServingPredictor, values: FloatArray
+) -> _LinearModel | None:
+    """Simulate the rows and their slopes at some parameters; None if no row can be predicted."""
     at = _correction(values)
-    kept: list[Row] = []
-    base: list[Times] = []
+    predicted: list[ServingRow] = []
+    base: list[MeanTimes] = []
     slopes: list[FloatArray] = []
     for row in rows:
-        here = predictor.times(row, at)
-        if isinstance(here, str):
+        times = predictor.times(row, at)
+        if isinstance(times, str):
             continue
-        kept.append(row)
-        base.append(here)
-        slopes.append(_slopes(row, predictor, at, here))
-    if not kept:
+        predicted.append(row)
+        base.append(times)
+        slopes.append(_slopes(row, predictor, at, times))
+    if not predicted:
         return None
-    measured = np.array([(row.ttft_ms, row.tpot_ms) for row in kept])
-    return _Linear(tuple(kept), values, np.array(base), np.array(slopes), measured)
+    measured = np.array([(row.ttft_ms, row.tpot_ms) for row in predicted])
+    return _LinearModel(tuple(predicted), values, np.array(base), np.array(slopes), measured)
 
 
-def _slopes(row: Row, predictor: Predictor, at: Correction, here: Times) -> FloatArray:
-    """Changes of both times with each parameter, shape ``(2, parameters)``."""
-    found = np.zeros((2, len(_NAMES)))
-    for place, (name, prior) in enumerate(PRIORS.items()):
+def _slopes(row: ServingRow, predictor: ServingPredictor, at: Correction, times: MeanTimes) -> FloatArray:
+    """Return the derivatives of both times by each parameter, shape ``(2, parameters)``."""
+    slopes = np.zeros((2, len(_NAMES)))
+    for column, (name, prior) in enumerate(PRIORS.items()):
         if (name == "accepts" and not row.launch.drafts) or (name == "collectives" and row.ranks == 1):
             continue
         step = 0.25 * prior.scale
         step = -step if getattr(at, name) + step > prior.high else step
-        beside = predictor.times(row, replace(at, **{name: getattr(at, name) + step}))
-        if not isinstance(beside, str):
-            found[:, place] = np.subtract(beside, here) / step
-    return found
+        moved = predictor.times(row, replace(at, **{name: getattr(at, name) + step}))
+        if not isinstance(moved, str):
+            slopes[:, column] = np.subtract(moved, times) / step
+    return slopes
 
 
-def _settled(linear: _Linear, predictor: Predictor, aim: _Aim) -> tuple[FloatArray, FloatArray]:
-    """The parameters that fit best when runs are simulated anew where a fit ended, and standard errors."""
-    at, errors = _solved(linear, aim)
+def _fit_repeatedly(
+    linear: _LinearModel, predictor: ServingPredictor, prior: _FitPrior
+) -> tuple[FloatArray, FloatArray]:
+    """Return the best parameters and standard errors, with new simulations at the end of each fit."""
+    at, errors = _solve(linear, prior)
     for _ in range(_ROUNDS - 1):
-        at, errors = _solved(linear.moved(predictor, at), aim)
+        at, errors = _solve(linear.moved(predictor, at), prior)
     return at, errors
 
 
-def _solved(linear: _Linear, aim: _Aim) -> tuple[FloatArray, FloatArray]:
-    """The parameters that fit best, and their standard errors: runs tell as much as what they leave is small,
-    and no parameter is less sure than it was expected to be.
+def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArray]:
+    """Return the best parameters and their standard errors, which follow from the residuals and are at most
+    those of the prior.
     """
-    weight, count, parameters = _SOFT / aim.residual, linear.base.size, len(linear.at)
+    weight, count, parameters = _SOFT_RESIDUAL / prior.residual, linear.base.size, len(linear.at)
 
     def residuals(values: FloatArray) -> FloatArray:
-        off = linear.residuals(values * aim.scale).reshape(-1) * weight
-        return np.concatenate([off, (values - aim.center / aim.scale) * _SOFT])
+        errors = linear.residuals(values * prior.scale).reshape(-1) * weight
+        return np.concatenate([errors, (values - prior.center / prior.scale) * _SOFT_RESIDUAL])
 
-    bounds = (_LOW / aim.scale, _HIGH / aim.scale)
-    start = np.clip(linear.at / aim.scale, *bounds)
-    found = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SOFT)
-    spread = _SOFT
+    bounds = (_LOW / prior.scale, _HIGH / prior.scale)
+    start = np.clip(linear.at / prior.scale, *bounds)
+    solution = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SOFT_RESIDUAL)
+    spread = _SOFT_RESIDUAL
     if count > parameters:
-        spread = float(np.median(np.abs(linear.residuals(found.x * aim.scale)))) / 0.6745
-    told = np.asarray(found.jac, np.float64)[:count] / (weight * max(spread, _LEAST))
-    covariance = np.linalg.inv(told.T @ told + np.eye(parameters))
-    return np.asarray(found.x * aim.scale, np.float64), np.sqrt(np.diag(covariance)) * aim.scale
+        spread = float(np.median(np.abs(linear.residuals(solution.x * prior.scale)))) / 0.6745
+    jacobian = np.asarray(solution.jac, np.float64)[:count] / (weight * max(spread, _MIN_SPREAD))
+    covariance = np.linalg.inv(jacobian.T @ jacobian + np.eye(parameters))
+    return np.asarray(solution.x * prior.scale, np.float64), np.sqrt(np.diag(covariance)) * prior.scale
 
 
-def _apart(parts: Sequence[_Linear]) -> float:
-    """How much one run is worth: of :data:`_APARTS` that with which the middle run of each deployment comes
-    nearest to the others of it, in the mean over these.
+def _best_spread(parts: Sequence[_LinearModel]) -> float:
+    """Return the spread of :data:`_RUN_SPREADS` with which the central run of each deployment predicts the
+    others with the smallest mean error.
     """
-    off: dict[float, list[FloatArray]] = defaultdict(list)
+    errors: dict[float, list[FloatArray]] = defaultdict(list)
     for part in parts:
         if len(part.rows) == 1:
             continue
         is_point = np.array([row is point_of(part.rows) for row in part.rows])
-        point, others = part.of(is_point), part.of(~is_point)
-        for apart in _APARTS:
-            values, _ = _solved(point, _Aim(part.at, _SCALE, apart))
-            off[apart].append(np.minimum(np.abs(others.residuals(values)), _FAR))
-    if not off:
-        return _APART
-    return min(off, key=lambda apart: float(np.concatenate(off[apart]).mean()))
+        point, others = part.subset(is_point), part.subset(~is_point)
+        for apart in _RUN_SPREADS:
+            values, _ = _solve(point, _FitPrior(part.at, _SCALE, apart))
+            errors[apart].append(np.minimum(np.abs(others.residuals(values)), _MAX_RESIDUAL))
+    if not errors:
+        return _DEFAULT_RUN_SPREAD
+    return min(errors, key=lambda apart: float(np.concatenate(errors[apart]).mean()))

@@ -1,25 +1,26 @@
-"""How measured servers were started, where that is published.
+"""ServerLaunch settings of measured servers, from published scripts.
 
-InferenceMAX (https://github.com/SemiAnalysisAI/InferenceX) publishes the scripts that started each of its
-servers: tokens of a step, most sequences, the type of the cache, the memory it may fill, how often the
-scheduler looks at the door. They differ from the defaults of serving stacks, and with the number of clients.
-Scripts of ``benchmarks/`` from October 2025 to April 2026, those of the day of a run. Other servers of the
-table ran with defaults, as far as anybody knows.
+InferenceMAX (https://github.com/SemiAnalysisAI/InferenceX) publishes the scripts that start its servers:
+maximum tokens and sequences of a step, KV-cache type, memory utilization, scheduler receive interval. They
+differ from the defaults of the engines, and depend on the number of clients. Settings here are from the
+scripts in ``benchmarks/`` from October 2025 to April 2026, at the date of each run. Other servers of the
+table are assumed to use the defaults.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hespas.generators.llm import Layout
 from hespas.simulator.serving import Policy, policy_of
 
-__all__ = ["Launch", "Started", "launch_of", "spreads"]
+__all__ = ["ServerLaunch", "ServerStart", "has_data_parallel_ranks", "launch_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """Which server of which day: what scripts choose their settings by."""
+class ServerStart:
+    """Facts by which the scripts choose the settings of a server, with the date of the run."""
 
     model: str
     hardware: str
@@ -35,11 +36,11 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Settings of a server. ``memory_share`` is the part of memory that it fills, or (``of_free``) the part
-    of what weights leave that its cache fills. ``cache``: the element type of keys and values (empty: that of
-    the precision). ``drafts``: tokens that layers for further predictions guess at each step. ``captured``:
-    steps of so many tokens are launched as graphs also where they work on prompts.
+class ServerLaunch:
+    """Settings of a server. ``memory_share`` is the fraction of memory that it uses, or with ``of_free`` the
+    fraction of the memory left by weights that its KV cache uses. ``cache`` is the element type of the KV
+    cache (empty: of the precision). ``drafts`` is the number of speculative tokens per step (MTP).
+    ``captured`` is the largest number of tokens of a prefill step that runs as a CUDA graph.
     """
 
     policy: Policy
@@ -50,39 +51,29 @@ class Launch:
     captured: int = 0
 
 
-_FEW, _SLOW, _EAGER = 16, 30, 10
-"""With this many clients SGLang's scripts have the scheduler look at the door less often: steps of both."""
-_WARM = "2026-01-20"
-"""Since this day TensorRT-LLM's scripts let a step work on 8,192 tokens at least."""
+_MANY_CLIENTS, _LONG_INTERVAL, _SHORT_INTERVAL = 16, 30, 10
+"""From this many clients on, SGLang's scripts use the longer scheduler-recv-interval [steps]."""
+_MIN_TOKENS_DATE = "2026-01-20"
+"""Since this date TensorRT-LLM's scripts set max_num_tokens to at least 8,192."""
 _BALANCED = 60
-"""Steps that data-parallel ranks of TensorRT-LLM wait at most until each of them has a prompt."""
+"""Maximum steps that data-parallel ranks of TensorRT-LLM wait until each of them has a prompt."""
 
 
-def spreads(precision: str, clients: int) -> bool:
-    """Whether ranks of vLLM had requests of their own: MiniMax in 4 bits with the most clients only."""
+def has_data_parallel_ranks(precision: str, clients: int) -> bool:
+    """Return True if ranks of vLLM were data-parallel: only for MiniMax in 4 bits with the most clients."""
     return precision == "fp4" and clients >= 512
 
 
-def launch_of(started: Started) -> Launch:
-    """The settings of a server."""
-    match started.stack if started.is_published else "":
-        case "vllm":
-            return _vllm(started)
-        case "sglang":
-            return _sglang(started)
-        case "trtllm":
-            return _trtllm(started)
-        case _:
-            return _default(started)
+def launch_of(started: ServerStart) -> ServerLaunch:
+    """Return the settings of a server."""
+    if not started.is_published or started.stack not in _SCRIPTS:
+        if started.stack == "trtllm":
+            return ServerLaunch(policy=_balanced(started, {}), of_free=True)
+        return ServerLaunch(policy=policy_of(started.stack))
+    return _SCRIPTS[started.stack](started)
 
 
-def _default(at: Started) -> Launch:
-    if at.stack == "trtllm":
-        return Launch(policy=_balanced(at, {}), of_free=True)
-    return Launch(policy=policy_of(at.stack))
-
-
-def _vllm(at: Started) -> Launch:
+def _vllm(at: ServerStart) -> ServerLaunch:
     sequences, share, cache, captured = at.clients, 0.9, "bf16", _CAPTURED
     match at.model.partition("-")[0]:
         case "MiniMax":
@@ -100,10 +91,10 @@ def _vllm(at: Started) -> Launch:
         case _:
             cache = "f8E4M3FN"
     policy = policy_of("vllm", sequences=sequences, ahead=True)
-    return Launch(policy=policy, memory_share=share, cache=cache, captured=captured)
+    return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
 
 
-def _minimax(at: Started) -> Launch:
+def _minimax(at: ServerStart) -> ServerLaunch:
     tokens, sequences, share, cache, captured = 8192, 1024, 0.9, "bf16", _CAPTURED
     page = 32 if at.hardware == "B200-SXM" and at.precision == "fp8" else 16
     if at.hardware != "B200-SXM":
@@ -115,34 +106,34 @@ def _minimax(at: Started) -> Launch:
     else:
         sequences = at.clients
     policy = policy_of("vllm", tokens=tokens, sequences=sequences, page_tokens=page, ahead=True)
-    return Launch(policy=policy, memory_share=share, cache=cache, captured=captured)
+    return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
 
 
 _CAPTURED, _MORE_CAPTURED = 512, 2048
-"""Tokens of the largest step for which vLLM makes a graph unless it is told, and what some scripts state."""
+"""Largest step in tokens that vLLM captures as a CUDA graph: by default, and in some scripts."""
 
 
-def _sglang(at: Started) -> Launch:
-    drafts, polls = 0, _SLOW if at.clients >= _FEW else _EAGER
+def _sglang(at: ServerStart) -> ServerLaunch:
+    drafts, polls = 0, _LONG_INTERVAL if at.clients >= _MANY_CLIENTS else _SHORT_INTERVAL
     if at.precision == "fp4":
         tokens, sequences, share = 16384, 256, 0.85
-    elif at.clients > _MOST_UNGUESSED and at.layout.tp == 8:
+    elif at.clients > _MAX_CLIENTS_WITHOUT_MTP and at.layout.tp == 8:
         tokens, sequences, share, drafts = 16384, 512, 0.82, 2
     elif at.layout.tp == 8:
         tokens, sequences, share = 32768, 128, 0.82
     else:
-        tokens, sequences, share, polls = 8192, 32, 0.95, _EAGER
+        tokens, sequences, share, polls = 8192, 32, 0.95, _SHORT_INTERVAL
     policy = policy_of("sglang", tokens=tokens, sequences=sequences, polls=polls, ahead=True)
-    return Launch(policy=policy, memory_share=share, cache="f8E4M3FN", drafts=drafts)
+    return ServerLaunch(policy=policy, memory_share=share, cache="f8E4M3FN", drafts=drafts)
 
 
-_MOST_UNGUESSED = 64
-"""With more clients than this, DeepSeek in 8 bits ran on SGLang with guesses only; with fewer, nothing tells
-runs with them from those without.
+_MAX_CLIENTS_WITHOUT_MTP = 64
+"""With more clients, DeepSeek in 8 bits always ran with speculative tokens on SGLang; with fewer, the table
+does not distinguish runs with and without them.
 """
 
 
-def _trtllm(at: Started) -> Launch:
+def _trtllm(at: ServerStart) -> ServerLaunch:
     match at.model.partition("-")[0]:
         case "GPT":
             changes = {"tokens": 20000, "sequences": 512}
@@ -153,17 +144,18 @@ def _trtllm(at: Started) -> Launch:
             if at.prompt == at.output and at.layout.tp < 8:
                 changes |= {"holds": 20, "holds_tokens": round(0.9 * 16384)}
         case _:
-            return _guessing(at) if at.release in _GUESSING and at.date >= "2026" else _deepseek(at)
-    return Launch(policy=_balanced(at, changes), memory_share=share, of_free=True, cache="f8E4M3FN")
+            is_speculative = at.release in _SPECULATIVE_RELEASES and at.date >= "2026"
+            return _speculative_deepseek(at) if is_speculative else _deepseek(at)
+    return ServerLaunch(policy=_balanced(at, changes), memory_share=share, of_free=True, cache="f8E4M3FN")
 
 
-def _deepseek(at: Started) -> Launch:
-    """DeepSeek's models on TensorRT-LLM."""
+def _deepseek(at: ServerStart) -> ServerLaunch:
+    """Return the settings of DeepSeek's models on TensorRT-LLM."""
     tokens, share = -(-(at.clients + at.prompt + 64) // 64) * 64, 0.8
     short, long = at.prompt == at.output, at.prompt > at.output
     changes: dict[str, int] = {}
     is_graph = False
-    if at.date >= _WARM:
+    if at.date >= _MIN_TOKENS_DATE:
         tokens = max(tokens, 8192)
         if at.precision == "fp8":
             is_graph = at.clients >= 64 and (short or long) and at.layout.dp == 1
@@ -173,29 +165,33 @@ def _deepseek(at: Started) -> Launch:
         else:
             is_graph = short and at.layout.ep == 8
     policy = _balanced(at, {"tokens": tokens, **changes})
-    return Launch(
+    return ServerLaunch(
         policy=policy, memory_share=share, of_free=True, cache="f8E4M3FN", captured=tokens if is_graph else 0
     )
 
 
-_GUESSING = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
-"""Releases of which runs of 2026 guess tokens."""
+_SPECULATIVE_RELEASES = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
+"""Releases whose runs of 2026 use speculative tokens."""
 
 
-def _guessing(at: Started) -> Launch:
-    """The same in releases that guess tokens."""
-    spread = at.layout.dp > 1
-    drafts, most = (1, max(1, at.clients // at.layout.dp)) if spread else (3, at.clients)
-    tokens = -(-((drafts + 1) * most + at.prompt + 64) // 64) * 64
+def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
+    """Return the settings of DeepSeek's models on TensorRT-LLM with speculative tokens."""
+    is_data_parallel = at.layout.dp > 1
+    drafts, sequences = (1, max(1, at.clients // at.layout.dp)) if is_data_parallel else (3, at.clients)
+    tokens = -(-((drafts + 1) * sequences + at.prompt + 64) // 64) * 64
     if at.precision == "fp8":
         shape = (at.prompt > 1024, at.output > 1024)
-        is_graph = not spread and at.clients > {(False, False): 4, (False, True): 8}.get(shape, 16)
+        is_graph = not is_data_parallel and at.clients > {(False, False): 4, (False, True): 8}.get(shape, 16)
     else:
-        is_graph = at.prompt == at.output and at.clients in (32, 64, 128) and not (spread and at.clients > 64)
+        is_graph = (
+            at.prompt == at.output
+            and at.clients in (32, 64, 128)
+            and not (is_data_parallel and at.clients > 64)
+        )
         is_graph |= at.output > at.prompt and at.clients == 64
-    policy = _balanced(at, {"tokens": tokens, "sequences": most})
-    share = 0.7 if spread and at.precision == "fp8" else 0.8
-    return Launch(
+    policy = _balanced(at, {"tokens": tokens, "sequences": sequences})
+    share = 0.7 if is_data_parallel and at.precision == "fp8" else 0.8
+    return ServerLaunch(
         policy=policy,
         memory_share=share,
         of_free=True,
@@ -205,14 +201,21 @@ def _guessing(at: Started) -> Launch:
     )
 
 
-def _balanced(at: Started, changes: dict[str, int]) -> Policy:
-    """Prompts are worked on whole. Data-parallel ranks work on prompts when each of them has one: as long as
-    that takes in the mean, and :data:`_BALANCED` steps at most.
+def _balanced(at: ServerStart, changes: dict[str, int]) -> Policy:
+    """Return the policy of TensorRT-LLM with whole prompts. Data-parallel ranks start prefill when each has a
+    prompt: after the mean time for that, and at most :data:`_BALANCED` steps.
     """
     ranks = at.layout.dp
     if ranks > 1:
-        each = at.output * ranks / at.clients
-        until_all = each * sum(1 / rank for rank in range(1, ranks + 1))
+        steps_per_prompt = at.output * ranks / at.clients
+        until_all = steps_per_prompt * sum(1 / rank for rank in range(1, ranks + 1))
         changes |= {"polls": max(1, min(_BALANCED, round(until_all)))}
     whole = at.prompt <= changes.get("tokens", policy_of("trtllm").tokens)
     return policy_of("trtllm", chunked=not whole, ahead=at.is_published, **changes)
+
+
+_SCRIPTS: Mapping[str, Callable[[ServerStart], ServerLaunch]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm": _trtllm,
+}

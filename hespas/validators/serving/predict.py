@@ -1,17 +1,22 @@
-"""What a run of a server is predicted to be: the times that its clients see in the mean."""
+"""Predicted mean TTFT and TPOT of a run of a server, and its load relative to the capacity.
+
+Near and beyond the capacity, a small error of the rate becomes a large one of the TTFT: such runs are marked
+and reported, and their errors are summarized separately.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, nan
-from typing import NamedTuple
+from math import inf, isnan, nan
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from hespas.generators.llm import ServingStep
 from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import HespasError
 from hespas.hardware import named_device
 from hespas.simulator.serving import (
@@ -23,137 +28,150 @@ from hespas.simulator.serving import (
     serve,
     step_times,
 )
-from hespas.validators.serving.launches import Launch
-from hespas.validators.serving.rows import Row
+from hespas.validators.serving.launches import ServerLaunch
+from hespas.validators.serving.rows import ServingRow
 
-__all__ = ["Predictor", "Times", "implied_rate"]
+__all__ = ["Capacity", "MeanTimes", "ServingPredictor", "capacity_of", "implied_rate", "peak_concurrent"]
 
-_ROUNDS, _FEW, _USABLE = 10, 3, 0.95
-"""Requests of each client of a benchmark; as many rounds as are simulated, the later standing for the rest;
-the part of memory that the driver leaves.
+Capacity = Literal["below", "near", "beyond", "unknown"]
+_NEAR_CAPACITY = 0.9
+"""Share of the capacity from which requests queue by chance."""
+_ROUNDS, _SIMULATED_ROUNDS, _USABLE_MEMORY = 10, 3, 0.95
+"""Requests per client of a benchmark; requests per client that are simulated, of which the later ones
+represent the rest; fraction of memory that the driver leaves.
 """
-_MOST_TOKENS, _MOST_SEQUENCES = 1 << 15, 1 << 11
-"""Of a step of any server."""
-_LEAST = 24
+_MAX_TOKENS, _MAX_SEQUENCES = 1 << 15, 1 << 11
+"""Limits of a step of any server."""
+_MIN_LATER_REQUESTS = 24
 
 
-class Times(NamedTuple):
-    """Mean times of requests [ms]."""
+class MeanTimes(NamedTuple):
+    """Mean TTFT and TPOT of the requests of a run [ms]."""
 
     ttft_ms: float
     tpot_ms: float
 
 
-def implied_rate(row: Row, times: Times) -> float:
-    """Output tokens in a second that follow from both times: each of the clients gets ``output`` tokens in a
-    time to the first and so many times that per token.
-    """
+def implied_rate(row: ServingRow, times: MeanTimes) -> float:
+    """Return the output tokens per second that follow from TTFT and TPOT at the run's concurrency."""
     mean = row.output * (1 + row.ratio) / 2
     return row.concurrency * mean / (times.ttft_ms + times.tpot_ms * (mean - 1)) * 1e3
 
 
 @dataclass(slots=True)
-class Predictor:
-    """Predicts rows; times of steps are made once for each server. ``estimator`` as on a command line."""
+class ServingPredictor:
+    """ServingPredictor of rows that estimates step times once per server. ``estimator`` is as on the
+    command line.
+    """
 
     estimator: str = "composite"
     progress: Callable[[int, int], None] | None = None
     _steps: dict[tuple[ServingStep, str, str], StepTimes | str] = field(
         default_factory=dict[tuple[ServingStep, str, str], "StepTimes | str"]
     )
-    _rooms: dict[tuple[ServingStep, str, Launch, int], float] = field(
-        default_factory=dict[tuple[ServingStep, str, Launch, int], float]
+    _cache_sizes: dict[tuple[ServingStep, str, ServerLaunch, int], float] = field(
+        default_factory=dict[tuple[ServingStep, str, ServerLaunch, int], float]
     )
 
-    def steps(self, row: Row) -> StepTimes | str:
-        """Times of steps of a row's server, or why there are none."""
+    def steps(self, row: ServingRow) -> StepTimes | str:
+        """Return the step times of a row's server, or the reason why there are none."""
         if row.step is None:
             return row.reason
         key = (row.step, row.hardware, row.stack)
         if key not in self._steps:
+            grids = Grids.up_to(tokens=_MAX_TOKENS, sequences=_MAX_SEQUENCES, context=1 << 14)
             try:
-                self._steps[key] = self._made(*key)
+                self._steps[key] = step_times(
+                    lattice_kernels(row.step, grids),
+                    named_device(row.hardware),
+                    models_of(row.stack, self.estimator),
+                    num_ranks=row.step.layout.ranks,
+                    diagnostics=Diagnostics(),
+                )
             except HespasError as error:
                 self._steps[key] = error.message
         return self._steps[key]
 
-    def _made(self, step: ServingStep, hardware: str, stack: str) -> StepTimes:
-        grids = Grids.up_to(tokens=_MOST_TOKENS, sequences=_MOST_SEQUENCES, context=1 << 14)
-        return step_times(
-            lattice_kernels(step, grids),
-            named_device(hardware),
-            models_of(stack, self.estimator),
-            num_ranks=step.layout.ranks,
-            diagnostics=Diagnostics(),
-        )
-
-    def times(self, row: Row, correction: Correction) -> Times | str:
-        """The prediction of a row, or why there is none."""
+    def times(self, row: ServingRow, correction: Correction) -> MeanTimes | str:
+        """Return the predicted times of a row, or the reason why there are none."""
         steps = self.steps(row)
         if isinstance(steps, str) or row.step is None:
             return steps if isinstance(steps, str) else row.reason
-        policy, room = row.launch.policy, self._room(row, row.step)
-        if room < 1:
-            return f"the weights leave no room for a cache in {row.step.layout.ranks} x {row.hardware}"
+        policy, cache_tokens = row.launch.policy, self._cache_tokens(row, row.step)
+        if cache_tokens < 1:
+            return f"the weights leave no memory for a KV cache in {row.step.layout.ranks} x {row.hardware}"
         clients = max(1, round(row.concurrency / row.step.layout.dp))
-        requests = _requests(row, clients)
+        count = max(clients * _SIMULATED_ROUNDS, clients + _MIN_LATER_REQUESTS)
+        generator = np.random.default_rng(row.prompt * 31 + row.output)
+        requests = Requests(
+            arrival_ns=np.zeros(count),
+            prompt=lengths(count, row.prompt, row.ratio, generator),
+            output=lengths(count, row.output, row.ratio, generator),
+            concurrency=clients,
+        )
+        launched = replace(
+            steps.corrected(correction),
+            captured=row.launch.captured,
+            drafts=row.launch.drafts,
+            draft_share=1 / len(row.step.model.layers),
+        )
         try:
-            run = serve(requests, self._launched(row, steps, correction), policy, cache_tokens=room)
+            run = serve(requests, launched, policy, cache_tokens=cache_tokens)
         except HespasError as error:
             return error.message
         ttft = run.ttft_ns
         first, later = ttft[:clients], ttft[clients:]
         mean = (first.mean() + (_ROUNDS - 1) * later.mean()) / _ROUNDS
-        return Times(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
+        return MeanTimes(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
 
-    def load_share(self, row: Row) -> float:
-        """Return requests under way on a replica over what it holds, of sequences or of tokens in its cache;
-        NaN where the server is unknown.
+    def load_share(self, row: ServingRow) -> float:
+        """Return the load of a replica relative to its capacity, of sequences or of KV-cache tokens; NaN if
+        the server is unknown.
         """
         if row.step is None:
             return nan
         clients = max(1, round(row.concurrency / row.step.layout.dp))
         tokens = clients * (row.prompt + row.output) * (1 + row.ratio) / 2
-        room = self._room(row, row.step)
-        return max(clients / row.launch.policy.sequences, tokens / room if room > 0 else inf)
+        cache_tokens = self._cache_tokens(row, row.step)
+        return max(clients / row.launch.policy.sequences, tokens / cache_tokens if cache_tokens > 0 else inf)
 
-    @staticmethod
-    def _launched(row: Row, steps: StepTimes, correction: Correction) -> StepTimes:
-        launch, layers = row.launch, 1 if row.step is None else len(row.step.model.layers)
-        return replace(
-            steps.corrected(correction),
-            captured=launch.captured,
-            drafts=launch.drafts,
-            draft_share=1 / layers,
-        )
-
-    def _room(self, row: Row, step: ServingStep) -> float:
-        """Tokens of the cache."""
+    def _cache_tokens(self, row: ServingRow, step: ServingStep) -> float:
+        """Return the KV-cache size of a replica in tokens."""
         launch = row.launch
         key = (step, row.hardware, launch, row.concurrency)
-        if key not in self._rooms:
+        if key not in self._cache_sizes:
             memory = named_device(row.hardware).main_memory.capacity_bytes
-            share = _USABLE if launch.of_free else launch.memory_share
-            room = cached_tokens(step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency)
-            self._rooms[key] = room * launch.memory_share if launch.of_free else room
-        return self._rooms[key]
+            share = _USABLE_MEMORY if launch.of_free else launch.memory_share
+            tokens = cached_tokens(
+                step, memory * share, tokens=launch.policy.tokens, sequences=row.concurrency
+            )
+            self._cache_sizes[key] = tokens * launch.memory_share if launch.of_free else tokens
+        return self._cache_sizes[key]
 
-    def all_times(self, rows: Sequence[Row], correction_of: Callable[[Row], Correction]) -> list[Times | str]:
-        """Predictions of rows, those of one server after another."""
-        found: list[Times | str] = []
+    def all_times(
+        self, rows: Sequence[ServingRow], correction_of: Callable[[ServingRow], Correction]
+    ) -> list[MeanTimes | str]:
+        """Predict all rows."""
+        predictions: list[MeanTimes | str] = []
         for done, row in enumerate(rows):
             if self.progress:
                 self.progress(done, len(rows))
-            found.append(self.times(row, correction_of(row)))
-        return found
+            predictions.append(self.times(row, correction_of(row)))
+        return predictions
 
 
-def _requests(row: Row, clients: int) -> Requests:
-    count = max(clients * _FEW, clients + _LEAST)
-    generator = np.random.default_rng(row.prompt * 31 + row.output)
-    return Requests(
-        arrival_ns=np.zeros(count),
-        prompt=lengths(count, row.prompt, row.ratio, generator),
-        output=lengths(count, row.output, row.ratio, generator),
-        concurrency=clients,
-    )
+def capacity_of(load_share: float) -> Capacity:
+    """Classify a load relative to the capacity of the server."""
+    if isnan(load_share):
+        return "unknown"
+    return "beyond" if load_share > 1 else "near" if load_share >= _NEAR_CAPACITY else "below"
+
+
+def peak_concurrent(start_s: FloatArray, end_s: FloatArray, amount: IntArray) -> float:
+    """Return the largest sum of ``amount`` over concurrent requests, between start and end. O(requests
+    log).
+    """
+    times = np.concatenate((start_s, end_s))
+    change = np.concatenate((amount, -amount))
+    order = np.lexsort((change, times))  # at equal times, ends come before starts
+    return float(np.cumsum(change[order]).max())

@@ -1,15 +1,15 @@
-"""Recorded runs of servers, request by request: simulated with the same arrivals and lengths, and compared.
+"""Replays of recorded runs of servers: simulation with the same arrivals and lengths, request by request.
 
-Two tables, as ``published_e2e`` has them: a row for each run (``trace, accelerator, model, tp, dp, ep,
-max_num_seqs, max_num_batched_tokens, num_kv_tokens``; empty ``dp`` and ``ep`` are 1; limits and cache are
-of each of ``dp`` replicas) and one for each request (``trace, queued_s,
-first_token_s, last_token_s, input_tokens, output_tokens``).
+The input is two tables as in ``published_e2e``: one row per run (``trace, accelerator, model, tp, dp, ep,
+max_num_seqs, max_num_batched_tokens, num_kv_tokens``; empty ``dp`` and ``ep`` are 1; limits and cache are per
+replica) and one row per request (``trace, queued_s, first_token_s, last_token_s, input_tokens,
+output_tokens``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan, sqrt
 from pathlib import Path
@@ -35,21 +35,20 @@ from hespas.simulator.serving import (
     share_of,
     step_times,
 )
-from hespas.validators.serving.capacity import capacity_of, most_at_once
-from hespas.validators.serving.cells import Cells, read_cells
+from hespas.validators.serving.predict import capacity_of, peak_concurrent
+from hespas.validators.serving.rows import TableRow, read_cells
 
-__all__ = ["RecordedRun", "Replay", "read_recorded", "replayed"]
+__all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
 
-_EARLY = 0.2
-"""The part of a run's requests that calibrate it: those that were done first. Never compared."""
+_CALIBRATION_SHARE = 0.2
+"""Share of a run's requests, the first to finish, that calibrate. They are never compared."""
 _MEMORY_SHARE = 0.9
-_LATEST_S = 1e12
-"""Beyond, a time is none of any clock."""
+_MAX_TIME_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run: the server, its requests, and when each of them had its first and last token [s]."""
+    """Recorded run: the server, its requests, and the times of their first and last tokens [s]."""
 
     trace: str
     model: str
@@ -68,25 +67,26 @@ class RecordedRun:
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Time per output token after the first of each request; NaN for answers of one."""
-        more = self.requests.output - 1
+        """Return the TPOT of each request; NaN for one output token."""
+        later_tokens = self.requests.output - 1
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(more > 0, (self.last_s - self.first_s) / more, nan)
+            return np.where(later_tokens > 0, (self.last_s - self.first_s) / later_tokens, nan)
 
     @property
     def is_early(self) -> BoolArray:
-        """The requests that were done first: they calibrate, all others are compared."""
-        return np.asarray(self.last_s <= np.quantile(self.last_s, _EARLY), np.bool_)
+        """Return True per request that finished first and calibrates; the others are compared."""
+        return np.asarray(self.last_s <= np.quantile(self.last_s, _CALIBRATION_SHARE), np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """Predicted over measured, less 1, of the means of so many ``requests`` of a run: those that were done
-    after the first fifth, which calibrates (``calibrated``). The makespan is from when that fifth was done
-    to the last token of all. ``load_share`` is the most that requests asked of the server at once over what
-    it holds: of sequences or of tokens in its cache. ``measured_s`` is how long the whole run took,
-    ``computed_s`` how long its simulation did with the times of its steps, ``calibrating_s`` how long
-    calibration did before (NaN: none).
+class RunReplay:
+    """Relative errors of the means over ``requests`` requests of a run: those after the first fifth, which
+    calibrates (``calibrated``).
+
+    The makespan is from the end of that fifth to the last token. ``load_share`` is the peak load relative to
+    the capacity, of sequences or of KV-cache tokens. ``measured_s`` is the duration of the run,
+    ``computed_s`` that of its simulation with the estimation of steps, ``calibrating_s`` that of the
+    calibration (NaN: none).
     """
 
     trace: str
@@ -104,51 +104,54 @@ class Replay:
     calibrating_s: float
 
 
-_OF_RUNS = (
+_RUN_COLUMNS = (
     "trace", "accelerator", "model", "engine", "tp", "precision", "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip
-_OF_REQUESTS = ("trace", "queued_s", "first_token_s", "last_token_s", "input_tokens", "output_tokens")
+_REQUEST_COLUMNS = ("trace", "queued_s", "first_token_s", "last_token_s", "input_tokens", "output_tokens")
 
 
 def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None = None) -> list[RecordedRun]:
-    """The runs of both tables. Requests of no run are left out and counted. Raises ``FormatError`` for what
-    are no such tables, cells that hold no such thing, and a run without requests.
+    """Read the runs of both tables. Requests without a run are ignored and counted.
+
+    Raises ``FormatError`` for other tables, invalid cells, and a run without requests.
     """
-    heads, of = read_cells(runs, _OF_RUNS), defaultdict[str, list[Cells]](list)
-    for each in read_cells(requests, _OF_REQUESTS):
-        of[each.stated("trace")].append(each)
-    found: list[RecordedRun] = []
+    heads, by_trace = read_cells(runs, _RUN_COLUMNS), defaultdict[str, list[TableRow]](list)
+    for cells in read_cells(requests, _REQUEST_COLUMNS):
+        by_trace[cells.required("trace")].append(cells)
+    recorded: list[RecordedRun] = []
     for head in heads:
-        trace = head.stated("trace")
-        if trace not in of:
-            raise head.fault("trace", f"is {clipped(trace)!r}, of which {requests} has no request", "a trace")
-        found.append(_run(head, of[trace]))
-    others = of.keys() - {run.trace for run in found}
+        trace = head.required("trace")
+        if trace not in by_trace:
+            problem = f"is {clipped(trace)!r}, which has no request in {requests}"
+            raise head.fault("trace", problem, "a trace with requests")
+        recorded.append(_recorded_run(head, by_trace[trace]))
+    others = by_trace.keys() - {run.trace for run in recorded}
     if diagnostics is not None:
         diagnostics.warning(
-            "serving.other-requests", str(requests), "requests of traces that no run has were left out",
-            count=sum(len(of[trace]) for trace in others),
+            "serving.other-requests", str(requests), "requests of traces without a run are ignored",
+            count=sum(len(by_trace[trace]) for trace in others),
         )  # fmt: skip
-    return found
+    return recorded
 
 
-def _run(head: Cells, rows: Sequence[Cells]) -> RecordedRun:
-    times = np.array([_seconds(each) for each in rows], np.float64)
+def _recorded_run(head: TableRow, rows: Sequence[TableRow]) -> RecordedRun:
+    """Convert a run and its requests, in order of arrival."""
+    times = np.array([_request_times(cells) for cells in rows], np.float64)
     order = np.argsort(times[:, 0], kind="stable")
     queued, first, last = times[order].T - times[order[0], 0]
     prompt, output = (
-        np.array([each.count(name) for each in rows], np.int64)[order]
+        np.array([cells.count(name) for cells in rows], np.int64)[order]
         for name in ("input_tokens", "output_tokens")
     )
     return RecordedRun(
-        trace=head.stated("trace"),
-        model=head.stated("model"),
-        hardware=canonical(head.stated("accelerator")) or head.stated("accelerator"),
-        stack=head.stated("engine").partition(" ")[0].casefold(),
+        trace=head.required("trace"),
+        model=head.required("model"),
+        hardware=canonical(head.required("accelerator")) or head.required("accelerator"),
+        stack=head.required("engine").partition(" ")[0].casefold(),
         tp=head.count("tp"),
         dp=head.count("dp", 1),
         ep=head.count("ep", 1),
-        precision=head.stated("precision"),
+        precision=head.required("precision"),
         tokens=head.count("max_num_batched_tokens"),
         sequences=head.count("max_num_seqs"),
         cache_tokens=head.number("num_kv_tokens"),
@@ -158,23 +161,25 @@ def _run(head: Cells, rows: Sequence[Cells]) -> RecordedRun:
     )
 
 
-def _seconds(cells: Cells) -> tuple[float, float, float]:
-    """When a request was queued, and had its first and last token."""
+def _request_times(cells: TableRow) -> tuple[float, float, float]:
+    """Return the arrival, first token and last token of a request [s]."""
     queued, first, last = (
         cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")
     )
-    if last > _LATEST_S:
-        raise cells.fault("last_token_s", f"is {last:g}", f"seconds, at most {_LATEST_S:g}")
+    if last > _MAX_TIME_S:
+        raise cells.fault("last_token_s", f"is {last:g}", f"seconds, at most {_MAX_TIME_S:g}")
     if not queued <= first <= last:
         raise cells.fault(
-            "last_token_s", f"is {last:g}, after {queued:g} and {first:g}", "queued, first and last in order"
+            "last_token_s",
+            f"is {last:g}, after {queued:g} and {first:g}",
+            "queued, first and last token in order",
         )
     return queued, first, last
 
 
 @dataclass(frozen=True, slots=True)
-class _Simulated:
-    """Times of all requests in the order of their arrival [ns], shape ``(requests,)``."""
+class _ReplayTimes:
+    """Simulated times of all requests in order of arrival [ns], shape ``(requests,)``."""
 
     ttft_ns: FloatArray
     tpot_ns: FloatArray
@@ -183,14 +188,14 @@ class _Simulated:
     put_back: int
 
     @classmethod
-    def of(cls, runs: Sequence[ServingRun]) -> _Simulated:
-        """Join the runs of replicas that took turns."""
-        count, turns = sum(len(run.requests) for run in runs), len(runs)
+    def of(cls, runs: Sequence[ServingRun]) -> _ReplayTimes:
+        """Interleave the runs of round-robin replicas."""
+        count, num_replicas = sum(len(run.requests) for run in runs), len(runs)
 
         def joined(name: str) -> FloatArray:
             column = np.empty(count)
-            for place, run in enumerate(runs):
-                column[place::turns] = getattr(run, name)
+            for replica, run in enumerate(runs):
+                column[replica::num_replicas] = getattr(run, name)
             return column
 
         return cls(
@@ -203,35 +208,38 @@ class _Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _PreparedRun:
+    """Recorded run with the step times, policy and KV-cache size of its server."""
+
     run: RecordedRun
     steps: StepTimes
     policy: Policy
-    room: float
+    cache_tokens: float
     seconds: float
-    """That the times of steps took."""
+    """Time of the estimation of steps."""
 
     @property
     def load_share(self) -> float:
-        """The most that requests asked of the server at once over what it holds."""
+        """Return the peak load relative to the capacity of the server."""
         run, requests = self.run, self.run.requests
         span = requests.arrival_ns / 1e9, run.last_s
-        sequences = most_at_once(*span, np.ones(len(requests), np.int64)) / (run.sequences * run.dp)
-        tokens = most_at_once(*span, requests.prompt + requests.output) / (self.room * run.dp)
+        sequences = peak_concurrent(*span, np.ones(len(requests), np.int64)) / (run.sequences * run.dp)
+        tokens = peak_concurrent(*span, requests.prompt + requests.output) / (self.cache_tokens * run.dp)
         return max(sequences, tokens)
 
-    def simulated(self, correction: Correction) -> tuple[_Simulated, float]:
-        """The run under a correction, replicas taking turns, and how long that took [s]."""
+    def simulated(self, correction: Correction) -> tuple[_ReplayTimes, float]:
+        """Simulate the run with a correction; return its times, and the time of the simulation [s]."""
         start = perf_counter()
         steps, busy = self.steps.corrected(correction), min(self.run.dp, len(self.run.requests))
-        shares = [share_of(self.run.requests, place, busy) for place in range(busy)]
-        runs = [serve(share, steps, self.policy, cache_tokens=self.room) for share in shares]
-        return _Simulated.of(runs), perf_counter() - start
+        shares = [share_of(self.run.requests, replica, busy) for replica in range(busy)]
+        runs = [serve(share, steps, self.policy, cache_tokens=self.cache_tokens) for share in shares]
+        return _ReplayTimes.of(runs), perf_counter() - start
 
 
-def _made(run: RecordedRun, estimator: str) -> _Made:
+def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
+    """Estimate the steps of a recorded run's server."""
     if run.is_early.all():
-        raise UnsupportedError("no request was done after those that calibrate")
+        raise UnsupportedError("no request finished after those that calibrate")
     start = perf_counter()
     model = named_model(run.model)
     step = ServingStep(
@@ -249,94 +257,93 @@ def _made(run: RecordedRun, estimator: str) -> _Made:
         diagnostics=Diagnostics(),
     )
     memory = device.main_memory.capacity_bytes * _MEMORY_SHARE
-    room = run.cache_tokens
-    if np.isnan(room):
-        room = cached_tokens(step, memory, tokens=run.tokens, sequences=run.sequences)
-    return _Made(run, steps, policy, room, perf_counter() - start)
+    cache_tokens = run.cache_tokens
+    if isnan(cache_tokens):
+        cache_tokens = cached_tokens(step, memory, tokens=run.tokens, sequences=run.sequences)
+    return _PreparedRun(run, steps, policy, cache_tokens, perf_counter() - start)
 
 
-def replayed(
+def replay_runs(
     runs: Sequence[RecordedRun], *, estimator: str = "composite", diagnostics: Diagnostics | None = None
-) -> list[Replay]:
-    """Each run without and with calibration: a factor on all kernels of a device, from its runs on one rank,
-    and one on its collectives, from those on several. The fifth of its requests that was done first speaks
-    of each; the comparison is of all others. A run that cannot be repeated is left out and said.
+) -> list[RunReplay]:
+    """RunReplay each run without and with calibration: a factor on all kernels of a device, from its runs on
+    one rank, and one on its collectives, from runs on several.
+
+    The first fifth of the requests calibrates, the others are compared. A run that cannot be replay_runs is
+    skipped with a warning.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
-    made: list[_Made] = []
-    plain: list[Replay] = []
+    messages = diagnostics if diagnostics is not None else Diagnostics()
+    prepared: list[_PreparedRun] = []
+    uncalibrated: list[RunReplay] = []
     for run in runs:
         try:
-            made.append(_made(run, estimator))
-            plain.append(_compared(made[-1], Correction()))
-            if (state := capacity_of(plain[-1].load_share)) in {"near", "beyond"}:
-                text = f"{state} the capacity of its server: the time to the first token is that of a queue"
-                found.warning("serving.near-capacity", run.trace, text)
+            prepared.append(_prepared(run, estimator))
+            uncalibrated.append(_compared(prepared[-1], Correction()))
+            if (state := capacity_of(uncalibrated[-1].load_share)) in {"near", "beyond"}:
+                text = f"{state} the capacity of its server: queueing dominates the TTFT"
+                messages.warning("serving.near-capacity", run.trace, text)
         except HespasError as error:
-            made = [each for each in made if each.run is not run]
-            found.warning("serving.not-repeated", run.trace, f"not repeated: {error.message}")
+            prepared = [entry for entry in prepared if entry.run is not run]
+            messages.warning("serving.not-repeated", run.trace, f"not replay_runs: {error.message}")
     of_device: dict[str, Correction] = {}
     seconds: dict[str, float] = {}
-    for each in sorted(made, key=lambda each: each.run.tp):
-        start, known = perf_counter(), of_device.get(each.run.hardware)
-        if known is not None and each.run.tp * each.run.dp == 1:
-            continue  # nothing of it tells of collectives
-        names = _KERNELS if known is None else ("collectives",)
-        factored = _calibrated(each, known or Correction(), names)
-        if factored is None:
-            found.warning("serving.uncalibrated", each.run.trace, "no early answer has more than one token")
+    for entry in sorted(prepared, key=lambda entry: entry.run.tp):
+        run = entry.run
+        start, previous = perf_counter(), of_device.get(run.hardware)
+        if previous is not None and run.tp * run.dp == 1:
+            continue  # it has no collectives
+        names = _KERNELS if previous is None else ("collectives",)
+        correction = _calibrated(entry, previous or Correction(), names)
+        if correction is None:
+            text = "not calibrated: no early request has more than one output token"
+            messages.warning("serving.uncalibrated", run.trace, text)
             continue
-        of_device[each.run.hardware] = factored
-        seconds[each.run.trace] = perf_counter() - start
-    return plain + [
-        _compared(each, of_device[each.run.hardware], seconds.get(each.run.trace, 0.0))
-        for each in made
-        if each.run.hardware in of_device
+        of_device[run.hardware] = correction
+        seconds[run.trace] = perf_counter() - start
+    return uncalibrated + [
+        _compared(entry, of_device[entry.run.hardware], seconds.get(entry.run.trace, 0.0))
+        for entry in prepared
+        if entry.run.hardware in of_device
     ]
 
 
 _KERNELS = ("products", "attention", "collectives", "others")
 _HALVINGS, _FACTORS = 12, (0.2, 8.0)
-"""The factor is found to a thousandth."""
+"""Steps and range of the bisection, which ends within a thousandth."""
 
 
-def _calibrated(made: _Made, known: Correction, names: tuple[str, ...]) -> Correction | None:
-    """The factor on some shares by which times per token of early requests are right in the mean; None where
-    these have no times per token.
+def _calibrated(entry: _PreparedRun, start: Correction, names: tuple[str, ...]) -> Correction | None:
+    """Return the correction with the factor on some kernels that makes the mean TPOT of early requests exact;
+    None if these have no TPOT.
     """
-    run = made.run
+    run = entry.run
     early = run.is_early & (run.requests.output > 1)
     if not early.any():
         return None
     measured = float(np.mean(run.tpot_s[early])) * 1e9
 
     def with_factor(factor: float) -> Correction:
-        stated: Mapping[str, float] = {name: getattr(known, name) * factor for name in names}
-        return replace(known, **stated)
+        values: Mapping[str, float] = {name: getattr(start, name) * factor for name in names}
+        return replace(start, **values)
 
-    def is_slow(factor: float) -> bool:
-        return float(np.mean(made.simulated(with_factor(factor))[0].tpot_ns[early])) > measured
-
-    return with_factor(_edge(is_slow))
-
-
-def _edge(is_beyond: Callable[[float], bool]) -> float:
     low, high = _FACTORS
     for _ in range(_HALVINGS):
         middle = sqrt(low * high)
-        low, high = (low, middle) if is_beyond(middle) else (middle, high)
-    return sqrt(low * high)
+        tpot_ns = float(np.mean(entry.simulated(with_factor(middle))[0].tpot_ns[early]))
+        low, high = (low, middle) if tpot_ns > measured else (middle, high)
+    return with_factor(sqrt(low * high))
 
 
-def _compared(made: _Made, correction: Correction, calibrating_s: float = nan) -> Replay:
-    """A run under a correction that took so long to find (NaN: nothing was calibrated)."""
-    done, seconds = made.simulated(correction)
-    run, later = made.run, ~made.run.is_early
+def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float = nan) -> RunReplay:
+    """Compare a run with its simulation. ``calibrating_s`` is the time of its calibration (NaN: none)."""
+    done, seconds = entry.simulated(correction)
+    run, later = entry.run, ~entry.run.is_early
     arrival = run.requests.arrival_ns / 1e9
     answers = later & (run.requests.output > 1)
-    known = float(run.last_s[~later].max())
-    span, measured = float(done.last_token_ns.max()) / 1e9 - known, float(run.last_s.max()) - known
-    return Replay(
+    start_s = float(run.last_s[~later].max())
+    span = float(done.last_token_ns.max()) / 1e9 - start_s
+    measured = float(run.last_s.max()) - start_s
+    return RunReplay(
         trace=run.trace,
         calibrated=not isnan(calibrating_s),
         requests=int(later.sum()),
@@ -345,15 +352,15 @@ def _compared(made: _Made, correction: Correction, calibrating_s: float = nan) -
         latency_error=_error(done.latency_ns, run.last_s - arrival, later),
         makespan_error=span / measured - 1,
         tokens_per_s_error=measured / span - 1 if span > 0 else nan,
-        load_share=made.load_share,
+        load_share=entry.load_share,
         put_back=done.put_back,
         measured_s=float(run.last_s.max()),
-        computed_s=made.seconds + seconds,
+        computed_s=entry.seconds + seconds,
         calibrating_s=calibrating_s,
     )
 
 
-def _error(said_ns: FloatArray, measured_s: FloatArray, of: BoolArray) -> float:
-    """Of the means of some requests; NaN where there are none, or nothing was measured to take time."""
-    measured = float(measured_s[of].mean()) if of.any() else 0.0
-    return float(said_ns[of].mean()) / 1e9 / measured - 1 if measured > 0 else nan
+def _error(predicted_ns: FloatArray, measured_s: FloatArray, mask: BoolArray) -> float:
+    """Return the relative error of the mean over some requests; NaN if the measured mean is 0 or missing."""
+    measured = float(measured_s[mask].mean()) if mask.any() else 0.0
+    return float(predicted_ns[mask].mean()) / 1e9 / measured - 1 if measured > 0 else nan

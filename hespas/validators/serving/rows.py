@@ -1,8 +1,8 @@
-"""Measured runs of servers, a row each: what was served, how, and the times that clients saw.
+"""Tables of measured runs of servers: model, settings, and the mean TTFT and TPOT of clients.
 
 Columns are those of aiconfigurator's sample of measurements (``silicon_sample.csv``): ``model_path, system,
-backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``. How
-many requests were under way is in ``silicon_data_source``, or ``batch_size``.
+backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``.
+The number of concurrent requests is in ``silicon_data_source``, or ``batch_size``.
 """
 
 from __future__ import annotations
@@ -10,17 +10,113 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite, nan
 from pathlib import Path
 
 from hespas.generators.llm import Layout, ServingStep, named_model, precision_of
 from hespas.generators.llm.model import Experts
-from hespas.graph.errors import UsageError, clipped
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical
+from hespas.measurements.columns import text_batches
 from hespas.simulator.serving import POLICIES, Policy
-from hespas.validators.serving.cells import Cells, read_cells
-from hespas.validators.serving.launches import Launch, Started, launch_of, spreads
+from hespas.validators.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
-__all__ = ["Row", "deployment_of", "library_of", "read_rows", "refuse_empty_split", "stack_of"]
+__all__ = [
+    "ServingRow",
+    "TableRow",
+    "deployment_of",
+    "library_of",
+    "read_cells",
+    "read_rows",
+    "refuse_empty_split",
+    "stack_of",
+]
+
+_MAX_COUNT = 1e15
+"""Limit of counts: float64 does not represent every whole number beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """ServingRow of a table, numbered from 0 after the header.
+
+    Its methods raise ``FormatError`` with file, row and column for an invalid cell.
+    """
+
+    path: Path
+    row: int
+    values: Mapping[str, object]
+
+    def text(self, name: str) -> str:
+        """Return the text of a cell; empty if the column is missing or the cell is empty."""
+        value = self.values.get(name)
+        return "" if value is None or value != value else str(value).strip()  # noqa: PLR0124 # NaN: empty
+
+    def required(self, name: str, expected: str = "a text") -> str:
+        """Return the text of a cell that must not be empty."""
+        text = self.text(name)
+        if not text:
+            raise self.fault(name, "is empty", expected)
+        return text
+
+    def number(
+        self, name: str, default: float | None = nan, expected: str = "a number of 0 or more"
+    ) -> float:
+        """Return a number of 0 or more; ``default`` if the cell is empty (None: it must not be empty)."""
+        text = self.text(name)
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not isfinite(value) or value < 0:
+            raise self.fault(name, f"is {clipped(text)!r}" if text else "is empty", expected)
+        return value
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number of at least ``least``, which tables may write as 8.0; ``default`` if the cell
+        is empty (None: it must not be empty).
+        """
+        expected = f"a whole number of {least} or more"
+        if default is not None and not self.text(name):
+            return default
+        value = self.number(name, None, expected)
+        if not least <= value <= _MAX_COUNT or not value.is_integer():
+            raise self.fault(name, f"is {clipped(self.text(name))!r}", expected)
+        return int(value)
+
+    def fault(self, name: str, problem: str, expected: str) -> FormatError:
+        """Return the error of a cell that should hold ``expected``."""
+        return FormatError(
+            f"{name} {problem}", path=str(self.path), position=f"row {self.row}, column {name}",
+            hint=f"expected {expected}; rows are numbered from 0 after the header",
+        )  # fmt: skip
+
+
+def read_cells(path: Path, needed: Sequence[str]) -> list[TableRow]:
+    """Read the rows of a CSV(.gz) or Parquet table, as they are written.
+
+    Raises ``FormatError`` for another file, a table without rows, and a missing ``needed`` column.
+    """
+    table: list[TableRow] = []
+    for frame in text_batches(path):
+        missing = [name for name in needed if name not in frame.columns]
+        if missing:
+            raise FormatError(
+                f"no column {missing[0]!r}", path=str(path), position="header",
+                hint=f"required columns: {', '.join(needed)}",
+            )  # fmt: skip
+        names = [str(name) for name in frame.columns]
+        rows = zip(*(frame[name].tolist() for name in names), strict=True)
+        table += [
+            TableRow(path, number, dict(zip(names, row, strict=True)))
+            for number, row in enumerate(rows, len(table))
+        ]
+    if not table:
+        raise FormatError("no rows", path=str(path), hint="write one row per run or request")
+    return table
+
 
 _NEEDED = (
     "model_path", "system", "backend", "mode", "isl", "osl", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -29,17 +125,19 @@ _PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", 
 _SPREAD_LENGTHS = re.compile(
     r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
 )
-"""Sources whose benchmark draws lengths evenly from 0.8 x the stated one to the stated one (InferenceMAX:
+"""Sources whose benchmark draws lengths uniformly from 0.8 x to 1 x the stated one (InferenceMAX:
 ``random-range-ratio`` 0.8); others send prompts of equal length.
 """
 _RATIO = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A run: ``concurrency`` requests under way at any time, each of ``prompt`` tokens and ``output`` ones,
-    or of ``ratio`` times as many and more. ``reason`` says why it cannot be predicted (empty: it can).
-    ``assumed`` names what the source does not say; ``source``: whose benchmark it was, how far that is told.
+class ServingRow:
+    """Measured run with ``concurrency`` concurrent requests of ``prompt`` input and ``output`` output tokens,
+    or of lengths between ``ratio`` x these and these.
+
+    ``reason`` explains why it cannot be predicted; empty if it can. ``assumed`` lists facts that the source
+    does not state. ``source`` is the benchmark, if known.
     """
 
     row: int
@@ -56,7 +154,7 @@ class Row:
     ttft_ms: float
     tpot_ms: float
     layout: Layout
-    launch: Launch
+    launch: ServerLaunch
     source: str = ""
     step: ServingStep | None = None
     reason: str = ""
@@ -64,60 +162,66 @@ class Row:
 
     @property
     def ranks(self) -> int:
-        """Devices of the server."""
+        """Return the number of devices of the server."""
         return self.layout.ranks
 
 
-def stack_of(row: Row) -> str:
-    """The device and the framework that ran a row."""
+def stack_of(row: ServingRow) -> str:
+    """Return the device and framework of a row."""
     return f"{row.hardware} {row.stack}"
 
 
-def library_of(row: Row) -> str:
-    """The same, and the format of experts in a mixture: kernels of other formats have little in common."""
+def library_of(row: ServingRow) -> str:
+    """Return the device and framework, and for MoE models the format of experts, whose kernels differ."""
     step = row.step
     if step is None or not any(isinstance(block, Experts) for block in step.model.blocks()):
         return stack_of(row)
     return f"{stack_of(row)} {step.experts or step.precision.matmul} experts"
 
 
-def deployment_of(row: Row) -> str:
-    """The same, its release, the model and its precision, and whether tokens were guessed."""
-    guesses = "guessing" if row.launch.drafts else ""
-    return " ".join((stack_of(row), row.release, row.model, row.precision, guesses))
+def deployment_of(row: ServingRow) -> str:
+    """Return the device and framework with release, model, precision and the use of speculative tokens."""
+    speculation = "guessing" if row.launch.drafts else ""
+    return " ".join((stack_of(row), row.release, row.model, row.precision, speculation))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a table (CSV, packed or not; Parquet). What is understood and cannot be predicted is a row
-    with its reason. Raises ``FormatError`` for a table without the columns, and for a cell that holds no such
-    thing.
+def read_rows(path: Path) -> list[ServingRow]:
+    """Read the rows of a table (CSV, gzipped or not; Parquet). A run that cannot be predicted has a reason.
+
+    Raises ``FormatError`` for a table without the columns, and for an invalid cell.
     """
-    return [_row(cells) for cells in read_cells(path, _NEEDED)]
+    return [_serving_row(cells) for cells in read_cells(path, _NEEDED)]
 
 
-def refuse_empty_split(rows: Sequence[Row], split: str) -> None:
-    """Raise ``UsageError`` where no row is of a ``split`` that was asked for."""
+def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
+    """Raise ``UsageError`` if no row has the ``split``; empty means all rows."""
     if split and not any(row.split == split for row in rows):
         listed = ", ".join(sorted({row.split for row in rows} - {""})) or "no split"
         raise UsageError(f"no row has the split {split!r}", hint=f"the table has {clipped(listed)}")
 
 
-def _row(cells: Cells) -> Row:
-    source, stack = cells.text("silicon_data_source"), cells.stated("backend", "a serving stack")
-    published, told = (
-        bool(_SPREAD_LENGTHS.match(source)),
-        re.search(r"silicon_concurrency=(\d{1,15})\b", source),
-    )
+def _serving_row(cells: TableRow) -> ServingRow:
+    """Convert a row of the table."""
+    source, stack = cells.text("silicon_data_source"), cells.required("backend", "a serving engine")
+    is_published = bool(_SPREAD_LENGTHS.match(source))
+    concurrency = re.search(r"silicon_concurrency=(\d{1,15})\b", source)
     dated = re.search(r"measured=([\d-]+)", source)
     date = dated[1] if dated else ""
-    model, precision = cells.stated("model_path", "a model").rpartition("/")[2], cells.text("precision")
+    model, precision = cells.required("model_path", "a model").rpartition("/")[2], cells.text("precision")
     batch = cells.count("batch_size", 0)
-    clients = int(told[1]) if told else batch
-    layout, twice = _layout(cells, shares=published and stack == "vllm" and not spreads(precision, clients))
-    system = cells.stated("system", "a device, as h100_sxm")
+    clients = int(concurrency[1]) if concurrency else batch
+    shares_attention = is_published and stack == "vllm" and not has_data_parallel_ranks(precision, clients)
+    layout, counted_twice = _layout(cells, shares_attention=shares_attention)
+    system = cells.required("system", "a device such as h100_sxm")
     hardware = canonical(system) or system
     step, reason = _step(model, precision, layout)
-    row = Row(
+    benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
+    stated = {
+        "degrees counted twice": not counted_twice,
+        "concurrency": concurrency is not None,
+        "precision": bool(precision),
+    }
+    row = ServingRow(
         row=cells.row,
         model=model if step is None else step.model.name,
         hardware=hardware,
@@ -127,110 +231,95 @@ def _row(cells: Cells) -> Row:
         split=cells.text("split"),
         prompt=cells.count("isl"),
         output=cells.count("osl"),
-        concurrency=max(1, clients if told else clients * layout.dp),
-        ratio=_RATIO if published else 1.0,
+        concurrency=max(1, clients if concurrency else clients * layout.dp),
+        ratio=_RATIO if is_published else 1.0,
         ttft_ms=cells.number("silicon_ttft_ms"),
         tpot_ms=cells.number("silicon_tpot_ms"),
         layout=layout if step is None else step.layout,
-        launch=Launch(policy=Policy()),
-        source=_benchmark(date) if published else "others",
-        assumed=_assumed(twice=twice, told=bool(told), precision=precision),
+        launch=ServerLaunch(policy=Policy()),
+        source=benchmark if is_published else "others",
+        assumed=tuple(fact for fact, is_stated in stated.items() if not is_stated),
     )
-    reason = _refused(cells, row, bool(clients)) or reason
+    reason = _refusal(cells, row, bool(clients)) or reason
     if step is None or reason:
         return replace(row, reason=reason)
-    launch = launch_of(Started(
+    launch = launch_of(ServerStart(
         model=row.model, hardware=hardware, stack=stack, release=row.release, precision=precision,
         layout=layout, prompt=row.prompt, output=row.output, clients=row.concurrency, date=date,
-        is_published=published,
+        is_published=is_published,
     ))  # fmt: skip
     return replace(row, launch=launch, step=replace(step, cache=launch.cache or step.cache))
 
 
-def _assumed(*, twice: bool, told: bool, precision: str) -> tuple[str, ...]:
-    """What the source does not say."""
-    said = {"degrees counted twice": not twice, "concurrency": told, "precision": bool(precision)}
-    return tuple(what for what, is_said in said.items() if not is_said)
-
-
-def _refused(cells: Cells, row: Row, is_loaded: bool) -> str:
-    """Why a row is not predicted, whatever its model; empty: it may be."""
+def _refusal(cells: TableRow, row: ServingRow, has_load: bool) -> str:
+    """Return the reason why a row is not predicted, whatever its model; empty if there is none."""
     mode, tp = cells.text("mode"), row.layout.tp
-    if mode in _APART:
-        return _apart(cells)
+    if mode == _DISAGGREGATED:
+        names = ("prefill_num_workers", "decode_num_workers")
+        if any(cells.count(name, 0, least=0) < 1 for name in names):
+            return "disaggregated prefill and decode: the numbers of servers are not recorded"
+        return "disaggregated prefill and decode are not simulated"
     system = cells.text("system")
     reasons = {
-        f"no mode {mode!r}: agg, or {', '.join(_APART)}": mode != "agg",
-        f"no serving stack {row.stack}": row.stack not in POLICIES,
-        f"no device {system}": not canonical(system),
-        "the source does not say how many ranks share a layer": not cells.text("tp_size"),
-        "the source does not say how many requests were under way": not is_loaded,
-        f"{row.concurrency:,} requests under way are no load of one server": row.concurrency > _MOST_REQUESTS,
-        f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MOST_TOKENS,
+        f"unknown mode {mode!r}: expected agg or {_DISAGGREGATED}": mode != "agg",
+        f"unknown serving engine {row.stack}": row.stack not in POLICIES,
+        f"unknown device {system}": not canonical(system),
+        "the source does not state tp_size": not cells.text("tp_size"),
+        "the source does not state the concurrency": not has_load,
+        f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
+        f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,
         "no measured times": not (row.ttft_ms > 0 and row.tpot_ms > 0),
-        f"the source's {tp} tensor ranks are no layout of one server": tp > _LARGEST_TENSOR,
+        f"the source's {tp} tensor-parallel ranks exceed one server": tp > _MAX_TENSOR_RANKS,
     }
-    return next((reason for reason, is_so in reasons.items() if is_so), "")
+    return next((reason for reason, is_true in reasons.items() if is_true), "")
 
 
-_APART = ("disagg",)
-
-
-def _apart(cells: Cells) -> str:
-    """Why servers that only prefill, and those that only decode, are not predicted."""
-    names = ("prefill_num_workers", "decode_num_workers")
-    if any(cells.count(name, 0, least=0) < 1 for name in names):
-        return "prefill and decode on servers of their own: their numbers are not recorded"
-    return "prefill and decode on servers of their own are not simulated"
-
-
-_LARGEST_TENSOR = 8
-_MOST_REQUESTS, _MOST_TOKENS = 1_000_000, 10**9
-"""Beyond, a cell is a slip, and simulating it would take all memory there is."""
-_WARMED = "2026-01-21"
-"""Since this day InferenceMAX sends requests of two rounds before those that it measures; what servers
-compile at the first prompts of some shape was part of its times before.
+_DISAGGREGATED = "disagg"
+_MAX_TENSOR_RANKS = 8
+_MAX_REQUESTS, _MAX_TOKENS = 1_000_000, 10**9
+"""Larger values are errors in the table, and their simulation would exhaust the memory."""
+_WARMUP_DATE = "2026-01-21"
+"""Since this date InferenceMAX warms servers up with two rounds of requests; before, its times included the
+compilation at the first prompts of each shape.
 """
 
 
-def _benchmark(date: str) -> str:
-    return "InferenceMAX" if not date or date >= _WARMED else f"InferenceMAX before {_WARMED}"
+def _layout(cells: TableRow, *, shares_attention: bool) -> tuple[Layout, bool]:
+    """Return the layout, and True if the source counts degrees twice: attention over tensor- or data-parallel
+    ranks and experts over the same ranks, stated as the product of both.
 
-
-def _layout(cells: Cells, *, shares: bool) -> tuple[Layout, bool]:
-    """The layout, and whether the source counts degrees twice: attention of ``tp`` ranks, or of data ranks,
-    and experts over the same ranks, told as the product of both. ``shares``: ranks that are told as both
-    share attention. A degree of 0, or none, is that of a model without such layers: 1.
+    With ``shares_attention``, ranks that are stated as both are tensor-parallel in attention. A degree of 0,
+    or none, means 1: the model has no such layers.
     """
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tp, dp, etp, ep = (max(1, cells.count(name, 1, least=0)) for name in names)
     if etp == ep > 1 and max(tp, dp) == etp * ep:
         return (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
     if tp == dp > 1:
-        return (Layout(tp=tp, ep=tp) if shares else Layout(dp=dp, ep=dp)), True
+        return (Layout(tp=tp, ep=tp) if shares_attention else Layout(dp=dp, ep=dp)), True
     if dp > 1:
         return Layout(dp=dp, tp=tp, ep=ep, etp=max(1, dp * tp // ep)), False
     return Layout(tp=tp, ep=ep, etp=max(1, tp // ep)), False
 
 
 def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | None, str]:
-    """Whose kernels run, or why nobody's."""
+    """Return the step of the generator that runs, or None with the reason."""
     name = _MODELS.get(model, model)
     try:
-        found = named_model(name)
+        spec = named_model(name)
     except UsageError:
-        return None, f"no model {model}"
-    mixture = any(isinstance(block, Experts) for block in found.blocks())
+        return None, f"unknown model {model}"
+    mixture = any(isinstance(block, Experts) for block in spec.blocks())
     matrices, experts = _PRECISIONS.get(precision, ""), ""
     if mixture and precision in _EXPERTS_ONLY:
         matrices, experts = "bf16", _EXPERTS_ONLY[precision]
     if not matrices:
-        return None, f"no precision {precision} of {found.name}"
-    if found.name.startswith("GPT-OSS"):
+        return None, f"unsupported precision {precision} of {spec.name}"
+    if spec.name.startswith("GPT-OSS"):
         matrices, experts = "bf16", "mxfp4"
     layout = layout if mixture else Layout(tp=layout.tp)
     return ServingStep(
-        model=found, layout=layout, precision=precision_of(matrices), experts=experts, fused=True,
+        model=spec, layout=layout, precision=precision_of(matrices), experts=experts, fused=True,
         cache="bf16" if precision in {"", "bf16"} else "f8E4M3FN",
     ), ""  # fmt: skip
 
@@ -243,4 +332,4 @@ _MODELS: Mapping[str, str] = {
     "gpt-oss-120b": "GPT-OSS-120B",
 }
 _EXPERTS_ONLY: Mapping[str, str] = {"fp4": "nvfp4", "int4": "i4"}
-"""Formats of published checkpoints that only matrices of experts have; attention keeps 16 bits."""
+"""Formats of published checkpoints that apply to experts only; attention keeps 16 bits."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hespas.generators.llm import Layout
-from hespas.validators.serving.launches import Started, launch_of
+from hespas.validators.serving.launches import ServerStart, launch_of
 
-_DEEPSEEK = Started(
+_DEEPSEEK = ServerStart(
     model="DeepSeek-V3", hardware="B200-SXM", stack="trtllm", release="1.2.0rc6.post2", precision="fp4",
     layout=Layout(tp=8, ep=8), prompt=1024, output=1024, clients=64, date="2026-02-03", is_published=True,
 )  # fmt: skip

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from hespas.cli.validate import app
 from hespas.graph import Diagnostics
-from hespas.validators.serving import Replay, read_recorded, replayed
-from hespas.validators.serving.capacity import capacity_of
+from hespas.validators.serving import RunReplay, read_recorded, replay_runs
+from hespas.validators.serving.predict import capacity_of
 
 _RUN: dict[str, object] = {
     "trace": "t", "accelerator": "H100-SXM", "model": "Llama-3.1-8B", "engine": "vLLM 0.19.0", "tp": 1,
@@ -41,8 +41,8 @@ def _tables(folder: Path, requests: pd.DataFrame, *runs: dict[str, object]) -> t
     return paths
 
 
-def _replays(folder: Path, requests: pd.DataFrame, *runs: dict[str, object]) -> list[Replay]:
-    return replayed(read_recorded(*_tables(folder, requests, *runs)))
+def _replays(folder: Path, requests: pd.DataFrame, *runs: dict[str, object]) -> list[RunReplay]:
+    return replay_runs(read_recorded(*_tables(folder, requests, *runs)))
 
 
 def _validate(*arguments: object) -> Result:
@@ -68,7 +68,7 @@ def test_answers_of_one_token_have_no_time_per_token(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         assert all(np.isfinite(each.tpot_error) for each in _replays(tmp_path, some))
         none = read_recorded(*_tables(tmp_path, _requests(output_tokens=1)))
-        (plain,) = replayed(none, diagnostics=diagnostics)
+        (plain,) = replay_runs(none, diagnostics=diagnostics)
     assert isnan(plain.tpot_error)
     assert np.isfinite(plain.ttft_error)
     assert [each.code for each in diagnostics] == ["serving.uncalibrated"]
@@ -90,7 +90,7 @@ def test_a_run_that_cannot_be_repeated_is_left_out_and_said(
     diagnostics = Diagnostics()
     both = pd.concat([_requests(), _requests(trace="u")])
     runs = read_recorded(*_tables(tmp_path, both, {}, {"trace": "u"} | change))
-    assert [each.trace for each in replayed(runs, diagnostics=diagnostics)] == ["t", "t"]
+    assert [each.trace for each in replay_runs(runs, diagnostics=diagnostics)] == ["t", "t"]
     (found,) = diagnostics
     assert (found.code, found.location) == ("serving.not-repeated", "u")
     assert reason in found.message
@@ -180,7 +180,7 @@ def test_experts_are_spread_over_the_stated_ranks(tmp_path: Path) -> None:
     assert spread.tpot_error != shared.tpot_error
     diagnostics = Diagnostics()
     dense = read_recorded(*_tables(tmp_path, _crowd(8), {"ep": 2}))
-    assert replayed(dense, diagnostics=diagnostics) == []
+    assert replay_runs(dense, diagnostics=diagnostics) == []
     (found,) = diagnostics
     assert "no experts" in found.message
 
@@ -203,7 +203,7 @@ def test_a_device_has_one_name_however_it_is_spelled(spelling: str, tmp_path: Pa
 def test_a_run_near_or_beyond_capacity_is_marked(run: dict[str, object], state: str, tmp_path: Path) -> None:
     diagnostics = Diagnostics()
     tables = _tables(tmp_path, _crowd(_COUNT), run)
-    (plain, *_) = replayed(read_recorded(*tables), diagnostics=diagnostics)
+    (plain, *_) = replay_runs(read_recorded(*tables), diagnostics=diagnostics)
     assert capacity_of(plain.load_share) == state
     assert ("serving.near-capacity" in diagnostics.counts()) == (state != "below")
     done = _validate(*tables, "--json", tmp_path / "done.json")

@@ -14,9 +14,17 @@ from typer.testing import CliRunner
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
 from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
-from hespas.validators.serving import Judged, Predictor, Row, judge, read_recorded, read_rows, replayed
-from hespas.validators.serving.fit import PRIORS, Fitted, fit_stack, one_point, point_of
-from hespas.validators.serving.predict import Times, implied_rate
+from hespas.validators.serving import (
+    EvaluatedRun,
+    ServingPredictor,
+    ServingRow,
+    evaluate_runs,
+    read_recorded,
+    read_rows,
+    replay_runs,
+)
+from hespas.validators.serving.fit import PRIORS, StackFit, fit_stack, one_point, point_of
+from hespas.validators.serving.predict import MeanTimes, implied_rate
 from hespas.validators.serving.rows import deployment_of, library_of
 
 _HEAD = {
@@ -38,16 +46,16 @@ def _loads() -> list[dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def predictor() -> Predictor:
-    return Predictor()
+def predictor() -> ServingPredictor:
+    return ServingPredictor()
 
 
-def _measured(folder: Path, predictor: Predictor, truth: Correction) -> list[Row]:
+def _measured(folder: Path, predictor: ServingPredictor, truth: Correction) -> list[ServingRow]:
     """Rows whose times are those of a stack that differs from its kernels as ``truth`` says."""
-    rows: list[Row] = []
+    rows: list[ServingRow] = []
     for row in read_rows(_table(folder, *_loads())):
         times = predictor.times(row, truth)
-        assert isinstance(times, Times)
+        assert isinstance(times, MeanTimes)
         rows.append(replace(row, ttft_ms=times.ttft_ms, tpot_ms=times.tpot_ms))
     return rows
 
@@ -75,7 +83,13 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
     assert (data.layout.dp, data.layout.tp, data.concurrency, data.ratio) == (8, 1, 32, 1.0)
     for row, reason in zip(
         others,
-        ("numbers are not recorded", "their own are not simulated", "no model", "no device", "tensor ranks"),
+        (
+            "numbers of servers are not recorded",
+            "their own are not simulated",
+            "no model",
+            "no device",
+            "tensor ranks",
+        ),
         strict=True,
     ):
         assert reason in row.reason
@@ -85,7 +99,7 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
         read_rows(tmp_path / "other.csv")
 
 
-def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: Predictor) -> None:
+def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: ServingPredictor) -> None:
     truth = Correction(
         products=1.3, attention=1.1, others=1.2, step_ns=8e5, prompt_ns=3e6, request_ns=4e7, launch_ns=6e4
     )
@@ -93,24 +107,26 @@ def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: Predictor) -> 
     fitted = fit_stack(rows, predictor)
     assert fitted is not None
     assert fitted.rows == len(rows)
-    errors = [Judged(row=row, status="", predicted=_times(predictor, row, fitted.correction)) for row in rows]
+    errors = [
+        EvaluatedRun(row=row, status="", predicted=_times(predictor, row, fitted.correction)) for row in rows
+    ]
     assert max(abs(each.error("tpot")) for each in errors) < 0.04
     assert max(abs(each.error("ttft")) for each in errors) < 0.08
     assert fitted.correction.products > 1.1
     assert fitted.standard_errors["collectives"] == PRIORS["collectives"].scale  # one rank says nothing of it
     assert all(0 < fitted.standard_errors[name] <= PRIORS[name].scale for name in PRIORS)
     assert fitted.standard_errors["request_ns"] < 0.5 * PRIORS["request_ns"].scale
-    plain = [Judged(row=row, status="", predicted=_times(predictor, row, Correction())) for row in rows]
+    plain = [EvaluatedRun(row=row, status="", predicted=_times(predictor, row, Correction())) for row in rows]
     assert min(abs(each.error("tpot")) for each in plain) > 0.1
 
 
-def _times(predictor: Predictor, row: Row, correction: Correction) -> Times:
+def _times(predictor: ServingPredictor, row: ServingRow, correction: Correction) -> MeanTimes:
     found = predictor.times(row, correction)
-    assert isinstance(found, Times)
+    assert isinstance(found, MeanTimes)
     return found
 
 
-def test_one_point_comes_nearer_to_its_own_run(tmp_path: Path, predictor: Predictor) -> None:
+def test_one_point_comes_nearer_to_its_own_run(tmp_path: Path, predictor: ServingPredictor) -> None:
     truth = Correction(
         products=1.2, attention=1.2, collectives=1.2, others=1.2, request_ns=6e7, launch_ns=6e4
     )
@@ -127,7 +143,7 @@ def test_one_point_comes_nearer_to_its_own_run(tmp_path: Path, predictor: Predic
     assert beside.request_ns == pytest.approx(6e7, rel=0.02)
 
 
-def _two_releases(folder: Path, predictor: Predictor, *truths: Correction) -> list[Row]:
+def _two_releases(folder: Path, predictor: ServingPredictor, *truths: Correction) -> list[ServingRow]:
     """Six rows of each release, which differs from its kernels in its own way."""
     return [
         replace(row, release=f"{number}", row=row.row + 10 * number)
@@ -137,7 +153,9 @@ def _two_releases(folder: Path, predictor: Predictor, *truths: Correction) -> li
 
 
 @pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory, predictor: Predictor) -> tuple[list[Row], Fitted]:
+def releases(
+    tmp_path_factory: pytest.TempPathFactory, predictor: ServingPredictor
+) -> tuple[list[ServingRow], StackFit]:
     """Rows of two releases whose products differ, and the fit of them."""
     truths = (Correction(products=1.1, launch_ns=6e4), Correction(products=1.6, launch_ns=6e4))
     rows = _two_releases(tmp_path_factory.mktemp("releases"), predictor, *truths)
@@ -147,7 +165,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory, predictor: Predictor) -> 
 
 
 def test_deployments_have_parameters_of_their_own(
-    releases: tuple[list[Row], Fitted], predictor: Predictor
+    releases: tuple[list[ServingRow], StackFit], predictor: ServingPredictor
 ) -> None:
     rows, fitted = releases
     assert len(fitted.deployments) == 2
@@ -157,7 +175,7 @@ def test_deployments_have_parameters_of_their_own(
     errors = {
         calibrate: max(
             abs(each.error("tpot"))
-            for each in judge(judged, calibrate=calibrate, split="devval", predictor=predictor).rows
+            for each in evaluate_runs(judged, calibrate=calibrate, split="devval", predictor=predictor).rows
         )
         for calibrate in ("stack", "stack-and-one", "stack-and-deployment")
     }
@@ -166,7 +184,7 @@ def test_deployments_have_parameters_of_their_own(
 
 
 def test_a_point_is_trusted_as_far_as_points_were_right(
-    tmp_path: Path, releases: tuple[list[Row], Fitted], predictor: Predictor
+    tmp_path: Path, releases: tuple[list[ServingRow], StackFit], predictor: ServingPredictor
 ) -> None:
     alike, fitted = releases
     assert fitted.apart <= 0.1
@@ -186,7 +204,7 @@ def test_a_point_is_trusted_as_far_as_points_were_right(
     assert told.products == pytest.approx(apart.correction.products, rel=1e-3)
 
 
-def test_products_of_experts_are_a_share(tmp_path: Path, predictor: Predictor) -> None:
+def test_products_of_experts_are_a_share(tmp_path: Path, predictor: ServingPredictor) -> None:
     mixture, dense = read_rows(_table(tmp_path, {"model_path": "openai/gpt-oss-120b"}, {}))
     place = SHARES.index("experts")
     for row, has_experts in ((mixture, True), (dense, False)):
@@ -211,17 +229,17 @@ def test_experts_of_another_format_are_other_kernels(tmp_path: Path) -> None:
     assert library_of(experts) == "H100-SXM vllm mxfp4 experts"
 
 
-def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: Predictor) -> None:
+def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: ServingPredictor) -> None:
     rows = _measured(tmp_path, predictor, Correction(products=1.4, launch_ns=6e4))
     rows = [replace(row, split="devval" if place % 2 else "calib") for place, row in enumerate(rows)]
-    judged = judge(rows, calibrate="one-per-stack", predictor=predictor)
+    judged = evaluate_runs(rows, calibrate="one-per-stack", predictor=predictor)
     states = [each.status for each in judged.rows]
     assert states.count("calibrating") == 1
     assert rows[states.index("calibrating")].split == "calib"
-    fitted = judge(rows, calibrate="stack", predictor=predictor)
+    fitted = evaluate_runs(rows, calibrate="stack", predictor=predictor)
     assert {each.row.split for each in fitted.rows if each.status == "calibrating"} == {"calib"}
     assert {each.row.split for each in fitted.rows if each.status == "predicted"} == {"devval"}
-    whole = judge(rows, calibrate="stack", split="devval", predictor=predictor)
+    whole = evaluate_runs(rows, calibrate="stack", split="devval", predictor=predictor)
     assert {each.row.split for each in whole.rows} == {"devval"}
     assert list(whole.fits) == ["H100-SXM vllm"]
     of = {(each.by, each.metric): each for each in whole.summaries() if each.by == "all"}
@@ -232,16 +250,16 @@ def test_rows_that_calibrate_are_not_judged(tmp_path: Path, predictor: Predictor
 
 def test_a_rate_follows_from_both_times(tmp_path: Path) -> None:
     row = replace(read_rows(_table(tmp_path, {}))[0], concurrency=4, output=11, ratio=1.0)
-    assert implied_rate(row, Times(100.0, 10.0)) == pytest.approx(4 * 11 / 0.2)
+    assert implied_rate(row, MeanTimes(100.0, 10.0)) == pytest.approx(4 * 11 / 0.2)
 
 
-def test_weights_that_leave_no_room_are_told(tmp_path: Path, predictor: Predictor) -> None:
+def test_weights_that_leave_no_room_are_told(tmp_path: Path, predictor: ServingPredictor) -> None:
     row = read_rows(_table(tmp_path, {"model_path": "Qwen/Qwen3-32B", "system": "l40s"}))[0]
     said = predictor.times(row, Correction())
-    assert said == "the weights leave no room for a cache in 1 x L40S"
+    assert said == "the weights leave no memory for a KV cache in 1 x L40S"
 
 
-def test_recorded_runs_are_found_again(tmp_path: Path, predictor: Predictor) -> None:
+def test_recorded_runs_are_found_again(tmp_path: Path, predictor: ServingPredictor) -> None:
     row = read_rows(_table(tmp_path, {}))[0]
     steps = predictor.steps(row)
     assert not isinstance(steps, str)
@@ -264,7 +282,7 @@ def test_recorded_runs_are_found_again(tmp_path: Path, predictor: Predictor) -> 
         "trace": "t", "accelerator": "H100-SXM", "model": "Llama-3.1-8B", "engine": "vLLM 0.19.0", "tp": 1,
         "precision": "bf16", "max_num_seqs": 16, "max_num_batched_tokens": 2048, "num_kv_tokens": 100_000,
     }]).to_csv(tmp_path / "recorded.csv", index=False)  # fmt: skip
-    plain, calibrated = replayed(read_recorded(tmp_path / "recorded.csv", tmp_path / "requests.csv"))
+    plain, calibrated = replay_runs(read_recorded(tmp_path / "recorded.csv", tmp_path / "requests.csv"))
     assert plain.tpot_error < -0.2
     assert abs(calibrated.tpot_error) < 0.02
     assert abs(calibrated.makespan_error) < 0.02

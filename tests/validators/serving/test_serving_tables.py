@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators.serving import judge, read_rows
+from hespas.validators.serving import evaluate_runs, read_rows
 
 _RUN: dict[str, object] = {
     "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",
@@ -50,20 +50,20 @@ def test_a_malformed_cell_is_told_with_its_place(column: str, value: object, tmp
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"precision": "fp7"}, "no precision fp7 of Llama-3.1-8B"),
-        ({"precision": "int4"}, "no precision int4 of Llama-3.1-8B"),
-        ({"backend": "tgi"}, "no serving stack tgi"),
-        ({"mode": "both"}, "no mode 'both'"),
-        ({"batch_size": None}, "does not say how many requests"),
-        ({"tp_size": None}, "does not say how many ranks"),
+        ({"precision": "fp7"}, "unsupported precision fp7 of Llama-3.1-8B"),
+        ({"precision": "int4"}, "unsupported precision int4 of Llama-3.1-8B"),
+        ({"backend": "tgi"}, "unknown serving engine tgi"),
+        ({"mode": "both"}, "unknown mode 'both'"),
+        ({"batch_size": None}, "does not state the concurrency"),
+        ({"tp_size": None}, "does not state tp_size"),
         ({"silicon_ttft_ms": None}, "no measured times"),
-        ({"batch_size": 10**9}, "1,000,000,000 requests under way are no load"),
+        ({"batch_size": 10**9}, "1,000,000,000 concurrent requests exceed one server"),
         ({"isl": 10**14}, "tokens"),
         (
             {"batch_size": None, "silicon_data_source": "silicon_concurrency=" + "9" * 5000},
-            "does not say how",
+            "does not state the concurrency",
         ),
-        ({"model_path": "here/nothing.toml"}, "no model nothing.toml"),
+        ({"model_path": "here/nothing.toml"}, "unknown model nothing.toml"),
     ],
 )
 def test_a_row_that_is_not_supported_is_refused_by_itself(
@@ -99,7 +99,7 @@ def test_refused_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     done = _validate("--table", _runs(tmp_path, {}, {"backend": "tgi"}, {"backend": "tgi"}))
     assert done.exit_code == 0, done.output
     assert "1 of 3 runs are judged" in done.output
-    assert "2: no serving stack tgi (row 1)" in done.output
+    assert "2: unknown serving engine tgi (row 1)" in done.output
 
 
 def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
     done = hespas.validate_serving(table)
     assert done.to_json() == document.read_bytes()
     assert "1 of 2 runs judged, median error of ttft" in repr(done)
-    assert done.to_pandas()["status"].tolist() == ["predicted", "no serving stack tgi"]
+    assert done.to_pandas()["status"].tolist() == ["predicted", "unknown serving engine tgi"]
     found = done.to_dict()
     assert found["inputs"] == [str(table)]
     assert [(each["code"], each["location"]) for each in found["diagnostics"]] == [
         ("serving.not-predicted", "row 1")
     ]
-    with pytest.raises(UsageError, match="nothing to judge"):
+    with pytest.raises(UsageError, match="nothing to evaluate"):
         hespas.validate_serving()
     with pytest.raises(UsageError, match="no row has the split"):
         hespas.validate_serving(table, split="x")
@@ -165,13 +165,13 @@ def test_a_device_is_looked_up_in_the_catalogue(system: str, device: str, tmp_pa
     (row,) = read_rows(_runs(tmp_path, {"system": system}))
     assert (row.hardware, row.reason) == (device, "")
     (row,) = read_rows(_runs(tmp_path, {"system": "moon"}))
-    assert row.reason == "no device moon"
+    assert row.reason == "unknown device moon"
 
 
 def test_runs_near_capacity_are_summarized_apart(tmp_path: Path) -> None:
     """Two sequences on one device are few; a million tokens each are more than its cache holds."""
     rows = read_rows(_runs(tmp_path, {}, {"isl": 400_000}))
-    done = judge(rows)
+    done = evaluate_runs(rows)
     shares = [each.load_share for each in done.rows]
     assert 0 < shares[0] < 0.9
     assert shares[1] > 1

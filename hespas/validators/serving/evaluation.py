@@ -1,0 +1,527 @@
+"""Errors of predicted runs of servers, with and without calibration, and their JSON document.
+
+A naive baseline uses the bytes of a step and the FLOPs of a prompt, with the median fractions of the memory
+bandwidth and of the peak that the runs of the stack reach.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, nan
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+
+from hespas._version import __version__
+from hespas.files.documents import Count, Figure, document_bytes
+from hespas.generators.llm.model import model_parameters
+from hespas.generators.llm.serving_memory import Serving, serving_memory
+from hespas.graph import Diagnostics
+from hespas.graph.columns import FloatArray, dtype
+from hespas.hardware import named_device
+from hespas.hardware.peaks import peak_for
+from hespas.simulator.serving import Correction
+from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
+from hespas.validators.accuracy.statistics import error_figures
+from hespas.validators.serving.fit import PRIORS, StackFit, fit_stack, one_point, point_of
+from hespas.validators.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
+from hespas.validators.serving.recorded import RunReplay
+from hespas.validators.serving.rows import ServingRow, deployment_of, library_of, stack_of
+
+__all__ = [
+    "CALIBRATIONS",
+    "METRICS",
+    "Calibrate",
+    "EvaluatedRun",
+    "ServingAccuracyDocument",
+    "ServingErrorSummary",
+    "ServingErrors",
+    "evaluate_runs",
+    "serving_json",
+]
+
+Calibrate = Literal[
+    "none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one", "stack-and-deployment"
+]
+CALIBRATIONS: tuple[Calibrate, ...] = get_args(Calibrate)
+"""Calibration data: none; one run of each device and framework (stack); one run of each deployment, which is
+a stack with release, model and precision; all runs of each stack, and for MoE models of each format of
+experts; these and one run of each deployment; these and all runs of each deployment.
+"""
+METRICS = ("ttft", "tpot", "tokens_per_s")
+_HELD_OUT_SPLIT = "devval"
+"""Split of a table that is never used in fits."""
+_TAILS = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedRun:
+    """Run with its prediction and that of the baseline. ``low`` and ``high`` are the 90 % interval, from the
+    residuals of the runs in the fit; None without a fit. ``status`` is predicted, calibrating (it is in the
+    fit), or the reason why it is not predicted.
+    """
+
+    row: ServingRow
+    status: str
+    predicted: MeanTimes | None = None
+    low: MeanTimes | None = None
+    high: MeanTimes | None = None
+    baseline: MeanTimes | None = None
+    load_share: float = nan
+    """Load relative to the capacity of the server, of sequences or of KV-cache tokens."""
+
+    def error(self, metric: str, *, baseline: bool = False) -> float:
+        """Return the relative error of a metric; NaN without a prediction."""
+        times = self.baseline if baseline else self.predicted
+        if times is None:
+            return nan
+        measured = MeanTimes(self.row.ttft_ms, self.row.tpot_ms)
+        pairs = {
+            "ttft": (times.ttft_ms, measured.ttft_ms),
+            "tpot": (times.tpot_ms, measured.tpot_ms),
+            "tokens_per_s": (implied_rate(self.row, times), implied_rate(self.row, measured)),
+        }
+        predicted, actual = pairs[metric]
+        return predicted / actual - 1
+
+    def inside(self, metric: str) -> float:
+        """Return 1 if the measured value is inside the interval, 0 if not, NaN without an interval."""
+        if self.low is None or self.high is None or metric == "tokens_per_s":
+            return nan
+        name = f"{metric}_ms"
+        measured = float(getattr(self.row, name))
+        return float(getattr(self.low, name) <= measured <= getattr(self.high, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingErrorSummary:
+    """Errors of one metric over the runs whose ``by`` is ``value``."""
+
+    by: str
+    value: str
+    metric: str
+    n: int
+    mean_ape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    interval_coverage: float
+    baseline_mean_ape: float
+    baseline_median_ape: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingErrors:
+    """Errors of all runs, with the fit of each stack."""
+
+    calibrate: Calibrate
+    rows: tuple[EvaluatedRun, ...]
+    fits: dict[str, StackFit] = field(default_factory=dict[str, StackFit])
+
+    def summaries(self) -> list[ServingErrorSummary]:
+        """Return the errors of all runs, by source, stack, model and precision, and capacity."""
+        summaries: list[ServingErrorSummary] = []
+        runs = [run for run in self.rows if run.status == "predicted"]
+        for by, key_of in _GROUPINGS.items():
+            groups: dict[str, list[EvaluatedRun]] = defaultdict(list)
+            for run in runs:
+                groups[key_of(run.row)].append(run)
+            summaries += [
+                _summary(by, value, metric, groups[value]) for value in sorted(groups) for metric in METRICS
+            ]
+        for state in ("below", "near", "beyond", "unknown"):
+            members = [run for run in runs if capacity_of(run.load_share) == state]
+            summaries += [
+                _summary("capacity", f"{state} capacity", metric, members) for metric in METRICS if members
+            ]
+        return summaries
+
+
+def _grouped(rows: Sequence[ServingRow], key: Callable[[ServingRow], str]) -> dict[str, list[ServingRow]]:
+    groups: dict[str, list[ServingRow]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
+
+
+_GROUPINGS: dict[str, Callable[[ServingRow], str]] = {
+    "all": lambda row: "all",
+    "source": lambda row: row.source or "unknown",
+    "stack": stack_of,
+    "model": lambda row: f"{stack_of(row)} {row.model} {row.precision}",
+}
+
+
+def _summary(by: str, value: str, metric: str, rows: Sequence[EvaluatedRun]) -> ServingErrorSummary:
+    def known(values: Iterable[float]) -> FloatArray:
+        column = np.array(list(values), np.float64)
+        return np.asarray(column[np.isfinite(column)], np.float64)
+
+    errors = known(run.error(metric) for run in rows)
+    naive = error_figures(known(run.error(metric, baseline=True) for run in rows))
+    inside = known(run.inside(metric) for run in rows)
+    figures = error_figures(errors)
+    return ServingErrorSummary(
+        by=by,
+        value=value,
+        metric=metric,
+        n=len(errors),
+        mean_ape=figures["mape"],
+        median_ape=figures["median_ape"],
+        p90_ape=figures["p90_ape"],
+        bias=figures["bias"],
+        interval_coverage=float(inside.mean()) if len(inside) else nan,
+        baseline_mean_ape=naive["mape"],
+        baseline_median_ape=naive["median_ape"],
+    )
+
+
+def evaluate_runs(
+    rows: Sequence[ServingRow],
+    *,
+    calibrate: Calibrate = "none",
+    split: str = "",
+    predictor: ServingPredictor | None = None,
+    known: dict[str, StackFit] | None = None,
+) -> ServingErrors:
+    """Predict the rows of a ``split`` (empty: all) and return their errors, calibrated with the rows outside
+    of the split ``devval``. ``known`` caches the fits of stacks to the same rows.
+    """
+    chosen = predictor or ServingPredictor()
+    fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
+    evaluated = [row for row in rows if not split or row.split == split]
+    corrections = _Corrections(calibrate, fitting, chosen, {} if known is None else known)
+    baseline = _NaiveBaseline(fitting)
+    done = chosen.all_times(evaluated, corrections.of)
+    runs: list[EvaluatedRun] = []
+    for row, times in zip(evaluated, done, strict=True):
+        if isinstance(times, str):
+            runs.append(EvaluatedRun(row=row, status=times))
+            continue
+        low, high = corrections.bounds(row, times)
+        runs.append(EvaluatedRun(
+            row=row,
+            status="calibrating" if row.row in corrections.fitted_on else "predicted",
+            predicted=times, low=low, high=high, baseline=baseline.times(row),
+            load_share=chosen.load_share(row),
+        ))  # fmt: skip
+    return ServingErrors(calibrate=calibrate, rows=tuple(runs), fits=corrections.fits)
+
+
+class _Corrections:
+    """Corrections of the predictions of all rows, by calibration."""
+
+    def __init__(
+        self,
+        calibrate: Calibrate,
+        rows: Sequence[ServingRow],
+        predictor: ServingPredictor,
+        known: dict[str, StackFit],
+    ) -> None:
+        self.fits: dict[str, StackFit] = {}
+        self.points: set[int] = set()
+        self._of: dict[str, Correction] = {}
+        self._residuals: dict[str, FloatArray] = {}
+        for key, members in _grouped(rows, library_of).items() if calibrate.startswith("stack") else ():
+            fitted = known.get(key) or fit_stack(members, predictor)
+            if fitted is not None:
+                known[key] = self.fits[key] = fitted
+                self._of[key] = fitted.correction
+        if calibrate == "stack-and-deployment":
+            self._of |= {key: own for fit in self.fits.values() for key, own in fit.deployments.items()}
+        group = _POINT_GROUPS.get(calibrate)
+        for key, members in _grouped(rows, group).items() if group else ():
+            row = point_of(members)
+            stack = self.fits.get(library_of(row))
+            if stack is None:
+                correction = one_point(row, predictor)
+            else:
+                correction = one_point(row, predictor, stack.correction, stack.apart)
+            if correction is not None:
+                self._of[key] = correction
+                self.points.add(row.row)
+        for key in self.fits:
+            self._add_residuals(key, [row for row in rows if library_of(row) == key], predictor)
+
+    @property
+    def fitted_on(self) -> frozenset[int]:
+        """Return the rows in the fits."""
+        return frozenset(self.points).union(*(fit.simulated for fit in self.fits.values()))
+
+    def of(self, row: ServingRow) -> Correction:
+        """Return the correction of a row; none if its stack is not calibrated."""
+        names = (deployment_of(row), library_of(row), stack_of(row))
+        return next((self._of[name] for name in names if name in self._of), Correction())
+
+    def bounds(self, row: ServingRow, times: MeanTimes) -> tuple[MeanTimes | None, MeanTimes | None]:
+        """Return the 90 % interval of a prediction; None without residuals."""
+        residuals = self._residuals.get(library_of(row))
+        if residuals is None:
+            return None, None
+        low, high = (np.quantile(residuals, share, axis=0) for share in _TAILS)
+        first, second = (
+            MeanTimes(times.ttft_ms * exp(-bound[0]), times.tpot_ms * exp(-bound[1])) for bound in (high, low)
+        )
+        return first, second
+
+    def _add_residuals(self, key: str, rows: Sequence[ServingRow], predictor: ServingPredictor) -> None:
+        """Add the residuals of the runs of a stack; of those outside of the fit if they are enough."""
+        held_out = [row for row in rows if row.row not in self.fits[key].simulated]
+        used = held_out if len(held_out) >= _MIN_RESIDUALS else rows
+        predicted = [(row, predictor.times(row, self.of(row))) for row in used]
+        residuals = [
+            (np.log(times.ttft_ms / row.ttft_ms), np.log(times.tpot_ms / row.tpot_ms))
+            for row, times in predicted
+            if not isinstance(times, str)
+        ]
+        if len(residuals) >= _MIN_RESIDUALS:
+            self._residuals[key] = np.array(residuals)
+
+
+_POINT_GROUPS: dict[str, Callable[[ServingRow], str]] = {
+    "one-per-stack": stack_of,
+    "one-per-deployment": deployment_of,
+    "stack-and-one": deployment_of,
+}
+"""Calibration with single runs -> the groups that have one each."""
+_MIN_RESIDUALS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _RooflineTimes:
+    """Roofline times of a run on one of its devices: bytes of a step, FLOPs of a prompt."""
+
+    step_ms: float
+    prompt_ms: float
+
+
+class _NaiveBaseline:
+    """Constant utilization of bandwidth and peak: medians over the runs of a stack."""
+
+    def __init__(self, rows: Sequence[ServingRow]) -> None:
+        factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in rows:
+            if (bound := _roofline_times(row)) is not None:
+                factors[stack_of(row)].append((row.ttft_ms / bound.prompt_ms, row.tpot_ms / bound.step_ms))
+        self._factors = {key: np.median(np.array(values), axis=0) for key, values in factors.items()}
+
+    def times(self, row: ServingRow) -> MeanTimes | None:
+        """Return the naive prediction of a row; None for a stack without runs."""
+        factor, bound = self._factors.get(stack_of(row)), _roofline_times(row)
+        if factor is None or bound is None:
+            return None
+        return MeanTimes(bound.prompt_ms * float(factor[0]), bound.step_ms * float(factor[1]))
+
+
+def _roofline_times(row: ServingRow) -> _RooflineTimes | None:
+    step = row.step
+    if step is None:
+        return None
+    device, ranks = named_device(row.hardware), step.layout.ranks
+    weights = model_parameters(step.model) * dtype(step.experts or step.precision.matmul).bits / 8
+    clients, tokens = max(1, round(row.concurrency / step.layout.dp)), row.prompt + row.output // 2
+    held = Serving(
+        batch=clients, context=tokens, kv_format=step.cache, page_tokens=step.page, precision=step.precision
+    )
+    parts = serving_memory(step.model, replace(step.layout, zero=0), held)[0].parts
+    moved = weights / ranks + parts["keys and values"]
+    prompt = replace(step, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
+    peak = peak_for(device, "matrix", step.precision.matmul).flops_per_s
+    return _RooflineTimes(
+        moved / device.main_memory.bandwidth_bytes_per_s * 1e3, prompt / step.layout.dp / ranks / peak * 1e3
+    )
+
+
+class _RunEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Run; status is predicted, calibrating, or the reason why it is not predicted."""
+
+    row: Count
+    model: str
+    hardware: str
+    stack: str
+    release: str
+    precision: str
+    ranks: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    concurrency: Count
+    status: str
+    assumed: list[str]
+    predicted_ttft_ms: Figure
+    low_ttft_ms: Figure
+    high_ttft_ms: Figure
+    published_ttft_ms: Figure
+    ttft_error: Figure
+    predicted_tpot_ms: Figure
+    low_tpot_ms: Figure
+    high_tpot_ms: Figure
+    published_tpot_ms: Figure
+    tpot_error: Figure
+    tokens_per_s_error: Figure
+    load_share: Figure
+    capacity: Capacity
+
+
+class _SummaryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the runs whose "by" is the value, and those of the baseline."""
+
+    calibrate: str
+    by: str
+    value: str
+    metric: str
+    n: Count
+    mean_ape: Figure
+    median_ape: Figure
+    p90_ape: Figure
+    bias: Figure
+    interval_coverage: Figure
+    baseline_mean_ape: Figure
+    baseline_median_ape: Figure
+
+
+class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """StackFit parameter of a stack, or of one of its deployments (empty: of the stack). ``apart`` is the
+    spread of errors within a deployment.
+    """
+
+    stack: str
+    deployment: str
+    name: str
+    value: Figure
+    standard_error: Figure
+    rows: Count
+
+
+class _ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """RunReplay of a recorded run; errors are relative, over the requests after the fifth that calibrates.
+    measured_s is the duration of the run, computed_s that of its simulation, calibrating_s that of the
+    calibration (null: none). load_share is the peak load relative to the capacity: near and beyond 1, the
+    TTFT is dominated by queueing.
+    """
+
+    trace: str
+    calibrated: bool
+    requests: Count
+    ttft_error: Figure
+    tpot_error: Figure
+    latency_error: Figure
+    makespan_error: Figure
+    tokens_per_s_error: Figure
+    load_share: Figure
+    capacity: Capacity
+    put_back: Count
+    measured_s: Figure
+    computed_s: Figure
+    calibrating_s: Figure
+
+
+class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of hespas-validate serving."""
+
+    schema: Literal["hespas.serving_accuracy/1"] = "hespas.serving_accuracy/1"
+    hespas_version: str = __version__
+    inputs: list[str]
+    diagnostics: list[DiagnosticJson]
+    calibrate: str
+    rows: list[_RunEntry]
+    summary: list[_SummaryEntry]
+    parameters: list[_ParameterEntry]
+    recorded: list[_ReplayEntry]
+
+
+_UNKNOWN_TIMES = MeanTimes(nan, nan)
+
+
+def _run_entry(run: EvaluatedRun) -> _RunEntry:
+    row, times = run.row, run.predicted or _UNKNOWN_TIMES
+    low, high = run.low or _UNKNOWN_TIMES, run.high or _UNKNOWN_TIMES
+    return _RunEntry(
+        row=row.row,
+        model=row.model,
+        hardware=row.hardware,
+        stack=row.stack,
+        release=row.release,
+        precision=row.precision,
+        ranks=row.ranks,
+        prompt_tokens=row.prompt,
+        output_tokens=row.output,
+        concurrency=row.concurrency,
+        status=run.status,
+        assumed=list(row.assumed),
+        predicted_ttft_ms=times.ttft_ms,
+        low_ttft_ms=low.ttft_ms,
+        high_ttft_ms=high.ttft_ms,
+        published_ttft_ms=row.ttft_ms,
+        ttft_error=run.error("ttft"),
+        predicted_tpot_ms=times.tpot_ms,
+        low_tpot_ms=low.tpot_ms,
+        high_tpot_ms=high.tpot_ms,
+        published_tpot_ms=row.tpot_ms,
+        tpot_error=run.error("tpot"),
+        tokens_per_s_error=run.error("tokens_per_s"),
+        load_share=run.load_share,
+        capacity=capacity_of(run.load_share),
+    )
+
+
+def _parameter_entries(judged: ServingErrors) -> list[_ParameterEntry]:
+    """Return the parameters of each stack, and of its deployments if they have their own."""
+    entries: list[_ParameterEntry] = []
+    for stack, fitted in sorted(judged.fits.items()):
+        values = {name: float(getattr(fitted.correction, name)) for name in PRIORS} | {"apart": fitted.apart}
+        entries += [
+            _ParameterEntry(
+                stack=stack, deployment="", name=name, value=value,
+                standard_error=fitted.standard_errors.get(name, nan), rows=fitted.rows,
+            )
+            for name, value in values.items()
+        ]  # fmt: skip
+        if judged.calibrate != "stack-and-deployment":
+            continue
+        entries += [
+            _ParameterEntry(
+                stack=stack, deployment=key, name=name, value=getattr(own, name), standard_error=nan,
+                rows=fitted.rows,
+            )
+            for key, own in sorted(fitted.deployments.items())
+            for name in PRIORS
+        ]  # fmt: skip
+    return entries
+
+
+def serving_json(
+    judged: ServingErrors, recorded: Sequence[RunReplay], inputs: Sequence[str], diagnostics: Diagnostics
+) -> bytes:
+    """Return the document ``hespas.serving_accuracy/1``."""
+    document = ServingAccuracyDocument(
+        inputs=list(inputs),
+        diagnostics=diagnostics_json(diagnostics),
+        calibrate=judged.calibrate,
+        rows=[_run_entry(run) for run in judged.rows],
+        summary=[
+            _SummaryEntry(
+                calibrate=judged.calibrate, by=row.by, value=row.value, metric=row.metric, n=row.n,
+                mean_ape=row.mean_ape, median_ape=row.median_ape, p90_ape=row.p90_ape, bias=row.bias,
+                interval_coverage=row.interval_coverage, baseline_mean_ape=row.baseline_mean_ape,
+                baseline_median_ape=row.baseline_median_ape,
+            )
+            for row in judged.summaries()
+        ],
+        parameters=_parameter_entries(judged),
+        recorded=[
+            _ReplayEntry(
+                trace=replay.trace, calibrated=replay.calibrated, requests=replay.requests,
+                ttft_error=replay.ttft_error, tpot_error=replay.tpot_error,
+                latency_error=replay.latency_error, makespan_error=replay.makespan_error,
+                tokens_per_s_error=replay.tokens_per_s_error,
+                load_share=replay.load_share, capacity=capacity_of(replay.load_share),
+                put_back=replay.put_back, measured_s=replay.measured_s, computed_s=replay.computed_s,
+                calibrating_s=replay.calibrating_s,
+            )
+            for replay in recorded
+        ],
+    )  # fmt: skip
+    return document_bytes(document)
