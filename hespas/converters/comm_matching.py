@@ -125,7 +125,7 @@ def comm_key(kind: str, group: str, ranks: str, rank: int, number: int) -> CommK
 
 
 def _sender(ranks: str, rank: int, side: int) -> str:
-    """The rank that sends a message between two; unknown where a group is not of two."""
+    """Return the rank that sends a message between two; unknown for groups of other sizes."""
     try:
         members = _RANKS.decode(ranks) if ranks else []
     except msgspec.DecodeError:

@@ -113,16 +113,16 @@ def mesh_groups(
         return groups
     flat = device_ids.reshape(-1)
     if len(flat) != groups.num_ranks:
-        raise ValueError(f"the mesh has {groups.num_ranks} places and {len(flat)} device ids")
+        raise ValueError(f"the mesh has {groups.num_ranks} positions and {len(flat)} device ids")
     return compress_groups(flat[np.array(list(groups), np.int64)])
 
 
 def _cut_axes(
     axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]]
 ) -> tuple[list[int], dict[tuple[int, int], int]]:
-    """The mesh with its axes cut where sub-axes start and end.
+    """Cut the axes of a mesh at the ends of sub-axes.
 
-    Returns the extents of the pieces and, for each (axis, size in front of the piece), the piece's place.
+    Returns the extents of the pieces and, for each (axis, size in front of the piece), the piece's position.
     """
     sizes: list[int] = []
     places: dict[tuple[int, int], int] = {}

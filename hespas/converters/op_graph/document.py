@@ -467,7 +467,7 @@ def _cut(
 
 
 def _listed(dims: Sequence[int], order: Sequence[int], groups: int, size: int, base: int) -> GroupSet:
-    """Any other iota. It may have to be listed, so its length is bounded."""
+    """Return the groups of any other iota, which may have to be listed, so its length is bounded."""
     if groups * size > _MAX_LISTED:
         raise ValueError(f"an iota over {list(dims)} that cuts through a dimension is too long to list")
     groups_found = StridedGroups.from_iota(groups, size, dims, order)

@@ -152,7 +152,10 @@ def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
         )
     extent = _evaluated(expression, dims)
     if extent is None:
-        raise UsageError(f"{position} is {quoted(expression, 60)}", hint=f"state it: `dims={position}=N`")
+        raise UsageError(
+            f"{position} is {quoted(expression, 60)}, which cannot be evaluated",
+            hint=f"bind it: `dims={position}=N`",
+        )
     if not 0 <= extent < _MOST_EXTENT:
         raise UsageError(f"{position} is {quoted(expression, 60)} = {extent:,}", hint="choose other extents")
     return extent

@@ -79,7 +79,7 @@ def parsing(data: bytes, path: str) -> Generator[None]:
         finding.path = path
         raise finding from error
     except HespasError as error:
-        error.path = error.path or path  # code that works on one function does not know the path
+        error.path = error.path or path  # readers of single functions have no path
         raise
 
 

@@ -66,7 +66,7 @@ def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> 
         raise FormatError(
             "the folder has no StableHLO program",
             path=str(path),
-            position="the names of its files",
+            position="file names",
             hint=f"name a file, or a folder of programs with suffix {', '.join(_PROGRAMS)}",
         )
     if not files:

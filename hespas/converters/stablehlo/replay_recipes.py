@@ -151,7 +151,7 @@ def made_from(
         return made
     left = node.binder.release([value for value in bound if value.name not in names])
     made[able[0]] = node.binder.tie(made[able[0]], left)
-    if copies and len(able) > 1:  # no result is there before the operation is done
+    if copies and len(able) > 1:  # all results become available together
         done = [node.emitter.first(made[able[0]])]
         for position in able[1:]:
             made[position] = node.binder.tie(made[position], done)

@@ -242,7 +242,7 @@ class TripCounter:
     def _from_argument(
         self, value: MlirValue, trail: _ValuePath, block: MlirBlock | None
     ) -> _AffineValue | _ShiftedValue | None:
-        """A slot of ``block``, or what a function is called with."""
+        """Return a slot of ``block``, or the operand of the call that passes an argument."""
         number = cast("ir.BlockArgument[ir.Type]", value).arg_number
         owner = argument_block(value)
         if not trail.calls:

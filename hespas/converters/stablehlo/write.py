@@ -51,7 +51,7 @@ _CHANGES: dict[str, str] = {
     "substituted": "collectives without a StableHLO equivalent are replaced: ",
     "comm-bytes": "payloads that differ from the graph: ",
     "reduction": "reductions that differ from the graph: ",
-    "types": "properties of tensor types that are not original_metadata: ",
+    "types": "properties of tensor types that are not kept: ",
     "unknown-flops": "operations of unknown FLOPs are written as copies, marked with `hespas.unknown_work`",
     "unknown-peer": "messages with unknown peers are written as copies",
     "message-order": "messages are received before they are sent: all ranks exchange them at the receive",
