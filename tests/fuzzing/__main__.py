@@ -12,6 +12,7 @@ import sys
 import time
 import zipfile
 from collections import defaultdict
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -22,9 +23,14 @@ from tests.fuzzing.worker import Failure, Job, Outcome, fuzz
 _VARYING = re.compile(r"\d[\d.,e+-]*|['\"].*", re.DOTALL)
 
 
-def packed(files: Input) -> bytes:
-    """An input as one file: as it is, or a ZIP file of several."""
-    if len(files) == 1:
+def is_one_file(seeds: Sequence[Input]) -> bool:
+    """Return True where all inputs are one file of the same name."""
+    return len({frozenset(seed) for seed in seeds}) == 1 == len(seeds[0])
+
+
+def packed(files: Input, seeds: Sequence[Input]) -> bytes:
+    """Return an input as one file: as it is, or a ZIP file where there are several, or several names."""
+    if is_one_file(seeds):
         return next(iter(files.values()))
     out = BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -51,7 +57,7 @@ def _run(job: Job, keep: Path | None) -> bool:
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
         for number in sorted({failure.number for failure in outcome.failures if failure.number >= 0}):
-            (keep / _kept_name(job, number)).write_bytes(packed(job.input(number)))
+            (keep / _kept_name(job, number)).write_bytes(packed(job.input(number), job.seeds))
     sys.stdout.flush()
     return not outcome.failures
 

@@ -32,6 +32,7 @@ CODECS: Mapping[str, Codec] = {
     ".toml": _TEXT,
     ".yml": _TEXT,
     ".json": _JSON,
+    ".jsonl": _TEXT,
     ".pb": _WIRE,
     ".pftrace": _WIRE,
     ".et": (documents.decode_frames, documents.encode_wire),

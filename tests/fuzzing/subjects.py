@@ -37,6 +37,7 @@ from hespas.operations import Labels, build
 from hespas.validators.accuracy import compare_reports
 from hespas.validators.checker import CheckOptions, check_workload
 from tests.converters.pytorch.test_pytorch_linked import CALLS, DEVICE, HOST, OPERATIONS, pair
+from tests.fuzzing.commands import command_files, league_tables, model_files, request_logs
 from tests.fuzzing.mutate import Input
 from tests.fuzzing.seeds import FIXTURES, READERS, seeds_of
 from tests.fuzzing.stages import DEVICES, ESTIMATORS, Judged, on_value
@@ -356,6 +357,18 @@ def _pytorch_sets() -> tuple[Input, ...]:
         return ({path.name: path.read_bytes() for path in folder.iterdir()},)
 
 
+_Made = tuple[Sequence[Input], Stages]
+
+
+def _of_commands(name: str, make: Callable[[], _Made]) -> Subject:
+    """Return a subject whose inputs are given to commands."""
+
+    def stages(judged: Judged, folder: Path, number: int) -> None:
+        make()[1](judged, folder, number)
+
+    return Subject(name, lambda: make()[0], stages)
+
+
 _SUBJECTS = (
     *map(_reader, READERS),
     Subject("rank-files", _rank_files, _set_of("chakra")),
@@ -367,6 +380,10 @@ _SUBJECTS = (
     Subject("table-parquet", _parquet_tables, _use_table("t.parquet")),
     Subject("report", _reports, _compare_reports),
     Subject("estimator-order", _orders, _use_order),
+    _of_commands("commands", cache(command_files)),
+    _of_commands("league", cache(league_tables)),
+    _of_commands("requests", cache(request_logs)),
+    _of_commands("model", cache(model_files)),
 )
 
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _SUBJECTS}

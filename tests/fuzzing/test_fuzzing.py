@@ -20,6 +20,7 @@ from hespas import api
 from hespas.converters import format_names, load_format
 from hespas.converters.registry import BUILTIN
 from tests.fuzzing import stages, worker
+from tests.fuzzing.__main__ import is_one_file
 from tests.fuzzing.mutate import CODECS, Input, Kind, codec_of, mutated
 from tests.fuzzing.seeds import NOT_FUZZED, READERS
 from tests.fuzzing.stages import Judged
@@ -210,9 +211,8 @@ def test_inputs_are_the_same_every_time_and_mostly_new(kind: Kind) -> None:
 
 def _unpacked(name: str, data: bytes) -> Input:
     """A kept input: a file, or a ZIP file of those of a set."""
-    files = [*seeds(name)[0]]
-    if len(files) == 1:
-        return {files[0]: data}
+    if is_one_file(seeds(name)):
+        return {next(iter(seeds(name)[0])): data}
     with zipfile.ZipFile(BytesIO(data)) as archive:
         return {file: archive.read(file) for file in archive.namelist()}
 

@@ -19,7 +19,7 @@ from math import log1p, sqrt
 import numpy as np
 
 from hespas.graph import ABSENT, Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, equal_rows
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
 from hespas.graph.passes import with_durations
@@ -120,8 +120,7 @@ class JobScheduler:
     def _colours(self, relations: Relations, pace: FloatArray, idle: IdleParts) -> Colours:
         if self.jitter or not self.symmetry:
             return every_rank(relations)
-        kinds = np.stack([relations.rank_class.astype(np.float64), pace, idle.pattern.astype(np.float64)])
-        start = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
+        _, start = equal_rows(relations.rank_class, pace, idle.pattern)
         return refined(relations, start, both_ways=self.protocol == "rendezvous")
 
 
