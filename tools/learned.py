@@ -16,12 +16,12 @@ from hespas.estimators.learned.inference import ModelsAtHand
 from hespas.estimators.learned.serialization import load_model, save_model, shipped_folder
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned, with_errors
-from hespas.validators.calibration.learned_parts import PARTS, Part
+from hespas.validators.calibration.learned_parts import PARTS, LearnedPart
 
 __all__ = ["main"]
 
 
-def _table(folder: Path, part: Part) -> Measurements | None:
+def _table(folder: Path, part: LearnedPart) -> Measurements | None:
     found = sorted(folder.glob(f"{part.table}.*"))
     return read_measurements(found[0]) if found else None
 

@@ -34,14 +34,20 @@ from hespas.validators.calibration.adapted import adaptable, adapted
 from hespas.validators.calibration.approaches import known_variants
 from hespas.validators.calibration.fit_device import classes_of, fit_class
 from hespas.validators.calibration.learned import fit_rows
-from hespas.validators.calibration.learned_parts import PARTS, Part, family_name, rows_for, rows_of_part
+from hespas.validators.calibration.learned_parts import (
+    PARTS,
+    LearnedPart,
+    family_name,
+    rows_for,
+    rows_of_part,
+)
 
 __all__ = ["Curve", "curves", "main"]
 
 _COUNTS = (20, 50, 200, 500, 2000)
 _SCORED = 1500
 _FITTED = 3000
-"""Rows of each other device in a fit."""
+"""TrainingRows of each other device in a fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class Curve:
     coverage: float
 
 
-def curves(part: Part, table: Measurements, *, family: bool, seeds: Sequence[int]) -> Iterator[Curve]:
+def curves(part: LearnedPart, table: Measurements, *, family: bool, seeds: Sequence[int]) -> Iterator[Curve]:
     """Every device of a table taken for new."""
     table = table.take(rows_of_part(part, table))
     known = [name for name in table.hardware.used() if name in set(device_names())]
@@ -79,12 +85,12 @@ def curves(part: Part, table: Measurements, *, family: bool, seeds: Sequence[int
 class _Others:
     """The model of the other devices, and the folder that it is in."""
 
-    part: Part
+    part: LearnedPart
     model: LearnedModel
     folder: Path
 
 
-def _of_others(part: Part, table: Measurements, names: Sequence[str]) -> LearnedModel:
+def _of_others(part: LearnedPart, table: Measurements, names: Sequence[str]) -> LearnedModel:
     draw = np.random.default_rng(0)
     rows = np.concatenate([draw.permutation(table.hardware.where(name))[:_FITTED] for name in names])
     return fit_rows(part, rows_for(part, table.take(np.sort(rows))), seed=0)

@@ -34,7 +34,13 @@ from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.approaches import known_variants
 from hespas.validators.calibration.learned import fit_rows
 from hespas.validators.calibration.learned_bases import beyond_region, swept
-from hespas.validators.calibration.learned_parts import PARTS, Part, family_name, rows_for, rows_of_part
+from hespas.validators.calibration.learned_parts import (
+    PARTS,
+    LearnedPart,
+    family_name,
+    rows_for,
+    rows_of_part,
+)
 
 __all__ = ["cases", "main"]
 
@@ -46,7 +52,7 @@ _FEWEST = 200
 class _Table:
     """The rows of one part on known devices, and how many of each device enter a fit."""
 
-    part: Part
+    part: LearnedPart
     measured: Measurements
     rows: int
 
@@ -95,7 +101,7 @@ class _Table:
         return np.sort(np.concatenate(kept))
 
 
-def cases(part: Part, table: Measurements, rows: int) -> Iterator[Case]:
+def cases(part: LearnedPart, table: Measurements, rows: int) -> Iterator[Case]:
     """Every test of one part."""
     measured = table.take(rows_of_part(part, table))
     known = [name for name in measured.hardware.used() if name in set(device_names())]
@@ -120,7 +126,7 @@ def cases(part: Part, table: Measurements, rows: int) -> Iterator[Case]:
             yield from mine.fitted(out, test)
 
 
-def _found(folder: Path, parts: Sequence[Part], rows: int) -> Iterator[Case]:
+def _found(folder: Path, parts: Sequence[LearnedPart], rows: int) -> Iterator[Case]:
     for part in parts:
         for path in sorted(folder.glob(f"{part.table}.*"))[:1]:
             yield from cases(part, read_measurements(path), rows)

@@ -21,7 +21,7 @@ from hespas.estimators.forms import form_time_ns
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device, named_device
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.fit_device import Rows, fit_class, is_possible
+from hespas.validators.calibration.fit_device import ClassRows, fit_class, is_possible
 from hespas.validators.calibration.known_sizes import known_sizes
 from hespas.validators.calibration.suggest import chosen
 
@@ -42,20 +42,20 @@ class Compared:
         self.calib, self.devval = mine.part("calib"), mine.part("devval")
 
     def suggested(self, count: int, seed: int) -> IntArray:
-        """Rows chosen by the rule from a random pool."""
+        """ClassRows chosen by the rule from a random pool."""
         pool = self.random(_POOL, seed)
         (known,) = known_sizes(self.device, ("matmul",), (self.dtype,))
         return pool[chosen(self.device, known, self.calib.ops.take(pool), count)]
 
     def random(self, count: int, seed: int) -> IntArray:
-        """Rows drawn."""
+        """ClassRows drawn."""
         return np.random.default_rng(seed).permutation(len(self.calib))[:count]
 
     def mape(self, rows: IntArray) -> float:
         """The error on ``devval`` of a fit on some rows of ``calib``; NaN where none can be fitted."""
         some = self.calib.take(rows)
         key = ("matmul", "", self.dtype, some.ops.variant[0])
-        of_class = Rows(key=key, measured=some, group=some.shape_group())
+        of_class = ClassRows(key=key, measured=some, group=some.shape_group())
         machine = of_class.machine(self.device)
         fit = fit_class(of_class, machine, {}, seed=0)
         if fit is None:

@@ -55,7 +55,7 @@ _EstimatorOption = Annotated[
     ),
 ]
 _SplitOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Fit on these rows (default: all but those kept for testing).")
+    str, typer.Option(metavar="NAME", help="Fit on these rows (default: all but rows reserved for testing).")
 ]
 _ReportOption = Annotated[
     Path | None,

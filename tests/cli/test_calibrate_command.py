@@ -49,7 +49,7 @@ def test_a_table_becomes_a_hardware_file(table: Path, tmp_path: Path) -> None:
     done = run(*asked, "--out", tmp_path / "mine.toml")
     assert done.exit_code == 0, done.output
     assert "held out by shape: " in done.stdout
-    assert "held out by op: 24 rows, fits on 24 others; each operation predicted by" in done.stdout
+    assert "held out by op: 24 rows, fits on 24 others; each operation is predicted by" in done.stdout
     assert re.search(r"^H100-SXM +roofline +vector f32 +", done.stdout, re.MULTILINE)
     assert re.search(r"^vector add f32 lib 1 +\S+ +12 +12 +\d+\.\d%", done.stdout, re.MULTILINE)
     assert done.stdout.rstrip().endswith("fits of H100-SXM from 24 rows")
@@ -115,7 +115,7 @@ def test_a_recording_becomes_a_hardware_file(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         ([], 2, "give --table TABLE or --measured PROFILE"),
-        (["--table", "table.csv", "--split", "devval"], 2, "kept for testing"),
+        (["--table", "table.csv", "--split", "devval"], 2, "reserved for testing"),
         (["--table", "table.csv", "--split", "test"], 2, "it has calib, devval"),
         (["--table", "table.csv", "--out", "mine.json"], 2, "ends in .toml"),
         (["--table", "table.csv", "--out", "no/mine.toml"], 2, "does not exist"),

@@ -121,7 +121,7 @@ def test_what_exists_is_replaced_only_when_asked(table: Path, tmp_path: Path) ->
         (["--estimator", "learned", "--json", "mine.learned"], "the folder of learned models"),
         (["--estimator", "learned", "--seed", "4294967296"], "less than or equal to 4294967295"),
         (["--estimator", "learned", "--hardware", "H100-SXM"], "devices there: TPU-v4"),
-        (["--estimator", "learned", "--split", "devval"], "kept for testing"),
+        (["--estimator", "learned", "--split", "devval"], "reserved for testing"),
         (["--estimator", "learned", "--test-by", "hardware"], "no other device"),
         (["--estimator", "learned", "--table", "few.csv"], "8 rows with known sizes"),
         (["--estimator", "systolic", "--table", "gpu.csv", "--hardware", "H100-SXM"], "no systolic array"),
@@ -147,5 +147,5 @@ def test_a_file_where_the_models_go_is_told(table: Path, tmp_path: Path) -> None
     (tmp_path / "mine.learned").write_text("taken")
     done = run(*asked(table, tmp_path / "mine.toml", "learned"), "--overwrite")
     assert done.exit_code == 2
-    assert "exists and is no folder" in done.stderr
+    assert "exists and is not a folder" in done.stderr
     assert (tmp_path / "mine.learned").read_text() == "taken"

@@ -71,7 +71,7 @@ def test_a_table_to_fill_in_and_to_give_back(tmp_path: Path) -> None:
     fill(shapes, filled, count=15)
     fitted = run("--table", filled, "--out", tmp_path / "mine.toml")
     assert fitted.exit_code == 0, fitted.output
-    assert "rows left out: 5: no duration, or NaN (as in row 16)" in fitted.stderr
+    assert "rows skipped: 5: no duration, or NaN (as in row 16)" in fitted.stderr
     assert "of H100-SXM from 15 rows" in fitted.stdout
     own = [fit for fit in load_device(tmp_path / "mine.toml").own_fits if fit.table == "filled.csv"]
     assert {fit.kind for fit in own} == {"matmul", "*"}

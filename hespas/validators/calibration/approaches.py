@@ -1,5 +1,6 @@
-"""What can be fitted, behind one face: roofline forms and collectives, lines of systolic arrays, trees; and
-what an interrupted run has fitted so far.
+"""Approaches that can be fitted: roofline forms and collectives, lines of systolic arrays, and learned trees.
+
+A memory of fits lets an interrupted run continue.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from hespas.validators.calibration.systolic import LINE_KINDS, fit_lines, has_co
 __all__ = [
     "Approach",
     "CalibratedFits",
+    "CalibrationRun",
     "FitMemory",
-    "Found",
+    "FitResult",
     "LearnedTrees",
-    "Others",
+    "OtherDevices",
     "Progress",
-    "Run",
     "SystolicLines",
     "bare",
     "content_key",
@@ -65,15 +66,16 @@ __all__ = [
 ]
 
 _KEY = re.compile("[0-9a-f]{64}")
-_Kept = TypeVar("_Kept")
+_Stored = TypeVar("_Stored")
 _SUFFIXES = (".toml", ".json", ".npz")
 
 
 def content_key(
     tables: Iterable[Measurements], devices: Device | Iterable[Device], seed: int, what: str = "calibrated"
 ) -> str:
-    """A SHA-256 of all that decides what is fitted: rows, devices, seed, what is fitted on them (a text that
-    says how, too), and this version. Hexadecimal.
+    """Return a SHA-256 of all inputs of a fit: rows, devices, seed, ``what`` is fitted, and this version.
+
+    ``what`` is a text that also describes the method. The result is hexadecimal.
     """
     digest = hashlib.sha256(f"{__version__} {seed}\n{what}\n".encode())
     for device in [devices] if isinstance(devices, Device) else devices:
@@ -82,7 +84,8 @@ def content_key(
         digest.update(f"{table.name}\n{table.provenance}\n{len(table)}\n".encode())
         ops = table.ops
         for labels in (ops.kind, ops.op, ops.scheme, ops.variant, table.hardware, table.split):
-            digest.update(_label_bytes(labels))
+            names = "\x1f".join(labels.names).encode("utf-8", "backslashreplace")
+            digest.update(names + np.ascontiguousarray(labels.row).tobytes())
         columns = (*ops.dims.items(), ("flops", ops.flops), ("bytes", ops.bytes_moved))
         for name, column in (*columns, ("transcendentals", ops.transcendentals), ("ns", table.duration_ns)):
             digest.update(name.encode())
@@ -90,32 +93,27 @@ def content_key(
     return digest.hexdigest()
 
 
-def _label_bytes(labels: Labels) -> bytes:
-    names = "\x1f".join(labels.names).encode("utf-8", "backslashreplace")
-    return names + np.ascontiguousarray(labels.row).tobytes()
-
-
 @dataclass(frozen=True, slots=True)
 class FitMemory:
-    """A folder of fits by :func:`content_key`; what is not readable there counts as not there."""
+    """Folder of fits by :func:`content_key`; unreadable files count as missing."""
 
     folder: Path
 
     @classmethod
     def beside(cls, destination: Path) -> FitMemory:
-        """The memory of what will be written to ``destination``."""
+        """Return the memory of a calibration that will be written to ``destination``."""
         return cls(destination.with_name(f".{destination.name}.calibrating"))
 
     def recall(self, key: str, fitted: str) -> tuple[Fit, ...] | None:
-        """Fits of an interrupted run, dated ``fitted``; None where there are none."""
+        """Return the fits of an interrupted run, with the date ``fitted``; None without any."""
         fits = self._read(f"{key}.toml", read_fits)
         return None if fits is None else tuple(replace(fit, fitted=fitted) for fit in fits)
 
     def recall_model(self, key: str) -> LearnedModel | None:
-        """A learned model of an interrupted run; None where there is none."""
+        """Return a learned model of an interrupted run; None without one."""
         return self._read(f"{key}.json", read_model)
 
-    def _read(self, name: str, read: Callable[[Path], _Kept]) -> _Kept | None:
+    def _read(self, name: str, read: Callable[[Path], _Stored]) -> _Stored | None:
         path = self.folder / name
         try:
             return read(path) if path.is_file() else None
@@ -123,13 +121,15 @@ class FitMemory:
             return None
 
     def keep_model(self, key: str, model: LearnedModel) -> None:
-        """Keep a learned model: its card last, which says that all of it is there. Raises ``OutputError``."""
+        """Save a learned model; the card is last, because it marks a complete model. Raises
+        ``OutputError``.
+        """
         card, trees = model_bytes(model)
         self._write(f"{key}.npz", trees)
         self._write(f"{key}.json", card)
 
     def keep(self, key: str, name: str, fits: Sequence[Fit]) -> None:
-        """Keep the fits of one step of the work. Raises ``OutputError``."""
+        """Save the fits of one step of the run. Raises ``OutputError``."""
         self._write(f"{key}.toml", fits_to_toml(name, fits).encode())
 
     def _write(self, name: str, content: bytes) -> None:
@@ -140,15 +140,15 @@ class FitMemory:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"what is fitted so far cannot be kept: {error.strerror or error}",
+                f"finished fits cannot be saved: {error.strerror or error}",
                 path=str(self.folder),
-                hint="remove what is there, or name another `out`",
+                hint="remove the file at this path, or name another `out`",
             ) from error
         with placed_at_once():
             write_atomically(self.folder / name, fill, overwrite=True, directory=False)
 
     def forget(self) -> None:
-        """Remove all of it: the work is done. Files of others stay, and so does what a link leads to."""
+        """Remove the files of a finished run; other files and the targets of links stay."""
         if not self.folder.is_dir() or self.folder.is_symlink():
             return
         for path in self.folder.iterdir():
@@ -160,74 +160,76 @@ class FitMemory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """What a fit of some rows gave."""
+class FitResult:
+    """Fits and models from some rows."""
 
     fits: tuple[Fit, ...] = ()
     models: tuple[LearnedModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What all fits of a run share; ``date`` (ISO) is written into them."""
+class CalibrationRun:
+    """Settings that all fits of a calibration share; ``date`` (ISO) is written into the fits."""
 
     seed: int
     date: str
     memory: FitMemory | None = None
     progress: Progress | None = None
 
-    def remembered(self, key: str, name: str, fit: Callable[[], Sequence[Fit]]) -> Found:
-        """The fits that an interrupted run has made for the device ``name``, else new ones."""
+    def remembered(self, key: str, name: str, fit: Callable[[], Sequence[Fit]]) -> FitResult:
+        """Return the fits that an interrupted run has made for the device ``name``, or new ones."""
         fits = self.memory.recall(key, self.date) if self.memory else None
         if fits is None:
             fits = tuple(fit())
             if self.memory:
                 self.memory.keep(key, name, fits)
-        return Found(fits)
+        return FitResult(fits)
 
-    def told(self, purpose: str) -> Progress:
-        """A callback that says what its steps are for."""
+    def progress_of(self, purpose: str) -> Progress:
+        """Return a progress callback that adds the purpose to the names of its steps."""
 
-        def tell(done: int, total: int, name: str) -> None:
+        def report(done: int, total: int, name: str) -> None:
             if self.progress:
                 self.progress(done, total, f"{purpose}: {name}")
 
-        return tell
+        return report
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Others:
-    """Rows and files of other devices, by the names that tables have for them."""
+class OtherDevices:
+    """Rows and hardware files of other devices, by their names in tables."""
 
     rows: Mapping[str, Sequence[Measurements]]
     devices: Mapping[str, Device]
 
 
 class Approach(Protocol):
-    """One estimator that can be fitted, by its ``name``."""
+    """Estimator that can be fitted, called ``name``."""
 
     name: ClassVar[str]
 
-    def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
-        """Raise ``UsageError`` or ``MissingExtraError`` where no fit can come of it; tell what gets none."""
+    def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
+        """Raise ``UsageError`` or ``MissingExtraError`` if no fit is possible; warn of rows without a fit."""
         ...
 
-    def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
-        """Why a test cannot be made of it; empty where it can."""
+    def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
+        """Return the reason that a test is not possible; empty if it is."""
         ...
 
-    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
-        """What some rows of a device give; nothing where they are too few."""
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
+        """Fit some rows of a device; the result is empty if they are too few."""
         ...
 
     def predict(
-        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+        self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """What the fits alone say of operations; ``keeps``: with those the device had before."""
+        """Predict operations by the fits alone, or (``with_earlier``) also by the device's earlier fits."""
         ...
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
-        """What fits of other devices say of the rows of each table, on the data sheet of this one."""
+    def carried(
+        self, tables: Sequence[Measurements], others: OtherDevices, device: Device
+    ) -> list[CasePrediction]:
+        """Predict the rows of each table by fits of other devices and the data sheet of this one."""
         ...
 
 
@@ -236,165 +238,168 @@ class CalibratedFits:
     """Roofline forms of every class, and lines of collectives."""
 
     name: ClassVar[str] = "calibrated"
-    run: Run
+    run: CalibrationRun
 
-    def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
-        """Nothing is known before the fit."""
+    def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
+        """Accept everything: the possible fits are only known after fitting."""
 
-    def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
-        """Where a kind has several operations, each can be left out; all else can always be tested."""
+    def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
+        """Refuse a test by operation if no kind has several operations."""
         if test == "op" and not any(has_several(table, table.ops.kind.used()) for table in tables):
-            return "no kind of operation has several"
+            return "no kind has several operations"
         return ""
 
-    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
-        """From memory where an interrupted run has made them."""
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
+        """Fit forms and collectives, or read them from the memory of an interrupted run."""
         run = self.run
         recordings = [table for table in tables if table.recorded]
         sweeps = [table for table in tables if not table.recorded]
         key = content_key(tables, device if recordings else bare(device), run.seed)
-        told = run.told(purpose)
+        progress = run.progress_of(purpose)
 
         def fits() -> tuple[Fit, ...]:
-            found: tuple[Fit, ...] = ()
+            fitted: tuple[Fit, ...] = ()
             if sweeps:
-                found = fit_device(sweeps, device, seed=run.seed, fitted=run.date, progress=told)
+                fitted = fit_device(sweeps, device, seed=run.seed, fitted=run.date, progress=progress)
             if recordings:
-                known = replace(device, own_fits=merged(found, device.fits), fits_of="")
-                recorded = fit_recordings(recordings, known, seed=run.seed, fitted=run.date)
-                found = (*recorded, *(fit for fit in found if fit.key not in {each.key for each in recorded}))
-            return (*found, *fit_collectives(sweeps, device, seed=run.seed, fitted=run.date, progress=told))
+                fitted_device = replace(device, own_fits=merged(fitted, device.fits), fits_of="")
+                recorded = fit_recordings(recordings, fitted_device, seed=run.seed, fitted=run.date)
+                keys = {fit.key for fit in recorded}
+                fitted = (*recorded, *(fit for fit in fitted if fit.key not in keys))
+            collectives = fit_collectives(sweeps, device, seed=run.seed, fitted=run.date, progress=progress)
+            return (*fitted, *collectives)
 
         return run.remembered(key, device.name, fits)
 
     def predict(
-        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+        self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """Of collectives a model of their own speaks."""
-        fits = merged(found.fits, device.fits) if keeps else found.fits
+        """Predict operations by the forms, and collectives by their own lines."""
+        fits = merged(result.fits, device.fits) if with_earlier else result.fits
         fitted = replace(device, own_fits=fits, fits_of="")
         prediction = prediction_of_rows(Calibrated(), ops, fitted, Diagnostics())
         rows = ops.kind.where("collective")
         if not len(rows):
             return prediction
-        other = prediction_of_rows(Collectives(), ops.take(rows), fitted, Diagnostics())
+        of_collectives = prediction_of_rows(Collectives(), ops.take(rows), fitted, Diagnostics())
         columns = [prediction.duration_ns.copy(), prediction.low_ns.copy(), prediction.high_ns.copy()]
-        for column, mine in zip(columns, (other.duration_ns, other.low_ns, other.high_ns), strict=True):
-            column[rows] = mine
+        sources = (of_collectives.duration_ns, of_collectives.low_ns, of_collectives.high_ns)
+        for column, source in zip(columns, sources, strict=True):
+            column[rows] = source
         return CasePrediction(
             estimator=self.name, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2]
         )
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
-        """The middle of what the fits of each other device say, and the widest of their intervals."""
-        founds = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
-        return [
-            _middle(
-                [
-                    self.predict(known_variants(table.ops, {fit.variant for fit in each.fits}), device, each)
-                    for each in founds
-                ]
+    def carried(
+        self, tables: Sequence[Measurements], others: OtherDevices, device: Device
+    ) -> list[CasePrediction]:
+        """Return the median of the predictions by other devices, with the widest of their intervals."""
+        results = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
+        if not results:
+            raise UsageError("no other device to predict from")
+        combined: list[CasePrediction] = []
+        for table in tables:
+            predictions = [
+                self.predict(known_variants(table.ops, {fit.variant for fit in result.fits}), device, result)
+                for result in results
+            ]
+            durations = np.stack([prediction.duration_ns for prediction in predictions])
+            covered = ~np.isnan(durations).all(axis=0)
+            median, low, high = (np.full(durations.shape[1], np.nan) for _ in range(3))
+            with np.errstate(invalid="ignore"):
+                median[covered] = np.exp(np.nanmedian(np.log(durations[:, covered]), axis=0))
+                low[covered] = np.fmin.reduce([prediction.low_ns[covered] for prediction in predictions])
+                high[covered] = np.fmax.reduce([prediction.high_ns[covered] for prediction in predictions])
+            combined.append(
+                CasePrediction(estimator="calibrated", duration_ns=median, low_ns=low, high_ns=high)
             )
-            for table in tables
-        ]
+        return combined
 
 
 def bare(device: Device) -> Device:
-    """A device as its data sheet alone tells it."""
+    """Return a device with the figures of its data sheet alone."""
     return replace(device, own_fits=(), fits_of="", efficiencies=(), own_lines=(), learned_models=())
 
 
 def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
-    """The new fits, then earlier ones of other classes; the new are what runs where no variant is named."""
+    """Return the new fits, then the earlier fits of other classes.
+
+    New fits are the defaults for operations without a variant.
+    """
     new = {fit.key for fit in fits}
     replaced = {(fit.kind, fit.op, fit.scheme) for fit in fits}
-    kept = (fit for fit in before if fit.key not in new)
-    return (
-        *fits,
-        *(
-            replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
-            for fit in kept
-        ),
+    earlier = (
+        replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
+        for fit in before
+        if fit.key not in new
     )
+    return (*fits, *earlier)
 
 
 def has_several(table: Measurements, kinds: Sequence[str]) -> bool:
-    """Whether one of some kinds has several operations."""
+    """Return True if one of some kinds has several operations."""
     return any(len(table.ops.op.take(table.ops.kind.where(kind)).used()) > 1 for kind in kinds)
 
 
 def known_variants(ops: Operations, known: set[str]) -> Operations:
-    """Variants that a device's fits have not are left open: they count as what it usually runs."""
+    """Remove variants that a device's fits do not have, so that they count as the default variant."""
     names = tuple(name if name in known else "" for name in ops.variant.names)
     return replace(ops, variant=Labels(ops.variant.row, names))
 
 
-def _middle(predictions: Sequence[CasePrediction]) -> CasePrediction:
-    if not predictions:
-        raise UsageError("no other device to predict from")
-    durations = np.stack([each.duration_ns for each in predictions])
-    known = ~np.isnan(durations).all(axis=0)
-    middle, low, high = (np.full(durations.shape[1], np.nan) for _ in range(3))
-    with np.errstate(invalid="ignore"):
-        middle[known] = np.exp(np.nanmedian(np.log(durations[:, known]), axis=0))
-        low[known] = np.fmin.reduce([each.low_ns[known] for each in predictions])
-        high[known] = np.fmax.reduce([each.high_ns[known] for each in predictions])
-    return CasePrediction(estimator="calibrated", duration_ns=middle, low_ns=low, high_ns=high)
-
-
 @dataclass(frozen=True, slots=True)
 class SystolicLines:
-    """Lines from cycles and elements to time, of a device with an array."""
+    """Lines from cycles and elements to time, for a device with a systolic array."""
 
     name: ClassVar[str] = "systolic"
-    run: Run
+    run: CalibrationRun
 
-    def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
-        """Refuse a device without an array, and tables without any operation that lines cover."""
+    def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
+        """Refuse a device without an array, and tables without operations that lines cover."""
         if device.systolic is None:
             raise UsageError(
                 f"`estimator=systolic`: {device.name} has no systolic array",
-                hint="leave it out, or state the array in a hardware file of your own",
+                hint="leave it out, or describe the array in your own hardware file",
             )
         rows = [table.ops.take(table.ops.kind.where(*LINE_KINDS)) for table in tables]
-        unknown = sum(int((~has_columns(each)).sum()) for each in rows)
+        unknown = sum(int((~has_columns(ops)).sum()) for ops in rows)
         if not sum(map(len, rows)) - unknown:
             raise UsageError(
                 f"`estimator=systolic`: no row of {device.name} is of {', '.join(LINE_KINDS)} "
                 "with sizes above 0 and a known number format",
                 hint="leave it out, or give a table of these",
             )
-        text = "rows without sizes above 0 or a known number format enter no line"
-        found.warning("calibrate.unknown-sizes", device.name, text, count=unknown)
+        text = "rows without sizes above 0 or without a known number format are not fitted by lines"
+        diagnostics.warning("calibrate.unknown-sizes", device.name, text, count=unknown)
 
-    def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
-        """Lines of one chip say nothing of another's."""
+    def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
+        """Refuse tests by device: lines do not transfer to another chip."""
         if test == "hardware":
-            return "`estimator=systolic` has lines of one device, which carry over to no other"
+            return "`estimator=systolic` has lines of one device, which do not transfer to another"
         if test == "op" and not any(has_several(table, LINE_KINDS) for table in tables):
-            return f"`estimator=systolic`: none of {', '.join(LINE_KINDS)} has several operations"
+            return f"`estimator=systolic`: {', '.join(LINE_KINDS)} have one operation each"
         return ""
 
-    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
-        """The lines of every class that has rows enough."""
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
+        """Fit the lines of every class with enough rows."""
         run = self.run
         key = content_key(tables, bare(device), run.seed, "systolic")
 
         def fits() -> tuple[Fit, ...]:
-            by_kind = (
-                one_table([each.take(each.ops.kind.where(kind)) for each in tables]) for kind in LINE_KINDS
+            tables_of_kinds = (
+                one_table([table.take(table.ops.kind.where(kind)) for table in tables]) for kind in LINE_KINDS
             )
-            rows = [each for each in by_kind if each is not None]
-            run.told(purpose)(0, 1, "lines")
+            rows = [table for table in tables_of_kinds if table is not None]
+            run.progress_of(purpose)(0, 1, "lines")
             return fit_lines(rows, device, seed=run.seed, fitted=run.date)
 
         return run.remembered(key, device.name, fits)
 
     def predict(
-        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+        self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """What has no line is not predicted: cycles at a clock are no fit."""
-        lines = merged(found.fits, device.own_lines) if keeps else found.fits
+        """Predict operations with a line; without one, cycles at a clock are not a fit."""
+        lines = merged(result.fits, device.own_lines) if with_earlier else result.fits
         fitted = replace(device, own_lines=lines)
         prediction = prediction_of_rows(Systolic(shipped=False), ops, fitted, Diagnostics())
         duration = prediction.duration_ns.copy()
@@ -403,8 +408,10 @@ class SystolicLines:
                 duration[rows] = np.nan
         return replace(prediction, duration_ns=duration)
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
-        """Refused by :meth:`fault`."""
+    def carried(
+        self, tables: Sequence[Measurements], others: OtherDevices, device: Device
+    ) -> list[CasePrediction]:
+        """Raise ``UsageError``, because :meth:`fault` refuses this test."""
         raise UsageError(self.fault("hardware", tables, others))
 
 
@@ -413,17 +420,21 @@ class LearnedTrees:
     """Models of trees, one per kind of operation and number format."""
 
     name: ClassVar[str] = "learned"
-    run: Run
+    run: CalibrationRun
 
-    def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
-        """Refuse tables of which no model can be fitted; tell which kinds get none."""
+    def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
+        """Refuse tables without a part that can be fitted; warn of rows without a model."""
         library_version()
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
-        few = [_adaptable(each, device, self.run.seed) for each in parts]
-        faults = [each.fault for each, some in zip(parts, few, strict=True) if each.fault and some is None]
-        for each, some in zip(parts, few, strict=True):
-            text = f"{each.part.name}: rows that no model of related devices speaks of enter no model"
-            found.warning("calibrate.unrelated-rows", device.name, text, count=some.unknown if some else 0)
+        adaptables = [_adaptable_rows(part, device, self.run.seed) for part in parts]
+        faults: list[str] = []
+        for part, rows in zip(parts, adaptables, strict=True):
+            if part.fault and rows is None:
+                faults.append(part.fault)
+            text = f"{part.part.name}: rows that no model of reference devices covers are not fitted"
+            diagnostics.warning(
+                "calibrate.unrelated-rows", device.name, text, count=rows.unknown if rows else 0
+            )
         if len(faults) == len(parts):
             kinds = ", ".join(FAMILIES)
             reasons = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
@@ -431,49 +442,53 @@ class LearnedTrees:
                 f"`estimator=learned`: {reasons}", hint="measure more sizes, or fit `estimator=calibrated`"
             )
         text = f"no learned model of {'; '.join(faults)}"
-        found.warning("calibrate.too-few-rows", device.name, text, count=len(faults))
-        others = sum(map(len, tables)) - sum(len(each.rows.ratio) for each in parts)
-        text = "rows of other kinds, unknown number formats, sizes or peaks enter no learned model"
-        found.warning("calibrate.not-learned", device.name, text, count=others)
+        diagnostics.warning("calibrate.too-few-rows", device.name, text, count=len(faults))
+        others = sum(map(len, tables)) - sum(len(part.rows.ratio) for part in parts)
+        text = "rows of other kinds, or with unknown number formats, sizes or peaks, are not fitted"
+        diagnostics.warning("calibrate.not-learned", device.name, text, count=others)
 
-    def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
-        """Trees carry over to another device where two families at least taught them what differs."""
+    def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
+        """Refuse a test by operation without several operations, and by device without two other families."""
         if test == "op" and not any(has_several(table, tuple(FAMILIES)) for table in tables):
-            return "`estimator=learned`: no kind of operation that it models has several"
+            return "`estimator=learned`: its kinds have one operation each"
         families = {family_name(device) for device in others.devices.values()}
         if test == "hardware" and len(families) < 2:
             listed = ", ".join(others.devices)
-            return f"`estimator=learned` needs others of two families at least, here is {listed}"
+            return f"`estimator=learned` needs other devices of at least two families, but has {listed}"
         return ""
 
-    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
-        """The models of all parts with rows enough."""
-        return self._fit(tables, {device.name: device}, purpose)
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
+        """Fit the models of all parts with enough rows."""
+        return self._fit_parts(tables, {device.name: device}, purpose)
 
-    def _fit(self, tables: Sequence[Measurements], devices: Mapping[str, Device], purpose: str) -> Found:
+    def _fit_parts(
+        self, tables: Sequence[Measurements], devices: Mapping[str, Device], purpose: str
+    ) -> FitResult:
         parts = list(own_parts(tables, devices, seed=self.run.seed))
-        told = self.run.told(purpose)
-        models: list[LearnedModel | None] = []
-        for number, each in enumerate(parts):
-            told(number, len(parts), each.part.name)
-            models.append(self._model(each, devices))
-        return Found(models=tuple(model for model in models if model is not None))
+        progress = self.run.progress_of(purpose)
+        models: list[LearnedModel] = []
+        for number, part in enumerate(parts):
+            progress(number, len(parts), part.part.name)
+            model = self._model(part, devices)
+            if model is not None:
+                models.append(model)
+        return FitResult(models=tuple(models))
 
     def _model(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel | None:
-        """From memory where an interrupted run has made it; None where rows are too few."""
+        """Fit a part, or read it from the memory of an interrupted run; None with too few rows."""
         memory, seed = self.run.memory, self.run.seed
         what = f"{library_version()} {own.part!r}"
         device = next(iter(devices.values()))
-        few = _adaptable(own, device, seed) if len(devices) == 1 else None
-        if few is not None:
-            what += f" adapted {hashlib.sha256(few.path.read_bytes()).hexdigest()}"
+        rows = _adaptable_rows(own, device, seed) if len(devices) == 1 else None
+        if rows is not None:
+            what += f" adapted {hashlib.sha256(rows.path.read_bytes()).hexdigest()}"
         key = content_key([own.rows.measured], map(bare, devices.values()), seed, what)
-        kept = memory.recall_model(key) if memory else None
-        if kept is not None:
-            return kept
+        stored = memory.recall_model(key) if memory else None
+        if stored is not None:
+            return stored
         model = None
-        if few is not None:
-            model = adapted(few, device, seed=seed)
+        if rows is not None:
+            model = adapted(rows, device, seed=seed)
         elif not own.fault:
             model = fit_rows(own.part, own.rows, seed=seed, own=True)
         if memory and model is not None:
@@ -481,28 +496,33 @@ class LearnedTrees:
         return model
 
     def predict(
-        self, ops: Operations, device: Device, found: Found, *, keeps: bool = False
+        self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """What the models say, without any others."""
-        return prediction_of_rows(ModelsAtHand(found.models), ops, device, Diagnostics())
+        """Predict operations by the new models alone."""
+        return prediction_of_rows(ModelsAtHand(result.models), ops, device, Diagnostics())
 
-    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[CasePrediction]:
-        """Models of all other devices together, by what their data sheets differ in."""
-        rows = [each for tables_of in others.rows.values() for each in tables_of]
-        found = self._fit(rows, others.devices, "on other devices")
-        known = {cell.variant for model in found.models for cell in model.card.cells}
-        return [self.predict(known_variants(table.ops, known), device, found) for table in tables]
+    def carried(
+        self, tables: Sequence[Measurements], others: OtherDevices, device: Device
+    ) -> list[CasePrediction]:
+        """Predict by models of all other devices together, from the differences of their data sheets."""
+        rows = [table for of_device in others.rows.values() for table in of_device]
+        result = self._fit_parts(rows, others.devices, "on other devices")
+        variants = {cell.variant for model in result.models for cell in model.card.cells}
+        return [self.predict(known_variants(table.ops, variants), device, result) for table in tables]
 
 
 def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> bool:
-    """Whether models of related devices can be adapted to some of the rows of a device."""
+    """Return True if models of reference devices can be adapted to rows of a device."""
     parts = own_parts(tables, {device.name: device}, seed=seed)
-    return any(_adaptable(each, device, seed) is not None for each in parts)
+    return any(_adaptable_rows(part, device, seed) is not None for part in parts)
 
 
-def _adaptable(own: OwnPart, device: Device, seed: int) -> Adaptable | None:
-    """What of a part models of related devices can be adapted to: all of it, unless nothing else can be."""
+def _adaptable_rows(own: OwnPart, device: Device, seed: int) -> Adaptable | None:
+    """Return the rows of a part that a model of reference devices can be adapted to.
+
+    These must be all rows of the part, unless the part cannot be fitted otherwise.
+    """
     if len(own.rows.measured) > MOST_ROWS:
         return None
-    some = adaptable(own.part, own.rows, device, cards_in(shipped_folder()), seed=seed)
-    return None if some is None or (some.unknown and not own.fault) else some
+    rows = adaptable(own.part, own.rows, device, cards_in(shipped_folder()), seed=seed)
+    return None if rows is None or (rows.unknown and not own.fault) else rows

@@ -1,4 +1,4 @@
-"""A device's file from what was measured on it: the function behind ``hespas-validate calibrate``."""
+"""Calibration of a device file from measurements: the function behind ``hespas-validate calibrate``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
 from hespas._version import __version__
-from hespas.estimators.learned.serialization import Cell, LearnedModel, forget_models, load_model, save_model
+from hespas.estimators.learned.serialization import LearnedModel, forget_models, load_model, save_model
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics
@@ -28,12 +28,12 @@ from hespas.validators.accuracy.tables import rows_of_split, rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
     CalibratedFits,
+    CalibrationRun,
     FitMemory,
-    Found,
+    FitResult,
     LearnedTrees,
-    Others,
+    OtherDevices,
     Progress,
-    Run,
     SystolicLines,
     has_adaptable,
     merged,
@@ -42,8 +42,8 @@ from hespas.validators.calibration.before import with_before
 from hespas.validators.calibration.fit_device import FITTED_SPLITS, is_possible, may_be_fitted, rows_to_fit
 from hespas.validators.calibration.held_out import (
     TESTS,
-    HeldOut,
-    Tested,
+    HeldOutTest,
+    TestedRows,
     compared,
     device_left_out,
     has_sizes_to_leave_out,
@@ -72,24 +72,25 @@ ESTIMATORS = ("calibrated", "systolic", "learned")
 """Estimators that can be fitted."""
 
 KEPT_SPLIT = "devval"
-"""The split that is never fitted on."""
+"""Split that is never fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableUse:
-    """How many of the rows of a table on the device were fitted on."""
+    """Number of rows of a table on the device, and how many of them were fitted."""
 
     name: str
     provenance: str
-    rows: Annotated[Count, Meta(description="of the device")]
-    fitted: Annotated[Count, Meta(description="those that entered fits")]
+    rows: Annotated[Count, Meta(description="rows of the device")]
+    fitted: Annotated[Count, Meta(description="fitted rows")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """``device`` holds the new ``fits``, and those it had of other classes. ``models`` are the new learned
-    models, ``kept_models`` those the device had beside them; they are in no file yet: see
-    :func:`~hespas.validators.calibration.calibrate.write_calibration`.
+    """Result of a calibration. ``device`` has the new ``fits`` and its earlier fits of other classes.
+
+    ``models`` are the new learned models, ``kept_models`` the earlier models that the device keeps. No file
+    contains them yet: see :func:`~hespas.validators.calibration.calibrate.write_calibration`.
     """
 
     device: Device
@@ -97,7 +98,7 @@ class Calibration:
     fits: tuple[Fit, ...]
     models: tuple[LearnedModel, ...]
     kept_models: tuple[LearnedModel, ...]
-    held_out: tuple[HeldOut, ...]
+    held_out: tuple[HeldOutTest, ...]
     tables: tuple[TableUse, ...]
     seed: int
     fitted: str
@@ -119,188 +120,183 @@ def calibrate(
     progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Calibration:
-    """Fit ``estimators`` on every class of operations that was measured on ``device``, and test the fits on
-    what they have not seen (``tests``: names of :data:`TESTS`; None: by shape, where there are sizes enough).
+    """Fit ``estimators`` to every class of operations that was measured on ``device``, and test the fits.
 
-    Only rows of ``split`` are fitted on (empty: all but those kept for testing). ``fitted`` is the date
-    written into the file (ISO; empty: today); all else depends on rows, device and ``seed`` alone. ``memory``
-    keeps what is done, so that an interrupted run goes on. Raises ``UsageError`` where nothing can be fitted
-    or a test has nothing to leave out, ``MissingExtraError`` where trees cannot be grown here.
+    ``tests`` are names of :data:`TESTS` (None: by shape, if there are enough sizes). Only rows of ``split``
+    are fitted (empty: all rows that are not reserved for testing). ``fitted`` is the date in the file (ISO;
+    empty: today); everything else depends only on rows, device and ``seed``. ``memory`` saves finished fits,
+    so that an interrupted run can continue. Raises ``UsageError`` if nothing can be fitted or a test has
+    nothing to hold out, ``MissingExtraError`` if trees cannot be grown.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
-    run = Run(seed=seed, date=_date(fitted), memory=memory, progress=progress)
-    approaches = _approaches(estimators, run)
-    usable = [_usable(table, split) for table in tables]
-    mine = _mine(tables, usable, device, split)
-    for path in device.learned_models:  # a damaged one is told before anything is fitted
+    diagnostics = diagnostics if diagnostics is not None else Diagnostics()
+    run = CalibrationRun(seed=seed, date=_iso_date(fitted), memory=memory, progress=progress)
+    all_approaches: tuple[Approach, ...] = (CalibratedFits(run), SystolicLines(run), LearnedTrees(run))
+    for name in estimators:
+        if name not in ESTIMATORS:
+            raise UsageError(f"estimator {name!r} cannot be fitted", hint=f"one of {', '.join(ESTIMATORS)}")
+    approaches = [approach for approach in all_approaches if approach.name in estimators]
+    usable = [_usable_rows(table, split) for table in tables]
+    on_device = _rows_on_device(tables, usable, device, split)
+    for path in device.learned_models:  # report a damaged model before anything is fitted
         load_model(Path(path))
-    for each in approaches:
-        each.check(mine, device, found)
-    if "learned" not in estimators and has_adaptable(mine, device, seed):
-        text = "models of related devices can be adapted to these rows: fit the estimator `learned`, too"
-        found.info("calibrate.relatives", device.name, text)
-    testing = _Tests(mine, _other_devices(usable, device), device, seed, approaches)
-    chosen = testing.chosen(tests, found)
-    founds = {each.name: _something(each, mine, device, memory) for each in approaches}
-    founds = with_before(founds, mine, device, seed, found)
-    held_out = tuple(compared(by, testing.tested(by), device, inputs, tuple(founds)) for by in chosen)
-    _tell_silent(held_out, device, found)
-    models = tuple(model for each in founds.values() for model in each.models)
+    for approach in approaches:
+        approach.check(on_device, device, diagnostics)
+    if "learned" not in estimators and has_adaptable(on_device, device, seed):
+        text = "models of reference devices can be adapted to these rows: fit also the estimator `learned`"
+        diagnostics.info("calibrate.relatives", device.name, text)
+    testing = _HeldOutTesting(on_device, _other_devices(usable, device), device, seed, approaches)
+    chosen = testing.chosen(tests, diagnostics)
+    results: Mapping[str, FitResult] = {
+        approach.name: _fit_or_refuse(approach, on_device, device, memory) for approach in approaches
+    }
+    results = with_before(results, on_device, device, seed, diagnostics)
+    held_out = tuple(compared(by, testing.tested(by), device, inputs, tuple(results)) for by in chosen)
+    _warn_of_untested(held_out, device, diagnostics)
+    models = tuple(model for result in results.values() for model in result.models)
+    fitted_device = device
+    if "calibrated" in results:
+        own_fits = merged(results["calibrated"].fits, device.fits)
+        fitted_device = replace(fitted_device, own_fits=own_fits, fits_of="")
+    if "systolic" in results:
+        own_lines = merged(results["systolic"].fits, device.own_lines)
+        fitted_device = replace(fitted_device, own_lines=own_lines)
     return Calibration(
-        device=_fitted_device(device, founds),
-        estimators=tuple(founds),
-        fits=tuple(fit for each in founds.values() for fit in each.fits),
+        device=fitted_device,
+        estimators=tuple(results),
+        fits=tuple(fit for result in results.values() for fit in result.fits),
         models=models,
-        kept_models=_kept_models(device, models),
+        kept_models=_earlier_models(device, models),
         held_out=held_out,
-        tables=tuple(_uses(tables, usable, device, found)),
+        tables=tuple(_table_uses(tables, usable, device, diagnostics)),
         seed=seed,
         fitted=run.date,
-        diagnostics=found,
+        diagnostics=diagnostics,
     )
 
 
-def _approaches(names: Sequence[str], run: Run) -> list[Approach]:
-    """Each estimator once, in the order of :data:`ESTIMATORS`."""
-    known: Mapping[str, Approach] = {
-        each.name: each for each in (CalibratedFits(run), SystolicLines(run), LearnedTrees(run))
-    }
-    for name in names:
-        if name not in known:
-            raise UsageError(f"estimator {name!r} cannot be fitted", hint=f"one of {', '.join(ESTIMATORS)}")
-    return [known[name] for name in ESTIMATORS if name in names]
-
-
-def _something(
+def _fit_or_refuse(
     approach: Approach, tables: Sequence[Measurements], device: Device, memory: FitMemory | None
-) -> Found:
-    """What a fit gives. Raises ``UsageError`` where that is nothing."""
-    found = approach.fit(tables, device, approach.name)
-    if found.fits or found.models:
-        return found
-    if memory:  # nothing in it is worth going on from
+) -> FitResult:
+    """Return the result of a fit. Raises ``UsageError`` if it is empty."""
+    result = approach.fit(tables, device, approach.name)
+    if result.fits or result.models:
+        return result
+    if memory:  # a later run could not use it
         memory.forget()
     raise UsageError(
-        f"no class of operations on {device.name} has rows enough to fit",
-        hint="12 of one kind, number format and variant at least, with known sizes and a published peak",
+        f"no class of operations on {device.name} has enough rows to fit",
+        hint="give at least 12 of one kind, number format and variant, with known sizes and a published peak",
     )
 
 
-def _fitted_device(device: Device, founds: Mapping[str, Found]) -> Device:
-    """The device with all new fits and lines; what was not fitted stays."""
-    if "calibrated" in founds:
-        device = replace(device, own_fits=merged(founds["calibrated"].fits, device.fits), fits_of="")
-    if "systolic" in founds:
-        device = replace(device, own_lines=merged(founds["systolic"].fits, device.own_lines))
-    return device
+def _earlier_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
+    """Return models of the device's file that cover operations that no new model covers.
 
-
-def _kept_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
-    """Models that the device's file names already, where they cover anything that no new one covers.
-
-    New models come before them; one of the same name gets another.
+    New models come first; an earlier one of the same name is renamed.
     """
-    heard = {_labels(cell) for model in new for cell in model.card.cells}
+
+    def classes(model: LearnedModel) -> set[tuple[str, str, str, str]]:
+        return {(cell.kind, cell.op, cell.scheme, cell.variant) for cell in model.card.cells}
+
+    covered = {labels for model in new for labels in classes(model)}
     names = {model.card.name for model in new}
-    kept: list[LearnedModel] = []
+    earlier: list[LearnedModel] = []
     for path in device.learned_models:
         model = load_model(Path(path))
-        if {_labels(cell) for cell in model.card.cells} <= heard:
+        if classes(model) <= covered:
             continue
         name = unused_name(model.card.name, names)
         names.add(name)
-        kept.append(replace(model, card=with_fields(model.card, name=name)))
-    return tuple(kept)
+        earlier.append(replace(model, card=with_fields(model.card, name=name)))
+    return tuple(earlier)
 
 
-def _labels(cell: Cell) -> tuple[str, str, str, str]:
-    return cell.kind, cell.op, cell.scheme, cell.variant
-
-
-def _tell_silent(held_out: Sequence[HeldOut], device: Device, found: Diagnostics) -> None:
-    """Say which estimator had too few rows left to be tested."""
+def _warn_of_untested(held_out: Sequence[HeldOutTest], device: Device, diagnostics: Diagnostics) -> None:
+    """Warn of estimators with too few rows for a test."""
     for test in held_out:
-        heard = dict.fromkeys(test.accuracy.estimators, 0)
+        counts = dict.fromkeys(test.accuracy.estimators, 0)
         for row in test.accuracy.summary:
-            heard[row.estimator] = heard.get(row.estimator, 0) + row.errors.n
-        for name in (name for name, count in heard.items() if not count):
-            text = f"{name} says nothing of what is left out by {test.by}: its fits are untested"
-            found.warning("calibrate.untested", device.name, text)
+            counts[row.estimator] = counts.get(row.estimator, 0) + row.errors.n
+        for name in (name for name, count in counts.items() if not count):
+            text = f"{name} predicts none of the rows that are held out by {test.by}: its fits are untested"
+            diagnostics.warning("calibrate.untested", device.name, text)
 
 
-def _date(text: str) -> str:
+def _iso_date(text: str) -> str:
+    """Return a date in ISO format; today if the text is empty."""
     if not text:
         return datetime.now(UTC).date().isoformat()
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError as error:
-        raise UsageError(f"{text!r} is no date", hint="write 2026-01-31") from error
+        raise UsageError(f"invalid date {text!r}", hint="write it as 2026-01-31") from error
 
 
-def _usable(table: Measurements, split: str) -> Measurements:
-    """The rows that may be fitted on. Those of a split the user names are as good as rows without any."""
+def _usable_rows(table: Measurements, split: str) -> Measurements:
+    """Return the rows that may be fitted; rows of the user's ``split`` are returned without a split."""
     if not split:
         return may_be_fitted(table)
     if split == KEPT_SPLIT:
         raise UsageError(
-            f"rows of split {KEPT_SPLIT!r} are kept for testing, never fitted on",
+            f"rows of split {KEPT_SPLIT!r} are reserved for testing and are never fitted",
             hint=f"--split {FITTED_SPLITS[0]}, then hespas-validate accuracy --split {KEPT_SPLIT}",
         )
     part = table.take(rows_of_split(table, split))
     return replace(part, split=Labels.constant("", len(part)))
 
 
-def _mine(
+def _rows_on_device(
     tables: Sequence[Measurements], usable: Sequence[Measurements], device: Device, split: str
 ) -> list[Measurements]:
-    """The rows on the device that may be fitted on. Raises ``UsageError`` where none is."""
-    mine = [table.take(rows_on(table, device)) for table in usable]
-    mine = [replace(each, hardware=Labels.constant(device.name, len(each))) for each in mine if len(each)]
-    if not mine:
-        raise _nothing(tables, usable, device, split)
-    possible = [some for each in mine if len(some := rows_to_fit(each, device))]
-    if not possible:
-        raise UsageError(
-            f"every row is faster than {device.name} can be by its data sheet",
-            hint="check the unit of the times and the device",
-        )
-    return possible
-
-
-def _nothing(
-    tables: Sequence[Measurements], usable: Sequence[Measurements], device: Device, split: str
-) -> UsageError:
-    """Why no row is left."""
+    """Return the rows on the device that may be fitted. Raises ``UsageError`` without any."""
+    on_device: list[Measurements] = []
+    for table in usable:
+        rows = table.take(rows_on(table, device))
+        if len(rows):
+            on_device.append(replace(rows, hardware=Labels.constant(device.name, len(rows))))
+    if on_device:
+        possible = [rows for table in on_device if len(rows := rows_to_fit(table, device))]
+        if not possible:
+            raise UsageError(
+                f"all rows are faster than the data sheet of {device.name} allows",
+                hint="check the unit of the times and the device",
+            )
+        return possible
     names = ", ".join(table.name for table in tables)
     if any(len(rows_on(table, device)) for table in tables) and not split:
         splits = sorted({name for table in tables for name in table.split.used()} - {"", KEPT_SPLIT})
-        other = f"name the split to fit on: {', '.join(splits)}"
-        return UsageError(
-            f"{names} has no row of {device.name} that may be fitted on",
-            hint=other if splits else f"all are of split {KEPT_SPLIT}, kept for testing: give others",
+        other = f"name the split to fit: {', '.join(splits)}"
+        raise UsageError(
+            f"{names} has no row of {device.name} that may be fitted",
+            hint=other
+            if splits
+            else f"all rows are of split {KEPT_SPLIT}, reserved for testing: give others",
         )
     listed = sorted({name for table in usable for name in table.hardware.used() if name})
-    return UsageError(
-        f"no row of {names} is of {device.name}", hint=f"devices there: {', '.join(listed) or 'none'}"
-    )
+    raise UsageError(f"no row of {names} is of {device.name}", hint=f"devices: {', '.join(listed) or 'none'}")
 
 
-def _uses(
-    tables: Sequence[Measurements], usable: Sequence[Measurements], device: Device, found: Diagnostics
+def _table_uses(
+    tables: Sequence[Measurements],
+    usable: Sequence[Measurements],
+    device: Device,
+    diagnostics: Diagnostics,
 ) -> list[TableUse]:
+    """Return the use of each table, and report its rows that are not fitted."""
     uses: list[TableUse] = []
     for table, part in zip(tables, usable, strict=True):
-        tell = found.info if table.recorded else found.warning  # other work of a recording is no loss
-        lost = sum(each.count for each in table.left_out)
-        tell("calibrate.left-out-rows", table.name, f"rows left out: {table.told_left_out()}", count=lost)
+        # Other work in a recording is normal.
+        report = diagnostics.info if table.recorded else diagnostics.warning
+        skipped = sum(reason.count for reason in table.left_out)
+        text = f"rows skipped: {table.told_left_out()}"
+        report("calibrate.left-out-rows", table.name, text, count=skipped)
         impossible = int((~is_possible(part.take(rows_on(part, device)), device)).sum())
-        text = f"rows faster than {device.name} can be by its data sheet: not fitted on"
-        found.warning("calibrate.impossible-rows", table.name, text, count=impossible)
+        text = f"rows faster than the data sheet of {device.name} allows: not fitted"
+        diagnostics.warning("calibrate.impossible-rows", table.name, text, count=impossible)
         rows = len(rows_on(table, device))
         entered = len(rows_on(part, device))
-        found.info(
-            "calibrate.kept-rows", table.name, "rows kept for testing, never fitted on", count=rows - entered
-        )
+        text = "rows reserved for testing: not fitted"
+        diagnostics.info("calibrate.kept-rows", table.name, text, count=rows - entered)
         uses.append(
             TableUse(name=table.name, provenance=table.provenance, rows=rows, fitted=entered - impossible)
         )
@@ -308,64 +304,66 @@ def _uses(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tests:
-    """What the tests need: rows on the device, rows on all others, and what is fitted."""
+class _HeldOutTesting:
+    """Inputs of the tests: rows on the device, rows on other devices, and the approaches."""
 
-    mine: Sequence[Measurements]
-    others: Others
+    on_device: Sequence[Measurements]
+    others: OtherDevices
     device: Device
     seed: int
     approaches: Sequence[Approach]
 
-    def tested(self, by: str) -> tuple[list[Tested], int]:
-        """Rows with what fits that have not seen them say, and how many rows those saw."""
+    def tested(self, by: str) -> tuple[list[TestedRows], int]:
+        """Return held-out rows with predictions of fits without them, and the number of fitted rows."""
         if by == "shape":
-            return sizes_left_out(self.mine, self.device, self.seed, self.approaches)
+            return sizes_left_out(self.on_device, self.device, self.seed, self.approaches)
         if by == "op":
-            return operations_left_out(self.mine, self.device, self.approaches)
+            return operations_left_out(self.on_device, self.device, self.approaches)
         if by == "recording":
-            return recordings_left_out(self.mine, self.device, self.approaches)
-        return device_left_out(self.mine, self.others, self.device, self.approaches)
+            return recordings_left_out(self.on_device, self.device, self.approaches)
+        return device_left_out(self.on_device, self.others, self.device, self.approaches)
 
-    def chosen(self, tests: Sequence[str] | None, found: Diagnostics) -> list[str]:
-        """The tests asked for; None: by shape, where there are sizes enough. Raises ``UsageError`` for one
-        that has nothing to leave out, before anything is fitted.
+    def chosen(self, tests: Sequence[str] | None, diagnostics: Diagnostics) -> list[str]:
+        """Return the requested tests (None: by shape, if there are enough sizes).
+
+        Raises ``UsageError`` for a test with nothing to hold out, before anything is fitted.
         """
         possible = {
-            "shape": has_sizes_to_leave_out(self.mine),
+            "shape": has_sizes_to_leave_out(self.on_device),
             "op": True,
-            "recording": sum(table.recorded for table in self.mine) > 1,
+            "recording": sum(table.recorded for table in self.on_device) > 1,
             "hardware": bool(self.others.rows),
         }
         if tests is None and not possible["shape"]:
-            found.warning("calibrate.untested", self.device.name, f"the fits are untested: {_WHY['shape']}")
+            text = f"the fits are untested: {_IMPOSSIBLE['shape']}"
+            diagnostics.warning("calibrate.untested", self.device.name, text)
             return []
         chosen = list(dict.fromkeys(("shape",) if tests is None else tests))
         for by in chosen:
             if by not in TESTS:
                 raise UsageError(f"no test {by!r}", hint=f"one of {', '.join(TESTS)}")
-            faults = [each.fault(by, self.mine, self.others) for each in self.approaches]
-            fault = next(filter(None, faults), "") if possible[by] else _WHY[by]
+            faults = [approach.fault(by, self.on_device, self.others) for approach in self.approaches]
+            fault = next(filter(None, faults), "") if possible[by] else _IMPOSSIBLE[by]
             if fault:
                 raise UsageError(f"`test_by={by}`: {fault}", hint="leave it out, or give more tables")
         return chosen
 
 
-_WHY: Mapping[str, str] = {
-    "shape": "too few sizes to leave some out",
-    "recording": "there is one recording at most",
+_IMPOSSIBLE: Mapping[str, str] = {
+    "shape": "too few sizes to hold some out",
+    "recording": "there is at most one recording",
     "hardware": "no other device with a hardware file in the tables",
 }
 
 
-def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
-    """Rows and files of the devices beside ``device``; those without a file are left out."""
+def _other_devices(tables: Sequence[Measurements], device: Device) -> OtherDevices:
+    """Return rows and files of the devices other than ``device``; devices without a file are skipped."""
     rows: dict[str, list[Measurements]] = {}
     devices: dict[str, Device] = {}
     for table in tables:
-        mine = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
+        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
         for number, name in enumerate(table.hardware.names):
-            part = table.on(name) if number not in mine and name else None
+            part = table.on(name) if number not in own and name else None
             if part is None or not len(part):
                 continue
             try:
@@ -373,11 +371,11 @@ def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
             except UsageError:
                 continue
             rows.setdefault(name, []).append(part)
-    return Others(rows, devices)
+    return OtherDevices(rows, devices)
 
 
 SCHEMA_ID: Final = "hespas.calibrate/1"
-"""What a document of this version says in ``schema``."""
+"""Value of ``schema`` in documents of this version."""
 
 _Estimator = Literal["calibrated", "systolic", "learned"]
 _Test = Literal["shape", "op", "recording", "hardware"]
@@ -385,7 +383,7 @@ _Pair = tuple[Figure, Figure]
 _Positive = Annotated[int, Meta(ge=1)]
 
 
-class _Fit(msgspec.Struct, frozen=True, kw_only=True):
+class _FitJson(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     op: str
     scheme: str
@@ -394,17 +392,17 @@ class _Fit(msgspec.Struct, frozen=True, kw_only=True):
     form: str
     samples: Count
     parameters: Annotated[dict[str, _Pair], Meta(description="value and standard error by name")]
-    n: Annotated[Count, Meta(description="rows outside the fits that the errors are of")]
+    n: Annotated[Count, Meta(description="held-out rows that the errors are of")]
     mape: Figure
     median_ape: Figure
     p90_ape: Figure
     bias: Figure
-    before_mape: Annotated[Figure, Meta(description="of the package's learned models before")]
+    before_mape: Annotated[Figure, Meta(description="error of the package's learned models before")]
     table: str
     provenance: str
 
 
-class _KindErrors(msgspec.Struct, frozen=True, kw_only=True):
+class _KindErrorsJson(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     scheme: str
     n: Count
@@ -412,24 +410,24 @@ class _KindErrors(msgspec.Struct, frozen=True, kw_only=True):
     median_ape: Figure
     p90_ape: Figure
     bias: Figure
-    before_mape: Annotated[Figure, Meta(description="of the package's learned models before")]
+    before_mape: Annotated[Figure, Meta(description="error of the package's learned models before")]
 
 
-class _Model(msgspec.Struct, frozen=True, kw_only=True):
+class _ModelJson(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     schemes: list[str]
     samples: _Positive
-    shape_groups: Annotated[_Positive, Meta(description="layers or sizes that are left out together")]
+    shape_groups: Annotated[_Positive, Meta(description="layers or sizes that are held out together")]
     trees: Count
     leaves: Count
     loss: str
     library: str
     tables: tuple[str, ...]
     provenance: tuple[str, ...]
-    errors: list[_KindErrors]
+    errors: list[_KindErrorsJson]
 
 
-class _HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+class _HeldOutJson(msgspec.Struct, frozen=True, kw_only=True):
     by: _Test
     what: str
     rows: Count
@@ -438,54 +436,52 @@ class _HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalibrationDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What hespas-validate calibrate --json writes: null is unknown, errors are relative to the
-    measurement.
-    """
+    """Document that hespas-validate calibrate --json writes; null is unknown, errors are relative."""
 
     schema: Literal["hespas.calibrate/1"] = SCHEMA_ID
     hespas_version: str = __version__
     inputs: tuple[str, ...]
     hardware: str
-    estimators: Annotated[tuple[_Estimator, ...], Meta(description="those fitted")]
+    estimators: Annotated[tuple[_Estimator, ...], Meta(description="fitted estimators")]
     seed: Count
     fitted: Annotated[str, Meta(description="date, ISO 8601")]
     tables: tuple[TableUse, ...]
-    fits: list[_Fit]
+    fits: list[_FitJson]
     models: Annotated[
-        list[_Model], Meta(description="learned models; errors are of rows left out of the fit in turn")
+        list[_ModelJson], Meta(description="learned models; errors are of rows held out of the fit in turn")
     ]
-    held_out: list[_HeldOut]
+    held_out: list[_HeldOutJson]
     diagnostics: list[DiagnosticJson]
 
 
-def calibration_json(done: Calibration, inputs: Sequence[str]) -> bytes:
-    """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
+def calibration_json(result: Calibration, inputs: Sequence[str]) -> bytes:
+    """Return the document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
     document = CalibrationDocument(
         inputs=tuple(inputs),
-        hardware=done.device.name,
-        estimators=cast("tuple[_Estimator, ...]", done.estimators),
-        seed=done.seed,
-        fitted=done.fitted,
-        tables=done.tables,
-        fits=list(map(_fit, done.fits)),
-        models=list(map(_model, done.models)),
+        hardware=result.device.name,
+        estimators=cast("tuple[_Estimator, ...]", result.estimators),
+        seed=result.seed,
+        fitted=result.fitted,
+        tables=result.tables,
+        fits=list(map(_fit_json, result.fits)),
+        models=list(map(_model_json, result.models)),
         held_out=[
-            _HeldOut(
+            _HeldOutJson(
                 by=cast("_Test", test.by),
                 what=TESTS[test.by],
                 rows=test.count,
                 fitted_rows=test.fitted,
                 summary=[summary_json(row) for row in test.accuracy.summary],
             )
-            for test in done.held_out
+            for test in result.held_out
         ],
-        diagnostics=diagnostics_json(done.diagnostics),
+        diagnostics=diagnostics_json(result.diagnostics),
     )
     return document_bytes(document)
 
 
-def _fit(fit: Fit) -> _Fit:
-    return _Fit(
+def _fit_json(fit: Fit) -> _FitJson:
+    return _FitJson(
         kind=fit.kind,
         op=fit.op,
         scheme=fit.scheme,
@@ -493,7 +489,7 @@ def _fit(fit: Fit) -> _Fit:
         default=fit.default,
         form=fit.form,
         samples=fit.samples,
-        parameters={each.name: (each.value, each.std_error) for each in fit.parameters},
+        parameters={parameter.name: (parameter.value, parameter.std_error) for parameter in fit.parameters},
         n=max(fit.error.n, 0),
         mape=fit.error.mape,
         median_ape=fit.error.median_ape,
@@ -505,9 +501,12 @@ def _fit(fit: Fit) -> _Fit:
     )
 
 
-def _model(model: LearnedModel) -> _Model:
+def _model_json(model: LearnedModel) -> _ModelJson:
+    def figure_or_nan(figure: float | None) -> float:
+        return np.nan if figure is None else figure
+
     card, training = model.card, model.card.training
-    return _Model(
+    return _ModelJson(
         name=card.name,
         schemes=sorted({cell.scheme for cell in card.cells}),
         samples=training.rows,
@@ -519,50 +518,46 @@ def _model(model: LearnedModel) -> _Model:
         tables=training.tables,
         provenance=training.provenance,
         errors=[
-            _KindErrors(
+            _KindErrorsJson(
                 kind=row.kind,
                 scheme=row.scheme,
                 n=row.n,
-                mape=_known(row.mape),
-                median_ape=_known(row.median_ape),
-                p90_ape=_known(row.p90_ape),
-                bias=_known(row.bias),
-                before_mape=_known(row.before_mape),
+                mape=figure_or_nan(row.mape),
+                median_ape=figure_or_nan(row.median_ape),
+                p90_ape=figure_or_nan(row.p90_ape),
+                bias=figure_or_nan(row.bias),
+                before_mape=figure_or_nan(row.before_mape),
             )
             for row in card.errors
         ],
     )
 
 
-def _known(figure: float | None) -> float:
-    return np.nan if figure is None else figure
-
-
 def models_folder(path: Path) -> Path:
-    """Where the models that a hardware file names go: ``my-device.learned`` beside ``my-device.toml``."""
+    """Return the folder of the models of a hardware file: ``my-device.learned`` for ``my-device.toml``."""
     return path.with_suffix(".learned")
 
 
 def check_models_folder(path: Path, *, overwrite: bool) -> None:
-    """Raise ``OutputError`` where the models of the hardware file at ``path`` cannot be written."""
+    """Raise ``OutputError`` if the models of the hardware file at ``path`` cannot be written."""
     folder = models_folder(path)
     if folder.exists() and not folder.is_dir():
         raise OutputError(
-            "exists and is no folder: the learned models go there",
+            "exists and is not a folder, but the learned models are written there",
             path=str(folder),
             hint="move it away, or name another `out`",
         )
     check_destination(folder, overwrite=overwrite)
 
 
-def write_calibration(done: Calibration, path: Path, *, overwrite: bool = False) -> Path:
-    """Write the models, if there are any, then the hardware file: each at once or not at all. Raises
-    ``OutputError`` where one exists (unless ``overwrite``) or cannot be written.
+def write_calibration(result: Calibration, path: Path, *, overwrite: bool = False) -> Path:
+    """Write the models, if there are any, then the hardware file; each is written completely or not at all.
 
-    Models of an earlier run that the new file does not name stay in the folder, and are asked by nobody.
+    Models of an earlier run that the new file does not name stay in the folder and are not used. Raises
+    ``OutputError`` if a file exists (unless ``overwrite``) or cannot be written.
     """
-    device = replace(done.device, learned_models=())
-    models = (*done.models, *done.kept_models)
+    device = replace(result.device, learned_models=())
+    models = (*result.models, *result.kept_models)
     if models:
         check_models_folder(path, overwrite=overwrite)
         folder = models_folder(path)
@@ -573,7 +568,7 @@ def write_calibration(done: Calibration, path: Path, *, overwrite: bool = False)
 
         write_atomically(folder, fill, overwrite=overwrite, directory=True)
         forget_models()
-        place = folder.resolve()
-        names = [model.card.name for model in models]  # asked in this order
-        device = replace(device, learned_models=tuple(str(place / f"{name}.json") for name in names))
+        names = [model.card.name for model in models]  # in the order of their priority
+        absolute = folder.resolve()
+        device = replace(device, learned_models=tuple(str(absolute / f"{name}.json") for name in names))
     return write_device(device, path, overwrite=overwrite)

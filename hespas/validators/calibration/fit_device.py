@@ -1,4 +1,6 @@
-"""What is fitted together: rows of one kind, operation, scheme and variant; and which rows may be fitted."""
+"""Fits of operation classes of a device: rows of one kind, operation, scheme and variant are fitted
+together.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ from hespas.estimators.rates import roof_ns
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.measurements import Measurements, joined
-from hespas.operations import Operations, find_scheme
+from hespas.operations import find_scheme
 from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = [
     "FITTED_SPLITS",
     "NOISE",
+    "ClassRows",
     "FittedClass",
+    "FormSolution",
     "Key",
     "Prior",
     "Progress",
-    "Rows",
-    "Solution",
     "bands_of",
     "classes_of",
     "error_of",
@@ -51,112 +53,125 @@ __all__ = [
 ]
 
 FITTED_SPLITS = ("calib", "")
-"""Splits that may be fitted on: the one made for it, and tables that state none."""
+"""Splits that fits may use: the one made for it, and no split."""
 
 Key = tuple[str, str, str, str]
 """Kind, operation, number format and variant of a fit."""
 Prior = Mapping[str, tuple[float, float]]
-"""Where parameters are expected, and how closely (ln units)."""
+"""Expected value and width (ln units) of parameters by name."""
 
 _FEWEST = 12
 _FEWEST_LAYERS = 4
-"""With fewer, leaving a layer out tells of that layer alone: single shapes are left out instead."""
+"""Least layers that are held out as a whole; with fewer, single shapes are held out."""
 _POOLED = frozenset({"vector", "normalization", "reduction", "pooling", "gather", "move", "moe"})
-"""Kinds whose operations are near enough to each other for one fit of all."""
+"""Kinds with operations that are similar enough for one common fit."""
+_TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"}
+"""Dimension in which a layer is swept. A layer is held out as a whole, because its other rows determine
+it.
+"""
+_BELOW_ROOF = 1.1
+"""Tolerance of the roofline, for higher clocks and caches that the data sheet does not describe."""
+NOISE = 0.1
+"""Errors of logarithms count by their square below this value, by their size above."""
+_FIRM_ROWS = 50
+"""Rows with the same weight as the prior of a parameter. Parameters that no row determines (the bandwidth, if
+every working set is in the cache) stay at their physical values.
+"""
+_INVALID_ERROR = 1e3
+"""Error of a time that is not a number, so that the solver never steps there."""
+_FOLDS = 4
+_MOST_ROWS = 3000
+"""Most rows of a fit, drawn at random: more change the parameters by less than their errors."""
+_SCOUT_ROWS = 600
+_FOLD_ROWS = 1500
+_TESTED_ROWS = 1500
+_ROWS_PER_BAND = 120
+_MOST_BANDS = 6
+_START_SPREAD = 0.8
+"""Standard deviation of the second start from the first, in logarithms."""
+_SMALL = 1000
+"""Classes with fewer rows are fitted again, with the fit of the whole chip as their prior."""
+_CHIP_WIDTH = 0.7
+_SHARED = ("t0_ns", "compute", "memory")
+"""Parameters with the same meaning in every form."""
+_CHIP_ROWS = 400
+
+Progress = Callable[[int, int, str], None]
+"""Callback with the number of finished classes, the number of all classes, and the name of the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The rows of one class, with what the fit will be of: the operation of its ``key`` is ``*`` for all of a
-    kind together. ``group`` numbers what is left out of a fit as a whole to test it: shapes, or layers
-    whatever the number of tokens.
+class ClassRows:
+    """Rows of one class, and the ``key`` of its fit; the operation ``*`` is all operations of a kind.
+
+    ``group`` numbers the rows that are held out together to test a fit: shapes, or layers with any number of
+    tokens.
     """
 
     key: Key
     measured: Measurements
     group: IntArray
 
-    def take(self, rows: IntArray) -> Rows:
-        """Some rows of the class."""
-        return Rows(key=self.key, measured=self.measured.take(rows), group=self.group[rows])
+    def take(self, rows: IntArray) -> ClassRows:
+        """Return some rows of the class."""
+        return ClassRows(key=self.key, measured=self.measured.take(rows), group=self.group[rows])
 
     def machine(self, device: Device) -> Machine:
-        """What of the device the class runs on."""
+        """Return the machine model of the device for this class."""
         kind, _, scheme, _ = self.key
         return machine_of(device, kind, scheme)
 
 
-_TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"}
-"""The dimension in which one layer is swept: a layer is left out as a whole, or its neighbours tell all."""
-
-
 def may_be_fitted(measured: Measurements) -> Measurements:
-    """Without the rows that are kept for testing."""
+    """Return the rows that are not reserved for testing."""
     return measured.take(measured.split.where(*FITTED_SPLITS))
 
 
-_BELOW_ROOF = 1.1
-"""Clocks above the stated one and roofs of caches that are not stated leave this much."""
-
-
 def is_possible(measured: Measurements, device: Device) -> BoolArray:
-    """Which rows took as long as the device needs at least, shape ``(rows,)``: a time below its roof is none
-    of the operation that its row states (half of a kernel's work, another number format, another device).
+    """Return a mask of the rows that took at least the time of the roofline, shape ``(rows,)``.
+
+    A shorter time does not belong to the operation of its row: it is a part of a kernel's work, or another
+    number format or device.
     """
     return roof_ns(measured.ops, device) <= _BELOW_ROOF * measured.duration_ns
 
 
 def rows_to_fit(measured: Measurements, device: Device) -> Measurements:
-    """The rows on a device that its fits may see: not kept for testing, and not faster than it can be."""
+    """Return the rows of a device for its fits: not reserved for testing, and not faster than the device."""
     mine = may_be_fitted(measured).on(device.name)
     return mine.take(np.flatnonzero(is_possible(mine, device)))
 
 
-def classes_of(measured: Measurements) -> Iterator[Rows]:
-    """The classes of some measurements that have rows enough, in a fixed order. ``op`` ``*`` where a kind has
-    several operations.
+def classes_of(measured: Measurements) -> Iterator[ClassRows]:
+    """Yield the classes of some measurements that have enough rows, in a fixed order.
+
+    The operation is ``*`` for a common fit of several operations.
     """
     ops = measured.ops
-    layers, shapes = _layers(measured), measured.shape_group()
-    seen = dict(ops.classes())
+    # In kinds that are swept over tokens, a layer consists of all rows that differ only in tokens.
+    swept = [_TOKENS.get(name, "") for name in ops.kind.names]
+    dims = dict(ops.dims)
+    for name in dims.keys() & set(swept):
+        is_swept = np.array([dim == name for dim in swept])[ops.kind.row]
+        dims[name] = np.where(is_swept, np.nan, dims[name])
+    layers = replace(measured, ops=replace(ops, dims=dims)).shape_group()
+    shapes = measured.shape_group()
+    by_key = dict(ops.classes())
     pooled: dict[Key, list[IntArray]] = {}
-    for (kind, _, scheme, variant), rows in seen.items():
+    for (kind, _, scheme, variant), rows in by_key.items():
         if kind in _POOLED:
             pooled.setdefault((kind, ANY, scheme, variant), []).append(rows)
-    seen |= {name: np.concatenate(parts) for name, parts in pooled.items() if len(parts) > 1}
-    for key, rows in sorted(seen.items()):
+    by_key |= {name: np.concatenate(parts) for name, parts in pooled.items() if len(parts) > 1}
+    for key, rows in sorted(by_key.items()):
         if len(rows) >= _FEWEST and key[2]:
             by_layer = len(np.unique(layers[rows])) >= _FEWEST_LAYERS
             group = layers[rows] if by_layer else shapes[rows]
-            yield Rows(key=key, measured=measured.take(rows), group=group)
-
-
-def _layers(measured: Measurements) -> IntArray:
-    """A number per shape, or per layer in kinds that are swept over tokens."""
-    ops = measured.ops
-    swept = [_TOKENS.get(name, "") for name in ops.kind.names]
-    dims = {
-        name: np.where(np.array([each == name for each in swept])[ops.kind.row], np.nan, column)
-        if name in swept
-        else column
-        for name, column in ops.dims.items()
-    }
-    return replace(measured, ops=replace(ops, dims=dims)).shape_group()
-
-
-NOISE = 0.1
-"""Errors of logarithms count by their square below this, by their size above."""
-_FIRM_ROWS = 50
-"""Rows that weigh as much as what is known of a parameter beforehand weighs once: what no row of many tells
-apart (the bandwidth, where every working set lies in the cache) stays where physics puts it.
-"""
-_UNKNOWN = 1e3
-"""The error of a time that is no number: a step into it is never taken."""
+            yield ClassRows(key=key, measured=measured.take(rows), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solution:
-    """Parameters by name with standard errors (NaN for those that do not vary), and the cost per row."""
+class FormSolution:
+    """Parameters by name with standard errors (NaN for fixed ones), and the cost per row."""
 
     values: Mapping[str, float]
     std_errors: Mapping[str, float]
@@ -173,36 +188,40 @@ def solve(
     fixed: Mapping[str, float],
     most_calls: int,
     firm_rows: float = _FIRM_ROWS,
-) -> Solution:
-    """The best parameters from one start, for the ``columns`` of operations and their times [ns]. ``fixed``
-    overrides parameters that do not vary; ``prior`` says where others are expected, again with every
-    ``firm_rows`` rows.
+) -> FormSolution:
+    """Return the best parameters from one start, for the ``columns`` of operations and their times [ns].
+
+    ``fixed`` overrides parameters that do not vary; ``prior`` holds the expected values of the others and
+    counts once for every ``firm_rows`` rows.
     """
     from scipy.optimize import least_squares
 
-    varying = [each for each in form.parameters if each.varies]
-    constants = {each.name: each.start for each in form.parameters if not each.varies} | dict(fixed)
-    low, high = (np.log([getattr(each, side) for each in varying]) for side in ("low", "high"))
-    priors = [prior.get(each.name, (each.start, each.width)) for each in varying]
+    varying = [parameter for parameter in form.parameters if parameter.varies]
+    names = [parameter.name for parameter in varying]
+    constants = {parameter.name: parameter.start for parameter in form.parameters if not parameter.varies}
+    constants |= dict(fixed)
+    low = np.log([parameter.low for parameter in varying])
+    high = np.log([parameter.high for parameter in varying])
+    priors = [prior.get(parameter.name, (parameter.start, parameter.width)) for parameter in varying]
     centre = np.log([expected for expected, _ in priors])
     firmness = np.sqrt(max(1.0, len(duration_ns) / firm_rows))
     weight = firmness * NOISE / np.array([width for _, width in priors])
     measured = np.log(duration_ns)
 
     def values_of(logs: FloatArray) -> dict[str, float]:
-        moved: list[float] = np.exp(logs).tolist()
-        return constants | dict(zip((each.name for each in varying), moved, strict=True))
+        values: list[float] = np.exp(logs).tolist()
+        return constants | dict(zip(names, values, strict=True))
 
     def errors(logs: FloatArray) -> FloatArray:
         error = np.log(form.time_ns(values_of(logs), columns)) - measured
         if not np.isfinite(error).all():
-            error = np.nan_to_num(error, nan=_UNKNOWN)
+            error = np.nan_to_num(error, nan=_INVALID_ERROR)
         return np.concatenate((error, weight * (logs - centre)))
 
-    first = np.log([start.get(each.name, each.start) for each in varying])
+    first = np.log([start.get(parameter.name, parameter.start) for parameter in varying])
     margin = 1e-6 * (high - low)
     with np.errstate(all="ignore"):
-        found = least_squares(
+        optimum = least_squares(
             errors,
             np.clip(first, low + margin, high - margin),
             bounds=(low, high),
@@ -210,95 +229,91 @@ def solve(
             f_scale=NOISE,
             max_nfev=most_calls,
         )
-    values = values_of(found.x)
-    spread = _std_errors(np.asarray(found.jac, np.float64), found.cost, len(measured)) * np.exp(found.x)
-    errors_of = dict(zip((each.name for each in varying), spread.tolist(), strict=True))
-    return Solution(
+    values = values_of(optimum.x)
+    # Standard errors of the logarithms, from the curvature at the optimum.
+    jacobian = np.asarray(optimum.jac, np.float64)
+    freedom = max(len(measured) - jacobian.shape[1], 1)
+    variance = np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * 2 * optimum.cost / freedom
+    spread = np.sqrt(np.maximum(variance, 0.0)) * np.exp(optimum.x)
+    errors_of = dict(zip(names, spread.tolist(), strict=True))
+    return FormSolution(
         values=values,
         std_errors={name: errors_of.get(name, np.nan) for name in values},
-        cost=found.cost / len(measured),
+        cost=optimum.cost / len(measured),
     )
-
-
-def _std_errors(jacobian: FloatArray, cost: float, rows: int) -> FloatArray:
-    """Standard errors of the logarithms, from the curvature at the solution."""
-    freedom = max(rows - jacobian.shape[1], 1)
-    curvature = jacobian.T @ jacobian
-    variance = np.diag(np.linalg.pinv(curvature)) * 2 * cost / freedom
-    spread: FloatArray = np.sqrt(np.maximum(variance, 0.0))
-    return spread
-
-
-_FOLDS = 4
-_ROWS = 3000
-"""Rows that a fit takes at most, drawn at random: more move the parameters by less than their errors."""
-_SCOUT_ROWS = 600
-_FOLD_ROWS = 1500
-_TESTED_ROWS = 1500
-_PER_BAND = 120
-_MOST_BANDS = 6
-_SHAKE = 0.8
-"""Standard deviation of the second start from the first, in logarithms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedClass:
-    """A form with its parameters; ``predicted_ns`` and ``measured_ns`` are of shapes outside the fit that
-    predicted them.
-    """
+    """Form with its parameters; ``predicted_ns`` and ``measured_ns`` are of shapes outside of the fit."""
 
-    rows: Rows
+    rows: ClassRows
     form: Form
-    solution: Solution
+    solution: FormSolution
     predicted_ns: FloatArray
     measured_ns: FloatArray
 
 
-def seed_of(rows: Rows, seed: int) -> int:
-    """A seed of one class, the same in any order and company."""
+def seed_of(rows: ClassRows, seed: int) -> int:
+    """Return a seed of one class, independent of order and of other classes."""
     return zlib.crc32(f"{seed} {' '.join(rows.key)}".encode())
 
 
-def fit_class(rows: Rows, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
-    """The best form of the class's kind; None where the device states no rate for it."""
-    forms = forms_for(rows.key[0], machine)
-    tried = [found for form in forms if (found := _fit_form(rows, form, machine, prior, seed)) is not None]
-    return min(tried, key=lambda found: _mape(found.predicted_ns, found.measured_ns), default=None)
+def fit_class(rows: ClassRows, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
+    """Return the form of the class's kind with the least held-out error; None without a rate of the
+    device.
+    """
+    fitted = (_fit_form(rows, form, machine, prior, seed) for form in forms_for(rows.key[0], machine))
+
+    def held_out_mape(candidate: FittedClass) -> float:
+        error = candidate.predicted_ns / candidate.measured_ns - 1
+        return float(np.abs(error).mean()) if len(error) else inf
+
+    return min((candidate for candidate in fitted if candidate is not None), key=held_out_mape, default=None)
 
 
-def _mape(predicted: FloatArray, measured: FloatArray) -> float:
-    return float(np.abs(predicted / measured - 1).mean()) if len(measured) else inf
+def _fit_form(rows: ClassRows, form: Form, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
+    """Fit one form from two starts, and predict held-out groups of rows by fits to the others.
 
-
-def _fit_form(rows: Rows, form: Form, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
+    Returns None if the device has no rate for the form.
+    """
     generator = np.random.default_rng(seed_of(rows, seed))
-    drawn = generator.permutation(len(rows.measured))[:_ROWS]
+    drawn = generator.permutation(len(rows.measured))[:_MOST_ROWS]
     scouts = rows.measured.take(drawn[:_SCOUT_ROWS])
-    start = {each.name: prior[each.name][0] if each.name in prior else each.start for each in form.parameters}
-    shaken = {
-        each.name: float(np.clip(start[each.name] * np.exp(generator.normal(0, _SHAKE)), each.low, each.high))
-        for each in form.parameters
+    start = {
+        parameter.name: prior[parameter.name][0] if parameter.name in prior else parameter.start
+        for parameter in form.parameters
     }
+    second: dict[str, float] = {}
+    for parameter in form.parameters:
+        shifted = start[parameter.name] * np.exp(generator.normal(0, _START_SPREAD))
+        second[parameter.name] = float(np.clip(shifted, parameter.low, parameter.high))
 
     def solved(
-        some: Measurements, first: Mapping[str, float], choice: Mapping[str, float], most_calls: int
-    ) -> Solution:
-        columns, times = form.columns(some.ops, machine), some.duration_ns
+        part: Measurements, first: Mapping[str, float], choice: Mapping[str, float], most_calls: int
+    ) -> FormSolution:
+        columns, times = form.columns(part.ops, machine), part.duration_ns
         return solve(form, columns, times, first, prior=prior, fixed=choice, most_calls=most_calls)
 
-    scouted: list[tuple[Solution, Mapping[str, float]]] = []
+    scouted: list[tuple[FormSolution, Mapping[str, float]]] = []
     for choice in form.choices:
         if not np.isfinite(form_time_ns(form, start | dict(choice), scouts.ops, machine)).all():
             return None
-        scouted += [(solved(scouts, each, choice, 25), choice) for each in (start, shaken)]
-    best, choice = min(scouted, key=lambda found: found[0].cost)
+        scouted += [(solved(scouts, values, choice, 25), choice) for values in (start, second)]
+    best, choice = min(scouted, key=lambda candidate: candidate[0].cost)
     solution = solved(rows.measured.take(drawn), best.values, choice, 60)
-    predicted, times = [np.empty(0)], [np.empty(0)]  # of one shape only, nothing can be left out
-    for seen, unseen in _folds(rows, generator):
-        part = solved(rows.measured.take(seen), solution.values, choice, 12)
-        tested = rows.measured.take(unseen)
-        predicted.append(form_time_ns(form, part.values, tested.ops, machine))
-        times.append(tested.duration_ns)
+    predicted, times = [np.empty(0)], [np.empty(0)]  # a single shape cannot be held out
+    _, group = np.unique(rows.group, return_inverse=True)
+    groups = int(group.max()) + 1
+    fold = (generator.permutation(groups) % min(_FOLDS, groups))[group.reshape(-1)]
+    for number in range(min(_FOLDS, groups)):
+        fitted = generator.permutation(np.flatnonzero(fold != number))[:_FOLD_ROWS]
+        held_out = generator.permutation(np.flatnonzero(fold == number))[:_TESTED_ROWS]
+        if len(fitted):
+            part = solved(rows.measured.take(fitted), solution.values, choice, 12)
+            tested = rows.measured.take(held_out)
+            predicted.append(form_time_ns(form, part.values, tested.ops, machine))
+            times.append(tested.duration_ns)
     return FittedClass(
         rows=rows,
         form=form,
@@ -306,18 +321,6 @@ def _fit_form(rows: Rows, form: Form, machine: Machine, prior: Prior, seed: int)
         predicted_ns=np.concatenate(predicted),
         measured_ns=np.concatenate(times),
     )
-
-
-def _folds(rows: Rows, generator: np.random.Generator) -> Iterator[tuple[IntArray, IntArray]]:
-    """Rows to fit on, and rows of shapes that are not among them: folds of shapes in turn."""
-    _, place = np.unique(rows.group, return_inverse=True)
-    shapes = int(place.max()) + 1
-    fold = (generator.permutation(shapes) % min(_FOLDS, shapes))[place.reshape(-1)]
-    for number in range(min(_FOLDS, shapes)):
-        seen = generator.permutation(np.flatnonzero(fold != number))[:_FOLD_ROWS]
-        unseen = generator.permutation(np.flatnonzero(fold == number))[:_TESTED_ROWS]
-        if len(seen):
-            yield seen, unseen
 
 
 def fit_of(
@@ -331,11 +334,18 @@ def fit_of(
     fitted: str,
     seed: int,
 ) -> Fit:
-    """A row of a device file: a form with its ``parameters`` (name, value, standard error), fitted on all of
-    ``measured``, whose sizes in ``dims`` bound it. ``held_out`` are predictions of rows that the predicting
-    fit has not seen, and their times [ns].
+    """Return the row of a device file for a form with its ``parameters`` (name, value, standard error).
+
+    The form is fitted to all of ``measured``; the sizes in ``dims`` are the range of the fit. ``held_out``
+    are predictions of held-out rows and their times [ns].
     """
     kind, op, scheme, variant = key
+    support: list[FitRange] = []
+    for name in dims:
+        size = measured.ops.dim(name)
+        size = size[~np.isnan(size)]
+        if len(size):
+            support.append(FitRange(name=name, low=float(size.min()), high=float(size.max())))
     return Fit(
         kind=kind,
         op=op,
@@ -346,7 +356,7 @@ def fit_of(
             FitParameter(name=name, value=rounded(value), std_error=rounded(error))
             for name, value, error in parameters
         ),
-        support=tuple(_support(measured.ops, dims)),
+        support=tuple(support),
         samples=len(measured),
         error=error_of(*held_out),
         bands=bands_of(*held_out),
@@ -357,54 +367,34 @@ def fit_of(
     )
 
 
-def _support(ops: Operations, dims: Iterable[str]) -> Iterator[FitRange]:
-    """Least and most of each dimension that is known of any operation."""
-    for name in dims:
-        size = ops.dim(name)
-        known = size[~np.isnan(size)]
-        if len(known):
-            yield FitRange(name=name, low=float(known.min()), high=float(known.max()))
-
-
 def error_of(predicted: FloatArray, measured: FloatArray) -> FitError:
-    """Errors of predictions, rounded to what they are worth."""
+    """Return the errors of predictions, rounded to their precision."""
     figures = error_figures(predicted / measured - 1)
     return FitError(n=len(measured) or -1, **{name: rounded(value) for name, value in figures.items()})
 
 
 def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]:
-    """By size of the prediction, between what shares of it 90 % of the measurements lie."""
-    count = min(max(len(predicted) // _PER_BAND, 1), _MOST_BANDS)
+    """Return the shares of the prediction that hold 90 % of the measurements, by size of the prediction."""
+    count = min(max(len(predicted) // _ROWS_PER_BAND, 1), _MOST_BANDS)
     if len(predicted) < 10:
         return ()
     order = np.argsort(predicted, kind="stable")
-    found: list[FitBand] = []
+    bands: list[FitBand] = []
     for number, part in enumerate(np.array_split(order, count)):
         ratio = np.sort(measured[part] / predicted[part])
-        # The order statistics of a sample that one more value stays between nine times in ten.
+        # Order statistics of a sample that hold one more value with a probability of 90 %.
         high = min(ceil(0.95 * (len(ratio) + 1)), len(ratio)) - 1
         up_to_ns = inf if number == count - 1 else rounded(float(predicted[part[-1]]))
-        if found and up_to_ns <= found[-1].up_to_ns:
+        if bands and up_to_ns <= bands[-1].up_to_ns:
             continue
         low_share, high_share = float(ratio[len(ratio) - 1 - high]), float(ratio[high])
-        found.append(FitBand(up_to_ns=up_to_ns, low=rounded(low_share), high=rounded(high_share)))
-    return tuple(found)
+        bands.append(FitBand(up_to_ns=up_to_ns, low=rounded(low_share), high=rounded(high_share)))
+    return tuple(bands)
 
 
 def rounded(value: float) -> float:
-    """Six significant digits: beyond the last is noise of the machine that fitted."""
+    """Round to six significant digits; further digits depend on the machine that fits."""
     return float(f"{value:.6g}")
-
-
-Progress = Callable[[int, int, str], None]
-"""Told how many classes are done, of how many, and the name of the next."""
-
-_SMALL = 1000
-"""Classes of fewer rows are fitted again, with the whole chip as their prior."""
-_CHIP_WIDTH = 0.7
-_SHARED = ("t0_ns", "compute", "memory")
-"""Parameters that mean the same in every form that has them."""
-_CHIP_ROWS = 400
 
 
 def fit_device(
@@ -415,30 +405,40 @@ def fit_device(
     fitted: str = "",
     progress: Progress | None = None,
 ) -> tuple[Fit, ...]:
-    """The fits of every class of operations that the tables hold for ``device``, and of the whole chip.
+    """Fit every class of operations that the tables have for ``device``, and the whole chip.
 
-    Only rows that may be fitted enter: those of split ``calib``, or of tables without splits. ``fitted`` is
-    the date written into the fits (ISO; empty: today). Deterministic for one ``seed``.
+    Only rows of split ``calib`` or without a split are used. ``fitted`` is the date in the fits (ISO; empty:
+    today). Deterministic for one ``seed``.
     """
     tables = [measured] if isinstance(measured, Measurements) else list(measured)
-    found: dict[Key, Rows] = {}
+    largest: dict[Key, ClassRows] = {}
     for table in tables:
         for rows in classes_of(rows_to_fit(table, device)):
-            if rows.key not in found or len(rows.measured) > len(found[rows.key].measured):
-                found[rows.key] = rows
-    classes = [found[key] for key in sorted(found)]
-    run = _Run(device, seed, fitted, progress, 2 * len(classes))
+            if rows.key not in largest or len(rows.measured) > len(largest[rows.key].measured):
+                largest[rows.key] = rows
+    classes = [largest[key] for key in sorted(largest)]
+    run = _DeviceFitRun(device, seed, fitted, progress, 2 * len(classes))
     first = run.fit(classes, {})
-    chip = _chip_wide(run, classes)
-    small = [each.rows for each in first if chip and len(each.rows.measured) < _SMALL]
-    again = {} if chip is None else {each.rows.key: each for each in run.fit(small, _prior_of(chip))}
-    fits = [run.row(again.get(each.rows.key, each)) for each in first]
-    return _with_defaults([*fits, *([chip] if chip else [])])
+    chip = _fit_chip(run, classes)
+    again: dict[Key, FittedClass] = {}
+    if chip is not None:
+        prior = {name: (chip.value(name), _CHIP_WIDTH) for name in _SHARED}
+        small = [candidate.rows for candidate in first if len(candidate.rows.measured) < _SMALL]
+        again = {candidate.rows.key: candidate for candidate in run.fit(small, prior)}
+    fits = [run.row(again.get(candidate.rows.key, candidate)) for candidate in first]
+    if chip is not None:
+        fits.append(chip)
+    # The variant with the most samples is the default of its operation.
+    best: dict[tuple[str, str, str], Fit] = {}
+    for fit in sorted(fits, key=lambda fit: (-fit.samples, fit.variant)):
+        best.setdefault((fit.kind, fit.op, fit.scheme), fit)
+    chosen = {fit.key for fit in best.values()}
+    return tuple(replace(fit, default=fit.key in chosen) for fit in sorted(fits, key=lambda fit: fit.key))
 
 
 @dataclass(slots=True)
-class _Run:
-    """One run over a device."""
+class _DeviceFitRun:
+    """Fits of one device with common seed, date and progress."""
 
     device: Device
     seed: int
@@ -447,76 +447,79 @@ class _Run:
     total: int
     done: int = 0
 
-    def fit(self, classes: Iterable[Rows], prior: Prior) -> list[FittedClass]:
-        """The classes that can be fitted."""
-        found: list[FittedClass] = []
+    def fit(self, classes: Iterable[ClassRows], prior: Prior) -> list[FittedClass]:
+        """Return the classes that can be fitted."""
+        fitted: list[FittedClass] = []
         for rows in classes:
             if self.progress:
                 self.progress(self.done, self.total, " ".join(part for part in rows.key if part))
             self.done += 1
-            fit = fit_class(rows, rows.machine(self.device), prior, self.seed)
-            if fit is not None:
-                found.append(fit)
-        return found
+            candidate = fit_class(rows, rows.machine(self.device), prior, self.seed)
+            if candidate is not None:
+                fitted.append(candidate)
+        return fitted
 
-    def row(self, found: FittedClass) -> Fit:
-        """A fitted class as a row of a device file."""
-        values, errors = found.solution.values, found.solution.std_errors
+    def row(self, fitted: FittedClass) -> Fit:
+        """Return the row of a device file for a fitted class."""
+        values, errors = fitted.solution.values, fitted.solution.std_errors
+        names = [parameter.name for parameter in fitted.form.parameters]
         return fit_of(
-            found.rows.key,
-            found.form.name,
-            ((each.name, values[each.name], errors[each.name]) for each in found.form.parameters),
-            found.rows.measured,
-            (found.predicted_ns, found.measured_ns),
-            dims=found.form.dims,
+            fitted.rows.key,
+            fitted.form.name,
+            ((name, values[name], errors[name]) for name in names),
+            fitted.rows.measured,
+            (fitted.predicted_ns, fitted.measured_ns),
+            dims=fitted.form.dims,
             fitted=self.date,
             seed=self.seed,
         )
 
 
-def _prior_of(chip: Fit) -> Prior:
-    return {name: (chip.value(name), _CHIP_WIDTH) for name in _SHARED}
+def _fit_chip(run: _DeviceFitRun, classes: Sequence[ClassRows]) -> Fit | None:
+    """Return launch time, compute and memory efficiency of a whole chip; None without suitable classes.
 
-
-def _with_defaults(fits: list[Fit]) -> tuple[Fit, ...]:
-    """The variant with the most samples is what runs where none is named."""
-    best: dict[tuple[str, str, str], Fit] = {}
-    for fit in sorted(fits, key=lambda fit: (-fit.samples, fit.variant)):
-        best.setdefault((fit.kind, fit.op, fit.scheme), fit)
-    chosen = {fit.key for fit in best.values()}
-    return tuple(replace(fit, default=fit.key in chosen) for fit in sorted(fits, key=lambda fit: fit.key))
-
-
-def _chip_wide(run: _Run, classes: Sequence[Rows]) -> Fit | None:
-    """Start, arithmetic and memory of a whole chip: the weighted middle of what its classes say, so that no
-    two libraries or formats enter one fit.
+    These are weighted medians of the fits of classes, so that a fit never mixes two libraries or formats. The
+    classes are single kernels of one operation without quantization.
     """
     form = FORMS["roofline"]
-    mine = [rows for rows in classes if _is_plain(rows)]
+    names = [parameter.name for parameter in form.parameters]
+    start = {parameter.name: parameter.start for parameter in form.parameters}
+    suitable: list[ClassRows] = []
+    for rows in classes:
+        kind, op, scheme_name, _ = rows.key
+        scheme = find_scheme(scheme_name)
+        if kind in CHIP_WIDE_KINDS and op != ANY and scheme is not None and not scheme.quantizes:
+            suitable.append(rows)
     values: list[list[float]] = []
-    kept: list[Rows] = []
-    for rows in mine:
+    used: list[ClassRows] = []
+    for rows in suitable:
         drawn = np.random.default_rng(seed_of(rows, run.seed)).permutation(len(rows.measured))[:_CHIP_ROWS]
         part = rows.take(drawn)
-        found = _plain_fit(part, form, run.device)
-        if found is not None:
-            kept.append(part)
-            values.append([found[each.name] for each in form.parameters])
-    if not kept:
+        ops, times, machine = part.measured.ops, part.measured.duration_ns, part.machine(run.device)
+        if isnan(float(form_time_ns(form, start, ops, machine).sum())):
+            continue
+        columns = form.columns(ops, machine)
+        solution = solve(form, columns, times, start, prior={}, fixed={}, most_calls=30)
+        used.append(part)
+        values.append([solution.values[name] for name in names])
+    if not used:
         return None
-    weights = np.sqrt([len(rows.measured) for rows in kept])
-    names = [each.name for each in form.parameters]
-    columns = dict(zip(names, (np.array(column) for column in zip(*values, strict=True)), strict=True))
-    middle = {name: rounded(_weighted_median(column, weights)) for name, column in columns.items()}
-    root = np.sqrt(len(kept)) if len(kept) > 1 else nan
-    predicted = [form_time_ns(form, middle, rows.measured.ops, rows.machine(run.device)) for rows in kept]
+    weights = np.sqrt([len(rows.measured) for rows in used])
+    by_name = dict(zip(names, (np.array(column) for column in zip(*values, strict=True)), strict=True))
+    median: dict[str, float] = {}
+    for name, column in by_name.items():
+        order = np.argsort(column)
+        below = np.cumsum(weights[order]) / weights.sum()
+        median[name] = rounded(float(column[order][np.searchsorted(below, 0.5)]))
+    root = np.sqrt(len(used)) if len(used) > 1 else nan
+    predicted = [form_time_ns(form, median, rows.measured.ops, rows.machine(run.device)) for rows in used]
     measured = joined(
-        (rows.measured for rows in kept), " ".join(sorted({rows.measured.name for rows in kept}))
+        (rows.measured for rows in used), " ".join(sorted({rows.measured.name for rows in used}))
     )
     fit = fit_of(
         (ANY, ANY, ANY, ANY),
         form.name,
-        ((name, middle[name], float(np.std(column) / root)) for name, column in columns.items()),
+        ((name, median[name], float(np.std(column) / root)) for name, column in by_name.items()),
         measured,
         (np.concatenate(predicted), measured.duration_ns),
         fitted=run.date,
@@ -524,28 +527,6 @@ def _chip_wide(run: _Run, classes: Sequence[Rows]) -> Fit | None:
     )
     return replace(
         fit,
-        samples=sum(len(rows.measured) for rows in mine),
-        provenance="; ".join(sorted({rows.measured.provenance for rows in kept})),
+        samples=sum(len(rows.measured) for rows in suitable),
+        provenance="; ".join(sorted({rows.measured.provenance for rows in used})),
     )
-
-
-def _is_plain(rows: Rows) -> bool:
-    """One kernel, nothing quantised on the way, one operation."""
-    kind, op, name, _ = rows.key
-    scheme = find_scheme(name)
-    return kind in CHIP_WIDE_KINDS and op != ANY and scheme is not None and not scheme.quantizes
-
-
-def _plain_fit(rows: Rows, form: Form, device: Device) -> Mapping[str, float] | None:
-    ops, times = rows.measured.ops, rows.measured.duration_ns
-    machine = rows.machine(device)
-    start = {each.name: each.start for each in form.parameters}
-    if isnan(float(form_time_ns(form, start, ops, machine).sum())):
-        return None
-    return solve(form, form.columns(ops, machine), times, start, prior={}, fixed={}, most_calls=30).values
-
-
-def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
-    order = np.argsort(values)
-    below = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][np.searchsorted(below, 0.5)])

@@ -1,4 +1,6 @@
-"""Errors of fits on what they have not seen: other sizes, other operations of a kind, another device."""
+"""Errors of fits on held-out rows: other sizes, other operations of a kind, another recording, another
+device.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from itertools import chain
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
@@ -21,12 +22,12 @@ from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import accuracy_of_cases
 from hespas.validators.accuracy.tables import ShapeTexts, TableClasses, cases_of_rows, prediction_of_rows
-from hespas.validators.calibration.approaches import Approach, Others
+from hespas.validators.calibration.approaches import Approach, OtherDevices
 
 __all__ = [
     "TESTS",
-    "HeldOut",
-    "Tested",
+    "HeldOutTest",
+    "TestedRows",
     "compared",
     "device_left_out",
     "has_sizes_to_leave_out",
@@ -36,20 +37,22 @@ __all__ = [
 ]
 
 TESTS: Mapping[str, str] = {
-    "shape": "a fifth of the sizes, whatever the operation's format, entered no fit",
-    "op": "each operation predicted by a fit of the other operations of its kind",
-    "recording": "each recorded program predicted by fits of the others",
-    "hardware": "the device predicted by fits of others: the middle one, or one of all together",
+    "shape": "a fifth of the sizes, of all formats of an operation, is held out",
+    "op": "each operation is predicted by a fit to the other operations of its kind",
+    "recording": "each recorded program is predicted by fits to the others",
+    "hardware": "the device is predicted by fits of other devices: their median, or one common fit",
 }
-"""What may be left out, and what that means."""
+"""Held-out parts by name, with their description."""
 
-_PART = 5
+_SHARE_PARTS = 5
+"""One of so many sizes is held out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """What a test found: ``roofline`` is before, what was fitted after. ``count`` rows were predicted, by
-    fits on ``fitted`` others.
+class HeldOutTest:
+    """Result of a test: errors of the roofline (before) and of the fits (after).
+
+    ``count`` rows were predicted, by fits to ``fitted`` other rows.
     """
 
     by: str
@@ -59,8 +62,8 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tested:
-    """Rows of one table, with what fits that have not seen them say, one of each estimator."""
+class TestedRows:
+    """Rows of one table with the predictions of fits without them, one per estimator."""
 
     rows: Measurements
     predictions: tuple[CasePrediction, ...]
@@ -68,168 +71,179 @@ class Tested:
 
 def sizes_left_out(
     tables: Sequence[Measurements], device: Device, seed: int, approaches: Sequence[Approach]
-) -> tuple[list[Tested], int]:
-    """Rows of a fifth of the sizes, predicted by fits of the others; and how many those were."""
-    is_test = _drawn_sizes(tables, seed)
-    pairs = list(zip(tables, is_test, strict=True))
-    seen = [part for table, mine in pairs if len(part := table.take(np.flatnonzero(~mine)))]
-    if not seen:
+) -> tuple[list[TestedRows], int]:
+    """Predict the rows of a fifth of the sizes by fits to the others; return also the number of fitted
+    rows.
+    """
+    is_held_out = _held_out_sizes(tables, seed)
+    pairs = list(zip(tables, is_held_out, strict=True))
+    fitted = [part for table, mask in pairs if len(part := table.take(np.flatnonzero(~mask)))]
+    if not fitted:
         return [], 0
-    rows = [table.take(np.flatnonzero(mine)) for table, mine in pairs]
-    return _tested(approaches, seen, rows, device, "sizes left out"), sum(map(len, seen))
+    rows = [table.take(np.flatnonzero(mask)) for table, mask in pairs]
+    return _predicted_rows(approaches, fitted, rows, device, "sizes held out"), sum(map(len, fitted))
 
 
-def _tested(
+def _predicted_rows(
     approaches: Sequence[Approach],
-    seen: Sequence[Measurements],
-    unseen: Sequence[Measurements],
+    fitted: Sequence[Measurements],
+    held_out: Sequence[Measurements],
     device: Device,
     purpose: str,
     *,
-    keeps: bool = False,
-) -> list[Tested]:
-    """The rows of each table of ``unseen``, predicted by fits of ``seen``; ``keeps``: and of those the device
-    had before.
+    with_earlier: bool = False,
+) -> list[TestedRows]:
+    """Predict the rows of each table of ``held_out`` by fits to ``fitted``.
+
+    ``with_earlier``: the earlier fits of the device are also used.
     """
-    founds = [(each, each.fit(seen, device, purpose)) for each in approaches]
+    results = [(approach, approach.fit(fitted, device, purpose)) for approach in approaches]
     return [
-        Tested(rows, tuple(each.predict(rows.ops, device, found, keeps=keeps) for each, found in founds))
-        for rows in unseen
+        TestedRows(
+            rows,
+            tuple(
+                approach.predict(rows.ops, device, result, with_earlier=with_earlier)
+                for approach, result in results
+            ),
+        )
+        for rows in held_out
         if len(rows)
     ]
 
 
 def has_sizes_to_leave_out(tables: Sequence[Measurements]) -> bool:
-    """Whether the rows are of sizes enough for a test by shape."""
-    found: set[str] = set()
+    """Return True if the rows have enough sizes for a test by shape."""
+    texts = set[str]()
     for text in chain.from_iterable(_sizes_of(table)[0] for table in tables):
-        found.add(text)
-        if len(found) >= _PART:
+        texts.add(text)
+        if len(texts) >= _SHARE_PARTS:
             return True
     return False
 
 
-def _drawn_sizes(tables: Sequence[Measurements], seed: int) -> list[BoolArray]:
-    """Which rows are of the sizes left out: the same sizes in every table, format and order of rows. A fifth
-    of all sizes: those whose texts have the least checksums, of equal ones the first by the alphabet.
+def _held_out_sizes(tables: Sequence[Measurements], seed: int) -> list[BoolArray]:
+    """Return masks of the rows of held-out sizes: the same sizes in all tables, formats and orders of rows.
+
+    These are the fifth of all sizes whose texts have the least checksums; ties are in alphabetical order.
     """
     parts = [_sizes_of(table) for table in tables]
     if not parts:
         return []
     numbers = text_numbers([texts for texts, _ in parts])
-    checksums = [_checksums(texts, seed) for texts, _ in parts]
     of_number = np.empty(max(int(number.max(initial=-1)) for number in numbers) + 1, np.uint32)
-    for number, checksum in zip(numbers, checksums, strict=True):
-        of_number[number] = checksum
-    count = len(of_number) // _PART
+    for (texts, _), number in zip(parts, numbers, strict=True):
+        checksums = (crc32(f"{seed} {text}".encode()) for text in texts)
+        of_number[number] = np.fromiter(checksums, np.uint32, len(texts))
+    count = len(of_number) // _SHARE_PARTS
     if not count:
         return [np.zeros(len(table), np.bool_) for table in tables]
     last = np.partition(of_number, count - 1)[count - 1]
     is_chosen = of_number < last
     ties = np.flatnonzero(of_number == last)
-    told = {
+    tied_texts = {
         int(number[row]): texts[row]
         for (texts, _), number in zip(parts, numbers, strict=True)
         for row in np.flatnonzero(np.isin(number, ties)).tolist()
     }
-    is_chosen[sorted(told, key=lambda number: told[number])[: count - int(is_chosen.sum())]] = True
-    return [is_chosen[number][place] for number, (_, place) in zip(numbers, parts, strict=True)]
-
-
-def _checksums(texts: ShapeTexts, seed: int) -> NDArray[np.uint32]:
-    found = (crc32(f"{seed} {text}".encode()) for text in texts)
-    return np.fromiter(found, np.uint32, len(texts))
+    order = sorted(tied_texts, key=lambda number: tied_texts[number])
+    is_chosen[order[: count - int(is_chosen.sum())]] = True
+    return [is_chosen[number][index] for number, (_, index) in zip(numbers, parts, strict=True)]
 
 
 def _sizes_of(table: Measurements) -> tuple[ShapeTexts, IntArray]:
-    """Kind and sizes of the shapes of a table, and the place of each row among them: what has the same,
-    whatever is computed, is left out together.
+    """Return kind and sizes of the shapes of a table as texts, and the index of each row's text.
+
+    Rows with equal texts are held out together, whatever they compute.
     """
+
+    def spelled(ops: Operations) -> list[str]:
+        columns: dict[str, list[float]] = {name: column.tolist() for name, column in ops.dims.items()}
+        return [
+            f"{kind} {[columns[dim][row] for dim in KINDS[kind] if dim in columns]}"
+            for row, kind in enumerate(ops.kind)
+        ]
+
     groups = ShapeGroups.of(table.shape_group())
-    return ShapeTexts(table.ops, groups.firsts(), _size_texts), groups.index
-
-
-def _size_texts(ops: Operations) -> list[str]:
-    kinds = list(ops.kind)
-    columns: dict[str, list[float]] = {name: column.tolist() for name, column in ops.dims.items()}
-    return [
-        f"{kind} {[columns[dim][row] for dim in KINDS[kind] if dim in columns]}"
-        for row, kind in enumerate(kinds)
-    ]
+    return ShapeTexts(table.ops, groups.firsts(), spelled), groups.index
 
 
 def recordings_left_out(
     tables: Sequence[Measurements], device: Device, approaches: Sequence[Approach]
-) -> tuple[list[Tested], int]:
-    """Each recording, predicted by the device's fits once the other recordings have entered them."""
-    tested: list[Tested] = []
+) -> tuple[list[TestedRows], int]:
+    """Predict each recording by the device's fits, together with fits to the other recordings."""
+    tested: list[TestedRows] = []
     entered = 0
     for table in tables:
-        others = [each for each in tables if each is not table]
+        others = [other for other in tables if other is not table]
         if table.recorded:
-            tested += _tested(approaches, others, [table], device, f"without {table.name}", keeps=True)
+            tested += _predicted_rows(
+                approaches, others, [table], device, f"without {table.name}", with_earlier=True
+            )
             entered += sum(map(len, others))
     return tested, entered
 
 
 def operations_left_out(
     tables: Sequence[Measurements], device: Device, approaches: Sequence[Approach]
-) -> tuple[list[Tested], int]:
-    """Each operation of the kinds that have several, predicted by fits of the others as if all were one."""
-    tested: list[Tested] = []
+) -> tuple[list[TestedRows], int]:
+    """Predict each operation of kinds with several by a fit to the others, as if all were one operation."""
+    tested: list[TestedRows] = []
     entered = 0
     for table in tables:
         for kind in table.ops.kind.used():
             rows = table.take(table.ops.kind.where(kind))
             names = rows.ops.op.used()
             for name in names if len(names) > 1 else ():
-                mine = rows.ops.op.where(name)
-                one = replace(rows, ops=replace(rows.ops, op=Labels.constant("", len(rows))))
-                seen, unseen = one.take(np.setdiff1d(np.arange(len(rows)), mine)), one.take(mine)
-                (found,) = _tested(approaches, [seen], [unseen], device, f"without {name}")
-                entered += len(seen)
-                if any(np.isfinite(each.duration_ns).any() for each in found.predictions):
-                    tested.append(replace(found, rows=rows.take(mine)))
+                of_op = rows.ops.op.where(name)
+                unnamed = replace(rows, ops=replace(rows.ops, op=Labels.constant("", len(rows))))
+                fitted = unnamed.take(np.setdiff1d(np.arange(len(rows)), of_op))
+                (test,) = _predicted_rows(
+                    approaches, [fitted], [unnamed.take(of_op)], device, f"without {name}"
+                )
+                entered += len(fitted)
+                if any(np.isfinite(prediction.duration_ns).any() for prediction in test.predictions):
+                    tested.append(replace(test, rows=rows.take(of_op)))
     return tested, entered
 
 
 def device_left_out(
-    tables: Sequence[Measurements], others: Others, device: Device, approaches: Sequence[Approach]
-) -> tuple[list[Tested], int]:
-    """The rows of ``device`` in ``tables``, predicted from rows of other devices on the data sheet of this
-    one: see :meth:`Approach.carried`.
+    tables: Sequence[Measurements], others: OtherDevices, device: Device, approaches: Sequence[Approach]
+) -> tuple[list[TestedRows], int]:
+    """Predict the rows of ``device`` from rows of other devices and its own data sheet.
+
+    See :meth:`Approach.carried`.
     """
-    carried = [each.carried(tables, others, device) for each in approaches]
-    tested = [Tested(table, tuple(predictions)) for table, *predictions in zip(tables, *carried, strict=True)]
-    return tested, sum(len(rows) for each in others.rows.values() for rows in each)
+    carried = [approach.carried(tables, others, device) for approach in approaches]
+    tested = [
+        TestedRows(table, tuple(predictions)) for table, *predictions in zip(tables, *carried, strict=True)
+    ]
+    return tested, sum(len(rows) for of_device in others.rows.values() for rows in of_device)
 
 
 def compared(
     by: str,
-    tested: tuple[Sequence[Tested], int],
+    tested: tuple[Sequence[TestedRows], int],
     device: Device,
     inputs: Sequence[str],
     names: Sequence[str],
-) -> HeldOut:
-    """The figures of a test: the roofline of the hardware file before, the fits of estimators ``names``
+) -> HeldOutTest:
+    """Return the errors of a test: the roofline of the hardware file before, the estimators ``names``
     after.
     """
     parts, entered = tested
-    classes = TableClasses.of([each.rows for each in parts])
-    cases = [_cases(each, device, classes, names) for each in parts]
-    return HeldOut(
+    classes = TableClasses.of([part.rows for part in parts])
+    sheet = replace(device, efficiencies=())
+    cases: list[Cases] = []
+    for part in parts:
+        before = prediction_of_rows(Roofline(), part.rows.ops, sheet, Diagnostics())
+        after = (
+            replace(prediction, estimator=name)
+            for prediction, name in zip(part.predictions, names, strict=True)
+        )
+        cases.append(cases_of_rows(part.rows, device, classes).with_predictions((before, *after)))
+    return HeldOutTest(
         by=by,
         count=sum(map(len, cases)),
         fitted=entered,
         accuracy=accuracy_of_cases(cases, inputs, ("roofline", *names), Diagnostics(), [device.name]),
     )
-
-
-def _cases(tested: Tested, device: Device, classes: TableClasses, names: Sequence[str]) -> Cases:
-    before = prediction_of_rows(Roofline(), tested.rows.ops, replace(device, efficiencies=()), Diagnostics())
-    cases = cases_of_rows(tested.rows, device, classes)
-    after = (
-        replace(prediction, estimator=name)
-        for prediction, name in zip(tested.predictions, names, strict=True)
-    )
-    return cases.with_predictions((before, *after))

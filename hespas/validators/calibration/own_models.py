@@ -1,4 +1,4 @@
-"""Learned models of a user's own rows: which there are, and whether there are rows enough for each."""
+"""Learned models of a user's own rows: their parts, and the rows that each part needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from math import isfinite
 import numpy as np
 
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.graph.columns import IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements, joined
 from hespas.operations import find_scheme
@@ -25,8 +24,8 @@ from hespas.validators.calibration.learned_parts import (
     ROBUST,
     SMALL,
     WEIGHTS,
-    Part,
-    Rows,
+    LearnedPart,
+    TrainingRows,
     rows_for,
     rows_of_part,
 )
@@ -34,11 +33,11 @@ from hespas.validators.calibration.learned_parts import (
 __all__ = ["FEWEST_ROWS", "OwnPart", "one_table", "own_parts", "unused_name"]
 
 FEWEST_ROWS = 60
-"""With fewer, neither trees nor their intervals rest on anything."""
+"""Least rows of a part, for its trees and their intervals."""
 _FEWEST_GROUPS = 10
-"""With fewer layers, leaving some out tells of those layers alone: single sizes are left out instead."""
+"""Least layers that are held out as a whole; with fewer, single sizes are held out."""
 _LARGEST_GROUP = 0.2
-"""Share of all rows that a single layer or size may have."""
+"""Largest share of all rows in a single layer or size."""
 _LAYERS: Mapping[str, tuple[str, ...]] = {
     "matmul": WEIGHTS,
     "convolution": WEIGHTS,
@@ -48,77 +47,82 @@ _LAYERS: Mapping[str, tuple[str, ...]] = {
     "moe": EXPERTS,
 }
 _BY_FORMAT = frozenset({"matmul", "convolution"})
-"""Kinds whose kernels of one number format are none of another's."""
+"""Kinds with different kernels for each number format."""
 _START_NS = 3e3
-"""What a launch takes where the device file does not say."""
+"""Launch time of a device file without one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """A part with its rows; ``fault`` says why it cannot be fitted (empty: it can)."""
+    """Part with its rows; ``fault`` is the reason that it cannot be fitted (empty: it can)."""
 
-    part: Part
-    rows: Rows
+    part: LearnedPart
+    rows: TrainingRows
     fault: str
 
 
 def own_parts(
     tables: Sequence[Measurements], devices: Mapping[str, Device], *, seed: int
 ) -> Iterator[OwnPart]:
-    """The parts of some tables on ``devices``, by their names there. Rows kept for testing are left out.
+    """Yield the parts of some tables on ``devices`` (by their names there), without rows reserved for
+    testing.
 
-    A part that ships for the table is taken as it is; other rows are parted by kind, and matmuls by number
-    format. In a fixed order.
+    Parts that ship for the table are used unchanged; other rows are divided by kind, and matmuls by number
+    format. The order is fixed.
     """
-    start_ns = min((each.launch_overhead_ns for each in devices.values()), default=np.nan)
+    start_ns = min((device.launch_overhead_ns for device in devices.values()), default=np.nan)
     start_ns = start_ns if isfinite(start_ns) and start_ns > 0 else _START_NS
+    tables = [may_be_fitted(table) for table in tables]
+    parts: list[tuple[LearnedPart, Measurements]] = []
+    has_part = [np.zeros(len(table), np.bool_) for table in tables]
+    for part in PARTS:
+        numbers = [rows_of_part(part, table) for table in tables]
+        for mask, of_part in zip(has_part, numbers, strict=True):
+            mask[of_part] = True
+        rows = one_table([table.take(of_part) for table, of_part in zip(tables, numbers, strict=True)])
+        if rows:
+            parts.append((part, rows))
+    others = [table.take(np.flatnonzero(~mask)) for table, mask in zip(tables, has_part, strict=True)]
+    for kind in FAMILIES:
+        if rows := one_table([table.take(table.ops.kind.where(kind)) for table in others]):
+            parts.extend(_parts_by_format(kind, rows, start_ns))
     names: set[str] = set()
-    for part, measured in _parted([may_be_fitted(table) for table in tables], start_ns):
+    for part, measured in parts:
         name = unused_name(part.name, names)
         names.add(name)
-        yield _checked(replace(part, name=name), rows_for(part, measured, devices), seed)
+        yield _checked_part(replace(part, name=name), rows_for(part, measured, devices), seed)
 
 
 def unused_name(name: str, used: Collection[str]) -> str:
-    """The name of a model, with the first number from 2 that makes it a new one if need be."""
+    """Return the name of a model, with the first number from 2 on that makes it unused if necessary."""
     if name not in used:
         return name
     stem = re.sub(r"-\d+$", "", name)
-    return next(each for number in count(2) if (each := f"{stem}-{number}") not in used)
-
-
-def _parted(tables: Sequence[Measurements], start_ns: float) -> Iterator[tuple[Part, Measurements]]:
-    for part in PARTS:
-        if rows := one_table([table.take(rows_of_part(part, table)) for table in tables]):
-            yield part, rows
-    others = [table.take(_unnamed(table)) for table in tables]
-    for kind in FAMILIES:
-        if rows := one_table([each.take(each.ops.kind.where(kind)) for each in others]):
-            yield from _by_format(kind, rows, start_ns)
+    return next(other for number in count(2) if (other := f"{stem}-{number}") not in used)
 
 
 def one_table(tables: Sequence[Measurements]) -> Measurements | None:
-    """The rows of some tables as one; None where there are none."""
-    some = [table for table in tables if len(table)]
-    return joined(some, " ".join(table.name for table in some)) if len(some) > 1 else next(iter(some), None)
+    """Return the rows of some tables as one table; None without rows."""
+    filled = [table for table in tables if len(table)]
+    if len(filled) > 1:
+        return joined(filled, " ".join(table.name for table in filled))
+    return next(iter(filled), None)
 
 
-def _unnamed(table: Measurements) -> IntArray:
-    """Numbers of the rows that no part covers that ships for the table."""
-    left = np.ones(len(table), np.bool_)
-    for part in PARTS:
-        left[rows_of_part(part, table)] = False
-    return np.flatnonzero(left)
-
-
-def _by_format(kind: str, rows: Measurements, start_ns: float) -> Iterator[tuple[Part, Measurements]]:
+def _parts_by_format(
+    kind: str, rows: Measurements, start_ns: float
+) -> Iterator[tuple[LearnedPart, Measurements]]:
+    """Yield the parts of one kind: one per number format for matmuls, otherwise one for all formats."""
     formats: dict[str, list[str]] = {}
     for name in sorted(rows.ops.scheme.used()):
-        found = find_scheme(name)
-        if found is not None:
-            formats.setdefault(_format(kind, name), []).append(name)
+        scheme = find_scheme(name)
+        if scheme is not None:
+            family = ""
+            if kind in _BY_FORMAT:
+                family = "weight-only" if scheme.weight_bits < scheme.activation_bits else name
+            formats.setdefault(family, []).append(name)
     for name, schemes in sorted(formats.items()):
-        part = Part(
+        part = LearnedPart(
             name="-".join(re.sub(r"[^\w]+", "-", text) for text in (kind, name) if text),
             table=rows.name,
             kinds=(kind,),
@@ -130,16 +134,8 @@ def _by_format(kind: str, rows: Measurements, start_ns: float) -> Iterator[tuple
         yield part, rows.take(rows.ops.scheme.where(*schemes))
 
 
-def _format(kind: str, scheme: str) -> str:
-    """What number formats have in common that are fitted together; empty for all of a kind."""
-    found = find_scheme(scheme)
-    if kind not in _BY_FORMAT or found is None:
-        return ""
-    return "weight-only" if found.weight_bits < found.activation_bits else scheme
-
-
-def _checked(part: Part, rows: Rows, seed: int) -> OwnPart:
-    """The part with what is left out together: layers where there are many, single sizes otherwise."""
+def _checked_part(part: LearnedPart, rows: TrainingRows, seed: int) -> OwnPart:
+    """Return a part that is held out by layers if there are many, otherwise by single sizes."""
     count = len(rows.ratio)
     label = " ".join((*part.kinds, *part.schemes))
     if count < FEWEST_ROWS:
@@ -149,13 +145,13 @@ def _checked(part: Part, rows: Rows, seed: int) -> OwnPart:
         )
         return OwnPart(part, rows, text)
     sizes = 0
-    for each in (part, replace(part, layer=())):
-        group, fold = folds_of(each, rows, seed, even=True)
+    for option in (part, replace(part, layer=())):
+        group, fold = folds_of(option, rows, seed, even=True)
         of_group = np.bincount(group)
         halves = np.bincount(fold % 2, minlength=2)
         sizes = len(of_group)
         is_even = of_group.max() <= _LARGEST_GROUP * count and halves.min() >= FEWEST_MARGINS
         if sizes >= _FEWEST_GROUPS and is_even:
-            return OwnPart(each, rows, "")
+            return OwnPart(option, rows, "")
     text = f"{label}: {sizes} sizes, {_FEWEST_GROUPS} with about as many rows each are needed"
     return OwnPart(part, rows, text)

@@ -39,7 +39,7 @@ from hespas.operations.model import rows_by_label
 from hespas.validators.accuracy.cases import CaseSource
 from hespas.validators.accuracy.sources import by_device, sources_of
 from hespas.validators.accuracy.statistics import medians_of
-from hespas.validators.calibration.fit_device import Prior, Solution, bands_of, fit_of, is_possible, solve
+from hespas.validators.calibration.fit_device import FormSolution, Prior, bands_of, fit_of, is_possible, solve
 from hespas.validators.calibration.kernels import (
     KernelClass,
     KernelName,
@@ -79,7 +79,7 @@ class _Class:
     """A fit of a form (by name), and how many rows it was made of."""
 
     form: str
-    solution: Solution
+    solution: FormSolution
     samples: int
 
 
@@ -180,7 +180,7 @@ def _products(
     values = fit_products(table, device, before_ns, UNKNOWN_PRODUCTS)
     unknown = dict.fromkeys(values, np.nan)
     said[np.setdiff1d(np.arange(len(table)), rows)] = np.nan
-    return _Class(PRODUCTS, Solution(values=values, std_errors=unknown, cost=np.nan), len(rows)), said
+    return _Class(PRODUCTS, FormSolution(values=values, std_errors=unknown, cost=np.nan), len(rows)), said
 
 
 def _without_worse(
@@ -277,7 +277,7 @@ def _kernels(table: Measurements, device: Device, common: _Common) -> dict[_Name
     return {
         (*name, ANY): _Class(
             KERNELS.name,
-            Solution(values=values, std_errors=unknown, cost=np.nan),
+            FormSolution(values=values, std_errors=unknown, cost=np.nan),
             counts.get(name, len(part)),
         )
         for name, values in kernels_of_device(part, device, common).items()

@@ -140,7 +140,7 @@ def test_rows_that_no_relative_was_measured_at_are_told() -> None:
 
 def test_times_that_nothing_can_reach_are_refused() -> None:
     impossible = replace(slower(40, 2), duration_ns=np.full(40, 1e-3))
-    with pytest.raises(UsageError, match="every row is faster than H150 can be"):
+    with pytest.raises(UsageError, match="all rows are faster than the data sheet of H150"):
         calibrate([impossible], NEW, tests=(), fitted="2026-01-31")
 
 

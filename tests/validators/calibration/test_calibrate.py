@@ -18,7 +18,7 @@ from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
 from hespas.validators.calibration import Calibration, FitMemory, calibrate, fit_device
 from hespas.validators.calibration import approaches as calibration_approaches
-from hespas.validators.calibration.approaches import CalibratedFits, Found, Others, Run
+from hespas.validators.calibration.approaches import CalibratedFits, CalibrationRun, FitResult, OtherDevices
 from hespas.validators.calibration.held_out import device_left_out, operations_left_out, sizes_left_out
 from tests.validators.small_tables import products, vectors, write_table
 
@@ -28,7 +28,7 @@ H100 = replace(load_device("H100-SXM"), fits_of="")
 Fitter = Callable[[Sequence[Measurements], Device, str], tuple[Fit, ...]]
 
 
-RUN = Run(seed=0, date="2026-01-31")
+RUN = CalibrationRun(seed=0, date="2026-01-31")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Told(CalibratedFits):
 
     fitter: Fitter
 
-    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
-        return Found(self.fitter(tables, device, purpose))
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
+        return FitResult(self.fitter(tables, device, purpose))
 
 
 def slow(flops: float, moved: float) -> float:
@@ -147,12 +147,12 @@ def test_an_operation_is_predicted_by_the_others(table: Measurements) -> None:
 def test_a_device_is_predicted_by_the_others(table: Measurements) -> None:
     mine = table.on("H100-SXM").part("calib")
     mine = mine.take(mine.ops.kind.where("vector"))
-    others = Others(
+    others = OtherDevices(
         {"A100-SXM-80GB": [table.on("A100-SXM-80GB").part("calib")]},
         {"A100-SXM-80GB": load_device("A100-SXM-80GB")},
     )
     purposes: list[str] = []
-    run = Run(seed=0, date="2026-01-31", progress=lambda done, total, name: purposes.append(name))
+    run = CalibrationRun(seed=0, date="2026-01-31", progress=lambda done, total, name: purposes.append(name))
     [tested], entered = device_left_out([mine], others, H100, [CalibratedFits(run)])
     assert {each.partition(":")[0] for each in purposes} == {"on A100-SXM-80GB"}
     assert entered == 20
@@ -221,10 +221,10 @@ def test_new_fits_are_what_runs_by_default(short: Measurements) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "devval"}, "kept for testing"),
+        ({"split": "devval"}, "reserved for testing"),
         ({"split": "train"}, "has split 'train'"),
         ({"tests": ("size",)}, "no test 'size'"),
-        ({"fitted": "yesterday"}, "no date"),
+        ({"fitted": "yesterday"}, "invalid date"),
     ],
 )
 def test_what_cannot_be_fitted(table: Measurements, options: dict[str, object], message: str) -> None:
@@ -235,7 +235,7 @@ def test_what_cannot_be_fitted(table: Measurements, options: dict[str, object], 
 def test_a_split_of_ones_own_is_fitted_on(short: Measurements) -> None:
     names = tuple({"calib": "mine", "devval": "other"}.get(name, name) for name in short.split.names)
     own = replace(short, split=replace(short.split, names=names))
-    with pytest.raises(UsageError, match="has no row of H100-SXM that may be fitted on"):
+    with pytest.raises(UsageError, match="has no row of H100-SXM that may be fitted"):
         calibrate([own], H100)
     found = calibrate([own], H100, split="mine", tests=(), fitted="2026-01-31")
     assert device_to_toml(found.device) == device_to_toml(done(short).device)
@@ -248,7 +248,7 @@ def test_too_little_to_test_or_to_fit(tmp_path: Path) -> None:
     assert found.diagnostics.counts() == {"calibrate.untested": 1}
     with pytest.raises(UsageError, match="too few sizes"):
         calibrate([few], H100, tests=("shape",))
-    with pytest.raises(UsageError, match="rows enough"):
+    with pytest.raises(UsageError, match="enough rows"):
         calibrate([few.take(np.arange(3))], H100)
     with pytest.raises(UsageError, match="is of L4"):
         calibrate([few], load_device("L4"))

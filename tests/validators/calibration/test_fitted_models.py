@@ -150,7 +150,7 @@ def test_what_makes_no_sense_is_refused(
 def test_lines_carry_over_to_no_other_device(table: Measurements) -> None:
     names = tuple("TPU-v3" if name == "TPU-v4" else name for name in table.hardware.names)
     both = [table, replace(table, hardware=replace(table.hardware, names=names))]
-    for name, message in (("systolic", "carry over to no other"), ("learned", "two families")):
+    for name, message in (("systolic", "do not transfer to another"), ("learned", "two families")):
         with pytest.raises(UsageError, match=message):
             calibrate(both, V4, estimators=(name,), tests=("hardware",))
 
@@ -339,6 +339,6 @@ def test_lines_leave_out_rows_without_sizes_or_a_known_format(table: Measurement
 
 
 def test_rows_that_are_all_kept_for_testing_are_none_to_fit_on(short: Measurements) -> None:
-    with pytest.raises(UsageError, match="that may be fitted on") as told:
+    with pytest.raises(UsageError, match="that may be fitted") as told:
         done(short.part("devval"), "calibrated")
-    assert told.value.hint == "all are of split devval, kept for testing: give others"
+    assert told.value.hint == "all rows are of split devval, reserved for testing: give others"

@@ -19,20 +19,20 @@ from hespas.hardware import load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration.learned import fit_learned, scored
-from hespas.validators.calibration.learned_parts import Form, Part, grow
+from hespas.validators.calibration.learned_parts import BoostingForm, LearnedPart, grow
 
 pytest.importorskip("sklearn")
 
 _DEVICES = ("A100-SXM-80GB", "H100-SXM", "H200-SXM")
-_PART = Part(
+_PART = LearnedPart(
     name="made",
     table="made",
     kinds=("matmul",),
     schemes=("bf16",),
     overhead_ns=3e3,
     forms=(
-        Form(trees=30, leaves=7, learning_rate=0.2),
-        Form(trees=60, leaves=15, learning_rate=0.2, loss="absolute_error", columns=0.5),
+        BoostingForm(trees=30, leaves=7, learning_rate=0.2),
+        BoostingForm(trees=60, leaves=15, learning_rate=0.2, loss="absolute_error", columns=0.5),
     ),
 )
 
@@ -117,7 +117,7 @@ def test_the_library_and_the_stored_trees_agree() -> None:
     rng = np.random.default_rng(1)
     table = rng.normal(size=(900, 5)).astype(np.float32)
     target = table[:, 0] * 2 + np.sin(table[:, 1] * 3) + rng.normal(0, 0.1, 900)
-    form = Form(trees=40, leaves=31, learning_rate=0.2, least_rows=5)
+    form = BoostingForm(trees=40, leaves=31, learning_rate=0.2, least_rows=5)
     grown = sklearn_ensemble.HistGradientBoostingRegressor(
         max_iter=40,
         max_leaf_nodes=31,
@@ -136,7 +136,7 @@ def test_a_column_said_to_rise_never_lowers_the_sum() -> None:
     rng = np.random.default_rng(2)
     table = rng.uniform(size=(500, 2)).astype(np.float32)
     target = table[:, 0] + 0.3 * np.sin(table[:, 0] * 20)
-    forest = grow(table, target, Form(trees=50, leaves=15, learning_rate=0.2), seed=0, rising=(0,))
+    forest = grow(table, target, BoostingForm(trees=50, leaves=15, learning_rate=0.2), seed=0, rising=(0,))
     steps = np.stack((np.linspace(0, 1, 200), np.full(200, 0.5)), axis=1).astype(np.float32)
     assert (np.diff(forest.predict(steps)) >= -1e-6).all()
 

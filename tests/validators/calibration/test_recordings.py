@@ -100,7 +100,7 @@ def test_each_recording_is_predicted_by_the_others() -> None:
 
 
 def test_one_recording_cannot_be_left_out() -> None:
-    with pytest.raises(UsageError, match="one recording at most"):
+    with pytest.raises(UsageError, match="at most one recording"):
         calibrate([DENSE], BARE, tests=("recording",))
 
 
