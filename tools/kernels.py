@@ -28,9 +28,14 @@ from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
 from hespas.validators.calibration.fit_device import may_be_fitted
-from hespas.validators.calibration.intervals import Unseen, unseen, with_intervals
-from hespas.validators.calibration.kernels import classes_of_fits, common_kernels, kernel_fits
-from hespas.validators.calibration.products import common_products, products_fit
+from hespas.validators.calibration.intervals import HeldOutRecording, held_out_recording, with_intervals
+from hespas.validators.calibration.kernels import (
+    classes_of_fits,
+    common_kernels,
+    common_products,
+    kernel_fits,
+    products_fit,
+)
 from hespas.validators.calibration.recordings import fit_recordings
 
 __all__ = [
@@ -166,17 +171,17 @@ def _fits(
 
 def recordings_left_out(
     traces: Sequence[_Recorded], measured: Sequence[_Recorded], *, devices: bool
-) -> list[Unseen]:
+) -> list[HeldOutRecording]:
     """Each recording as fits say it that have seen nothing of its model on any device and, with ``devices``,
     nothing of its device; without, those whose device has recordings of other models.
     """
-    found: list[Unseen] = []
+    found: list[HeldOutRecording] = []
     for table, device in traces:
         others = [each for each in traces if model_of(each[0].name) != model_of(table.name)]
         if devices:
             others = [each for each in others if each[1].name != device.name]
         if others and is_recorded(others, device) != devices:
-            found.append(unseen(table, device, _fits(others, measured, device)))
+            found.append(held_out_recording(table, device, _fits(others, measured, device)))
     return found
 
 

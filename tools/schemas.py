@@ -30,7 +30,7 @@ from hespas.converters.chakra.rank_map import RankMapDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
-from hespas.validators.calibration.suggestions import SuggestionDocument
+from hespas.validators.calibration.suggest import SuggestionDocument
 from hespas.validators.capture.result import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.league.document import FactorsDocument, LeagueDocument

@@ -77,7 +77,7 @@ def test_a_table_to_fill_in_and_to_give_back(tmp_path: Path) -> None:
     assert {fit.kind for fit in own} == {"matmul", "*"}
     more = run("--suggest", "5", "--table", filled, "--out", tmp_path / "more.csv")
     assert more.exit_code == 0, more.output
-    assert "rows taken for not measured: 5: no duration, or NaN (as in row 16)" in more.stderr
+    assert "rows treated as not measured: 5: no duration, or NaN (as in row 16)" in more.stderr
     assert re.search(r"^matmul +bf16 +5 +\d,\d{3} +15 ", more.stdout, re.MULTILINE)
     measured = {tuple(row[name] for name in "mnk") for row in rows[:15]}
     assert not measured & {tuple(row[name] for name in "mnk") for row in rows_of(tmp_path / "more.csv")}

@@ -11,7 +11,7 @@ import tools.kernels
 from hespas.hardware import Device, Fit, load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, build
-from hespas.validators.calibration.intervals import Unseen
+from hespas.validators.calibration.intervals import HeldOutRecording
 from tools.kernels import recordings_left_out
 
 H100, A100, MI300X = (load_device(name) for name in ("H100-SXM", "A100-SXM-40GB", "MI300X"))
@@ -56,12 +56,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
         fitted.append({table.name for table, _ in traces})
         return ()
 
-    def told(table: Measurements, device: Device, fits: Sequence[Fit]) -> Unseen:
+    def told(table: Measurements, device: Device, fits: Sequence[Fit]) -> HeldOutRecording:
         found[table.name] = fitted[-1]
-        return Unseen(device.name, table.ops.kind, table.duration_ns, table.duration_ns)
+        return HeldOutRecording(device.name, table.ops.kind, table.duration_ns, table.duration_ns)
 
     monkeypatch.setattr(tools.kernels, "_fits", fits)
-    monkeypatch.setattr(tools.kernels, "unseen", told)
+    monkeypatch.setattr(tools.kernels, "held_out_recording", told)
     return found
 
 

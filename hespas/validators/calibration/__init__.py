@@ -1,4 +1,4 @@
-"""Calibration: parameters of estimators fitted on measurements, with their error on shapes left out."""
+"""Calibration: parameters of estimators fitted to measurements, with their errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hespas.validators.calibration.calibrate import (
 from hespas.validators.calibration.fit_device import fit_device
 from hespas.validators.calibration.held_out import TESTS
 from hespas.validators.calibration.recordings import measurements_of
-from hespas.validators.calibration.suggest import suggest
-from hespas.validators.calibration.suggestions import TIME_COLUMN, Suggestions, suggestion_json
+from hespas.validators.calibration.suggest import TIME_COLUMN, Suggestions, suggest, suggestion_json
 
 __all__ = [
     "ESTIMATORS",

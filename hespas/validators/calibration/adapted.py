@@ -124,7 +124,7 @@ def adaptable(
 ) -> Adaptable | None:
     """Return the model of reference devices that covers most of ``rows``, all of ``device``, and these rows.
 
-    None if there is no such model, or if rows or sizes are too few.
+    None without such a model, or with too few rows or sizes.
     """
     by_path: dict[Path, dict[_Labels, tuple[Choice, IntArray]]] = {}
     for labels, numbers in rows.measured.ops.classes():

@@ -1,14 +1,14 @@
-"""Intervals of fits of recordings, conformal prediction by recordings that were left out.
+"""Intervals of fits of recordings: conformal prediction from held-out recordings.
 
-Shapes of one recording are like one another, and recordings of one device more than those of two. What a fit
-errs by on shapes of a program that it has seen says little of the next program, and less of another device.
-So whole recordings are left out, and what is left out is what will be missing when the fit is used: the
-program, on every device, where the device was recorded; program and device where it was not.
+Shapes of one recording are similar, and recordings of one device are more similar than recordings of two. The
+error of a fit on other shapes of the same program is therefore smaller than its error on the next program or
+device. So whole recordings are held out, and exactly what will be missing when the fit is used: the program,
+on all devices, for a recorded device; program and device for a device without recordings.
 
-The interval lies between order statistics of measured / predicted such that one more value of the same kind
-stays between them nine times in ten (split conformal prediction: Papadopoulos et al. 2002; weights of unlike
-samples: Tibshirani et al., "Conformal prediction under covariate shift", NeurIPS 2019). Recordings, not rows,
-are what is drawn anew: none counts for more than :data:`ENOUGH` rows.
+The interval lies between order statistics of measured / predicted that hold one more value of the same kind
+with a probability of 90 % (split conformal prediction: Papadopoulos et al. 2002; weights of dissimilar
+samples: Tibshirani et al., "Conformal prediction under covariate shift", NeurIPS 2019). The samples are
+recordings, not rows: none counts for more than :data:`ENOUGH` rows.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from hespas.operations import Labels
 from hespas.validators.calibration.approaches import merged
 from hespas.validators.calibration.fit_device import error_of, rounded
 
-__all__ = ["ENOUGH", "Unseen", "unseen", "with_fits", "with_intervals"]
+__all__ = ["ENOUGH", "HeldOutRecording", "held_out_recording", "with_fits", "with_intervals"]
 
 ENOUGH = 60.0
-"""Rows that speak for themselves: of fewer those of other devices make up the rest; of one recording no more
-count in full. One width is for all kinds: what counts are recordings, of which a kind has too few.
+"""Rows that are enough for an interval. If a device has fewer, rows of other devices are added; of one
+recording, no more rows count in full. One width is used for all kinds, because each kind has too few
+recordings.
 """
 _FEWEST = 10.0
-"""Rows of which fewer say nothing of a tenth."""
+"""Least rows for an interval of 90 %."""
 _SIDE = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unseen:
-    """What fits say of a recording on ``device`` that they have not seen, and what it took [ns]."""
+class HeldOutRecording:
+    """Recording on ``device`` that the fits do not contain: predicted and measured times [ns]."""
 
     device: str
     kind: Labels
@@ -51,90 +52,79 @@ class Unseen:
     measured_ns: FloatArray
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self.measured_ns)
 
     @property
     def weight(self) -> FloatArray:
-        """What each row counts."""
+        """Weight of each row."""
         return np.full(len(self), min(1.0, ENOUGH / max(len(self), 1)))
 
 
 def with_fits(device: Device, fits: Sequence[Fit]) -> Device:
-    """The device as a file of its own would have it that was calibrated to these fits."""
+    """Return the device with these fits, as in a calibrated file."""
     return replace(device, own_fits=merged(fits, device.fits), fits_of="")
 
 
-def unseen(table: Measurements, device: Device, fits: Sequence[Fit]) -> Unseen:
-    """What the composite says by ``fits`` of a recording that they have not seen: rows that others answer
-    (models of attention, say) are left out.
+def held_out_recording(table: Measurements, device: Device, fits: Sequence[Fit]) -> HeldOutRecording:
+    """Predict a held-out recording with the composite estimator and ``fits``.
+
+    Rows that other models predict (of attention, for example) are left out.
     """
-    said = predict_with(Composite(), table.ops, with_fits(device, fits), Diagnostics())
-    fitted = np.isin(said.estimator, [said.models.index("calibrated")])
-    fitted[table.ops.kind.where(PRODUCT_KIND)] = True
-    rows = np.flatnonzero(fitted & np.isfinite(said.duration_ns) & (said.duration_ns > 0))
+    prediction = predict_with(Composite(), table.ops, with_fits(device, fits), Diagnostics())
+    is_fitted = np.isin(prediction.estimator, [prediction.models.index("calibrated")])
+    is_fitted[table.ops.kind.where(PRODUCT_KIND)] = True
+    rows = np.flatnonzero(is_fitted & np.isfinite(prediction.duration_ns) & (prediction.duration_ns > 0))
     part = table.take(rows)
-    return Unseen(device.name, part.ops.kind, said.duration_ns[rows], part.duration_ns)
+    return HeldOutRecording(device.name, part.ops.kind, prediction.duration_ns[rows], part.duration_ns)
 
 
 def with_intervals(
-    fits: Sequence[Fit], left_out: Sequence[Unseen], device: Device | None = None
+    fits: Sequence[Fit], left_out: Sequence[HeldOutRecording], device: Device | None = None
 ) -> tuple[Fit, ...]:
-    """Fits with errors and intervals by recordings that were left out in turn.
+    """Return fits with errors and intervals from recordings that were held out in turn.
 
-    Of a recorded ``device`` its own count first, and others' as far as they are fewer than :data:`ENOUGH`
-    rows; of one that was not (None), those of all devices alike. As they are where too little was left out.
+    For a recorded ``device``, its own recordings come first; others are added if these have fewer than
+    :data:`ENOUGH` rows. For a device without recordings (None), all devices have equal weights. With too few
+    held-out rows, the fits are returned unchanged.
     """
-    near = [each for each in left_out if device is None or each.device == device.name]
-    far = [each for each in left_out if device is not None and each.device != device.name]
-    bands = _bands(near, far)
-    if not bands:
+    near = [part for part in left_out if device is None or part.device == device.name]
+    far = [part for part in left_out if device is not None and part.device != device.name]
+    near_rows, far_rows = (sum(min(ENOUGH, float(len(part))) for part in parts) for parts in (near, far))
+    share = min(1.0, max(ENOUGH - near_rows, 0.0) / max(far_rows, 1.0))
+    weight = _joined_columns((*(part.weight for part in near), *(share * part.weight for part in far)))
+    if weight.sum() < _FEWEST:
         return tuple(fits)
-    named = near if _weight(near) >= ENOUGH else [*near, *far]
-    names = ", ".join(dict.fromkeys(each.device for each in named))
+    ratio = _joined_columns(part.measured_ns / part.predicted_ns for part in (*near, *far))
+    low, high = 1 / _upper_bound(1 / ratio, weight), _upper_bound(ratio, weight)
+    bands = (FitBand(up_to_ns=inf, low=rounded(low), high=rounded(high)),)
+    names = ", ".join(dict.fromkeys(part.device for part in (near if near_rows >= ENOUGH else [*near, *far])))
     how = f"interval: {'models' if device else 'devices and models'} left out in turn of {names}"
-    found: list[Fit] = []
+    changed: list[Fit] = []
     for fit in fits:
-        changed = replace(fit, bands=bands)
         if fit.form in (KERNELS.name, PRODUCTS):
-            where = f"{fit.provenance} ({how})"
-            changed = replace(changed, error=error_of(*_of_kind(near, fit.kind)), provenance=where)
-        found.append(changed)
-    return tuple(found)
+            of_kind = [(part, part.kind.where(fit.kind)) for part in near]
+            predicted_ns = _joined_columns(part.predicted_ns[rows] for part, rows in of_kind)
+            measured_ns = _joined_columns(part.measured_ns[rows] for part, rows in of_kind)
+            provenance = f"{fit.provenance} ({how})"
+            error = error_of(predicted_ns, measured_ns)
+            changed.append(replace(fit, bands=bands, error=error, provenance=provenance))
+        else:
+            changed.append(replace(fit, bands=bands))
+    return tuple(changed)
 
 
-def _of_kind(parts: Sequence[Unseen], kind: str) -> tuple[FloatArray, FloatArray]:
-    """Predictions and measurements [ns] of the rows of a kind."""
-    rows = [(each, each.kind.where(kind)) for each in parts]
-    predicted_ns = _joined(each.predicted_ns[mine] for each, mine in rows)
-    return predicted_ns, _joined(each.measured_ns[mine] for each, mine in rows)
-
-
-def _weight(parts: Sequence[Unseen]) -> float:
-    return sum(min(ENOUGH, float(len(each))) for each in parts)
-
-
-def _joined(columns: Iterable[FloatArray]) -> FloatArray:
+def _joined_columns(columns: Iterable[FloatArray]) -> FloatArray:
     return np.concatenate([np.empty(0), *columns])
 
 
-def _bands(near: Sequence[Unseen], far: Sequence[Unseen]) -> tuple[FitBand, ...]:
-    """Between what shares of a prediction nine tenths of the measurements lie; nothing of too few rows."""
-    share = min(1.0, max(ENOUGH - _weight(near), 0.0) / max(_weight(far), 1.0))
-    weight = _joined((*(each.weight for each in near), *(share * each.weight for each in far)))
-    if weight.sum() < _FEWEST:
-        return ()
-    ratio = _joined(each.measured_ns / each.predicted_ns for each in (*near, *far))
-    low, high = 1 / _bound(1 / ratio, weight), _bound(ratio, weight)
-    return (FitBand(up_to_ns=inf, low=rounded(low), high=rounded(high)),)
+def _upper_bound(ratio: FloatArray, weight: FloatArray) -> float:
+    """Return a bound that one more value, of weight 1, stays below with a probability of 95 %.
 
-
-def _bound(ratio: FloatArray, weight: FloatArray) -> float:
-    """What one more value, of weight 1, stays below nineteen times in twenty; the largest where that is more
-    than the sample can say. Rows of weight 0 say nothing.
+    It is the largest value if the sample is too small for such a bound. Rows of weight 0 do not count.
     """
     ratio, weight = ratio[weight > 0], weight[weight > 0]
     order = np.argsort(ratio, kind="stable")
     below = np.cumsum(weight[order])
-    enough = below >= _SIDE * (below[-1] + 1)
-    return float(ratio[order][int(enough.argmax()) if enough.any() else -1])
+    is_enough = below >= _SIDE * (below[-1] + 1)
+    return float(ratio[order][int(is_enough.argmax()) if is_enough.any() else -1])

@@ -1,56 +1,75 @@
-"""Fits of kernels that frameworks run one by one, from few shapes of many operations on several devices.
+"""Fits of recorded kernels from few shapes: kernels of single operations, and matrix products.
 
 The parameters of :data:`~hespas.estimators.kernels.KERNELS` are the product of a start and of factors: of all
-kernels, of a kind, of an operation, of a device, of a kind on a device. Each factor is drawn to 1 as closely
-as its level varies, so that a class of few rows stays near what holds for more of it. What a device is drawn
-to is what its vendor's others share (*common* fits, which ship); a device's own recordings move it from
-there.
+kernels, of a kind, of an operation, of a device, of a kind on a device. The prior of each factor is 1, with
+the variation of its level as its width, so that a class with few rows stays near the common values. The prior
+of a device is the common value of its vendor's other devices (*common* fits, which ship); the device's own
+recordings move it from there.
 
-Errors count as they are reported: relative to what was measured where a prediction is too long, as logarithms
-where it is too short, by their size beyond a tenth.
+Products have three parameters relative to the predictions of library benchmarks.
+
+Errors count as they are reported: relative to the measurement if a prediction is too long, as logarithms if
+it is too short, by their size above a tenth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import numpy as np
 
+from hespas.estimators.composite import Composite
 from hespas.estimators.forms import machine_of
-from hespas.estimators.kernels import KERNEL_KINDS, KERNELS
+from hespas.estimators.kernels import (
+    KERNEL_KINDS,
+    KERNELS,
+    PRODUCT_KIND,
+    PRODUCTS,
+    product_time_ns,
+    ragged_share,
+)
+from hespas.estimators.learned.tf32 import runs_on_tf32
+from hespas.estimators.registry import predict_with
+from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
 from hespas.hardware.kernel_shares import starts_of
-from hespas.measurements import Measurements
+from hespas.measurements import Measurements, joined
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration.fit_device import error_of, rounded
-from hespas.validators.calibration.shrinkage import moved_from_expected
 
 __all__ = [
+    "DEFAULT_PRODUCTS",
     "KernelClass",
     "KernelName",
+    "benchmark_ns",
     "classes_of_fits",
     "common_kernels",
+    "common_products",
+    "fit_products",
     "is_kernel",
     "kernel_fits",
     "kernels_of_device",
+    "moved_from_expected",
+    "products_fit",
     "time_of_kernels",
 ]
 
 KernelName = tuple[str, str]
-"""Kind and operation; ``*`` is any of the kind."""
+"""Kind and operation; ``*`` is any operation of the kind."""
 KernelClass = Mapping[str, float]
 """Parameters by name."""
 
-_NAMES = tuple(each.name for each in KERNELS.parameters)
-_START = np.log([each.start for each in KERNELS.parameters])
-_LOW = np.log([each.low for each in KERNELS.parameters])
-_IS_START = np.array([each.name == "t0_ns" for each in KERNELS.parameters], np.float64)
-_HIGH = np.log([each.high for each in KERNELS.parameters])
+_NAMES = tuple(parameter.name for parameter in KERNELS.parameters)
+_START = np.log([parameter.start for parameter in KERNELS.parameters])
+_LOW = np.log([parameter.low for parameter in KERNELS.parameters])
+_HIGH = np.log([parameter.high for parameter in KERNELS.parameters])
+_IS_START = np.array([name == "t0_ns" for name in _NAMES], np.float64)
 
-# How far a level's factors lie from 1: ln units of one standard deviation, in the order of the parameters.
+# Widths of the factors of each level: ln units of one standard deviation, in the order of the parameters.
 _OF_ALL = (2.0, 1.0, 1.0, 1.0, 1.0, 0.05)
 _OF_KIND = (0.2, 0.3, 0.7, 0.4, 0.5, 0.05)
 _OF_OPERATION = (0.12, 0.2, 0.5, 0.3, 0.3, 0.05)
@@ -60,53 +79,86 @@ _OF_OPERATION_THERE = (0.08, 0.1, 0.3, 0.2, 0.2, 0.05)
 
 _ROUNDS = 2
 _CALLS = 15
-_EACH = 6.0
-"""Shapes of one operation on one device that count in full; more share their weight."""
-_BYTES_OF_ELEMENT = 64.0
-"""Operations that move more per element are not told by their extents: lists of tensors, tables of
-offsets.
+_FULL_SHAPES = 6.0
+"""Shapes of one operation on one device that count in full; more of them share this weight."""
+_MOST_BYTES_PER_ELEMENT = 64.0
+"""Operations that move more are not described by their extents: lists of tensors, tables of offsets."""
+_SHAPE_SPREAD = 0.25
+"""Standard deviation of single shapes from their class (ln units); it sets the weight of a prior in
+shapes.
 """
+_SOFT_ERROR = 0.1
+_LONGEST_ERROR = 3.0
+DEFAULT_PRODUCTS: Mapping[str, float] = MappingProxyType({"start_ns": 1500.0, "scale": 1.0, "ragged": 1.0})
+"""Parameters of products without recorded programs: clearing a workspace, and vectors of half the length."""
+_PRODUCT_WIDTHS: Mapping[str, float] = MappingProxyType({"start_ns": 0.5, "scale": 0.1, "ragged": 0.4})
+"""Widths of their priors: ln units of one standard deviation."""
+
+
+def moved_from_expected(
+    log_ratio: Callable[[FloatArray], FloatArray],
+    width: FloatArray,
+    weight: FloatArray,
+    most_calls: int = 50,
+) -> FloatArray:
+    """Return the moves of the logarithms of parameters from their expected values, shape ``(parameters,)``.
+
+    ``log_ratio`` gives ln(predicted / measured) of each row for such a move; ``weight`` has shape
+    ``(rows,)``. Errors count by their square below a tenth and by their size above, relative to the
+    measurement if a prediction is too long. Moves count by their square in units of ``width``, so that few
+    rows cannot outweigh the expected values.
+    """
+    from scipy.optimize import least_squares
+
+    def residuals(moves: FloatArray) -> FloatArray:
+        error = log_ratio(moves)
+        error = weight * np.where(error > 0, np.expm1(np.minimum(error, _LONGEST_ERROR)), error)
+        # The square of this is the soft absolute error.
+        soft = error * np.sqrt(2 / (1 + np.sqrt(1 + (error / _SOFT_ERROR) ** 2)))
+        return np.concatenate((soft, _SHAPE_SPREAD * moves / width))
+
+    with np.errstate(all="ignore"):
+        optimum = least_squares(residuals, np.zeros(len(width)), max_nfev=most_calls)
+    return np.asarray(optimum.x, np.float64)
 
 
 def is_kernel(table: Measurements) -> IntArray:
-    """The rows that the form speaks of, whatever the device."""
+    """Return the rows that the form of kernels describes, on any device."""
     ops = table.ops
     elements = ops.dim("rows") * ops.dim("columns")
     with np.errstate(invalid="ignore", divide="ignore"):
-        told = ops.bytes_moved <= _BYTES_OF_ELEMENT * elements
-    kinds = np.zeros(len(table), np.bool_)
-    kinds[ops.kind.where(*KERNEL_KINDS)] = True
-    return np.flatnonzero(kinds & told & (table.duration_ns > 0))
+        is_described = ops.bytes_moved <= _MOST_BYTES_PER_ELEMENT * elements
+    is_kind = np.zeros(len(table), np.bool_)
+    is_kind[ops.kind.where(*KERNEL_KINDS)] = True
+    return np.flatnonzero(is_kind & is_described & (table.duration_ns > 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """A number of a group for each row, and how far the groups' factors lie from 1, shape
-    ``(parameters,)``.
-    """
+class _FactorLevel:
+    """Group number of each row, and the width of the groups' factors, shape ``(parameters,)``."""
 
     group: IntArray
     width: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sample:
-    """Rows in the form's columns, with the logarithm of their times and their weights."""
+class _KernelSample:
+    """Rows as columns of the form, with the logarithm of their times and their weights."""
 
     columns: Mapping[str, FloatArray]
     log_ns: FloatArray
     weight: FloatArray
 
     @classmethod
-    def of(cls, tables: Sequence[tuple[Measurements, Device]]) -> _Sample:
-        """All rows of tables, each on its device. Equal weights for operations, not for shapes."""
+    def of(cls, tables: Sequence[tuple[Measurements, Device]]) -> _KernelSample:
+        """Return all rows of tables, each on its device; operations have equal weights, not shapes."""
         parts: list[Mapping[str, FloatArray]] = []
         weights = [np.empty(0)]
         for table, device in tables:
             parts.append(_columns(table, device))
             weight = np.ones(len(table))
             for _, rows in rows_by_label(table.ops.kind, table.ops.op):
-                weight[rows] = np.sqrt(min(1.0, _EACH / len(rows)))
+                weight[rows] = np.sqrt(min(1.0, _FULL_SHAPES / len(rows)))
             weights.append(weight)
         names = parts[0] if parts else ()
         return cls(
@@ -115,161 +167,173 @@ class _Sample:
             np.concatenate(weights),
         )
 
-    def take(self, rows: IntArray) -> _Sample:
-        """Some rows."""
+    def take(self, rows: IntArray) -> _KernelSample:
+        """Return some rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return _Sample(columns, self.log_ns[rows], self.weight[rows])
+        return _KernelSample(columns, self.log_ns[rows], self.weight[rows])
 
 
 def _columns(table: Measurements, device: Device) -> Mapping[str, FloatArray]:
-    """The form's columns of a table, row by row as they stand in it."""
-    found: dict[str, FloatArray] = {}
+    """Return the form's columns of a table, in the order of its rows."""
+    columns: dict[str, FloatArray] = {}
     for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
         for name, column in KERNELS.columns(table.ops.take(rows), machine_of(device, kind, scheme)).items():
-            found.setdefault(name, np.full(len(table), np.nan))[rows] = column
-    return found
+            columns.setdefault(name, np.full(len(table), np.nan))[rows] = column
+    return columns
 
 
-def _factors(sample: _Sample, levels: Sequence[_Level], start: FloatArray) -> list[FloatArray]:
-    """The logarithms of the factors of each level's groups, shape ``(groups, parameters)`` each, for rows
-    whose parameters begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn is
-    fitted to what the others leave, several times over. O(rounds x levels x rows).
+def _level_factors(
+    sample: _KernelSample, levels: Sequence[_FactorLevel], start: FloatArray
+) -> list[FloatArray]:
+    """Return the logarithms of the factors of each level's groups, shape ``(groups, parameters)`` each.
+
+    The parameters of rows begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn
+    is fitted to the residual of the others, for several rounds. O(rounds x levels x rows).
     """
-    found = [np.zeros((int(level.group.max(initial=-1)) + 1, len(_NAMES))) for level in levels]
+    all_factors = [np.zeros((int(level.group.max(initial=-1)) + 1, len(_NAMES))) for level in levels]
     total = start.copy()
     for _ in range(_ROUNDS):
-        for level, factors in zip(levels, found, strict=True):
+        for level, factors in zip(levels, all_factors, strict=True):
             for group in range(len(factors)):
                 rows = np.flatnonzero(level.group == group)
                 if not len(rows):
                     continue
                 base = total[rows] - factors[group]
-                factors[group] = _moved(sample.take(rows), base, level.width)
+                factors[group] = _fitted_moves(sample.take(rows), base, level.width)
                 total[rows] = base + factors[group]
-    return found
+    return all_factors
 
 
-def _moved(sample: _Sample, base: FloatArray, width: FloatArray) -> FloatArray:
-    """How far some rows together move their parameters, shape ``(parameters,)``."""
+def _fitted_moves(sample: _KernelSample, base: FloatArray, width: FloatArray) -> FloatArray:
+    """Return the common moves of the parameters of some rows, shape ``(parameters,)``."""
 
-    def log_ratio(moved: FloatArray) -> FloatArray:
-        ratio: FloatArray = np.log(_time_ns(base + moved, sample.columns)) - sample.log_ns
+    def log_ratio(moves: FloatArray) -> FloatArray:
+        ratio: FloatArray = np.log(_time_ns(base + moves, sample.columns)) - sample.log_ns
         return ratio
 
     return moved_from_expected(log_ratio, width, sample.weight, _CALLS)
 
 
 def _time_ns(logs: FloatArray, columns: Mapping[str, FloatArray]) -> FloatArray:
-    """The form's time of rows that each have parameters of their own, shape ``(rows, parameters)``."""
+    """Return the times of rows with their own parameters, shape ``(rows, parameters)`` [ns]."""
     values = dict(zip(_NAMES, np.exp(np.clip(logs, _LOW, _HIGH)).T, strict=True))
     return KERNELS.time_ns(values, columns)
 
 
-def _class(logs: FloatArray) -> KernelClass:
+def _class_of_logs(logs: FloatArray) -> KernelClass:
     values: list[float] = np.exp(np.clip(logs, _LOW, _HIGH)).tolist()
     return dict(zip(_NAMES, values, strict=True))
 
 
-class _Numbers:
-    """Numbers for names, in order of appearance."""
+class _NameNumbers:
+    """Numbers of names in order of appearance."""
 
     def __init__(self) -> None:
         self.by_name: dict[tuple[str, ...], int] = {}
 
     def of(self, names: Iterable[tuple[str, ...]]) -> IntArray:
-        """A number for each name."""
+        """Return the number of each name."""
         return np.array([self.by_name.setdefault(name, len(self.by_name)) for name in names], np.int64)
 
 
 def common_kernels(
     tables: Sequence[tuple[Measurements, Device]], vendor: str
 ) -> Mapping[KernelName, KernelClass]:
-    """What the kernels of a vendor's devices have in common: a class per kind and operation in the tables,
-    and one per kind. Factors of devices are the mean of those recorded; of devices with tables of single
-    operations alone (timed otherwise) only what they say of kinds and operations counts.
+    """Return the common kernel classes of a vendor's devices: one per kind and operation, and one per kind.
 
-    Starts go with the shortest kernel that a device's file states; the classes are of one that takes
-    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS` (:func:`~hespas.hardware.kernel_shares.fits_at`
-    of another).
+    The factor of a device is the mean over the recorded devices. Devices with tables of single operations
+    alone, which are timed differently, only contribute to the factors of kinds and operations.
+
+    Starts are proportional to the shortest kernel in a device's file. The classes are of a device with
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.fits_at` converts them.
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
     if not used:
         return {}
-    sample = _Sample.of(used)
-    kinds, operations, devices, there = _Numbers(), _Numbers(), _Numbers(), _Numbers()
+    sample = _KernelSample.of(used)
+    kinds, operations, devices, device_kinds = (
+        _NameNumbers(),
+        _NameNumbers(),
+        _NameNumbers(),
+        _NameNumbers(),
+    )
     names = [(table.ops.kind[row], table.ops.op[row]) for table, _ in used for row in range(len(table))]
-    where = [_device_name(table, device) for table, device in used for _ in range(len(table))]
+    device_names = [_device_name(table, device) for table, device in used for _ in range(len(table))]
     levels = [
-        _Level(np.zeros(len(names), np.int64), np.array(_OF_ALL)),
-        _Level(kinds.of((kind,) for kind, _ in names), np.array(_OF_KIND)),
-        _Level(devices.of((name,) for name in where), np.array(_OF_DEVICE)),
-        _Level(operations.of(names), np.array(_OF_OPERATION)),
-        _Level(
-            there.of((kind, name) for (kind, _), name in zip(names, where, strict=True)),
+        _FactorLevel(np.zeros(len(names), np.int64), np.array(_OF_ALL)),
+        _FactorLevel(kinds.of((kind,) for kind, _ in names), np.array(_OF_KIND)),
+        _FactorLevel(devices.of((name,) for name in device_names), np.array(_OF_DEVICE)),
+        _FactorLevel(operations.of(names), np.array(_OF_OPERATION)),
+        _FactorLevel(
+            device_kinds.of((kind, name) for (kind, _), name in zip(names, device_names, strict=True)),
             np.array(_OF_KIND_THERE),
         ),
     ]
     starts = np.array([starts_of(device) for table, device in used for _ in range(len(table))])
-    found = _factors(sample, levels, _START + np.log(starts)[:, None] * _IS_START)
+    factors = _level_factors(sample, levels, _START + np.log(starts)[:, None] * _IS_START)
     vendors = {_device_name(table, device): device.vendor for table, device in used if table.recorded}
-    # Of a vendor of whom nothing was recorded, all others speak: starts are in shares of stated ones.
-    mine = [name for name in sorted(vendors) if vendors[name] == vendor or vendor not in vendors.values()]
-    of_devices = [found[2][devices.by_name[name,]] for name in mine]
+    # Without recordings of the vendor, all other vendors are used, because starts are relative.
+    chosen = [name for name in sorted(vendors) if vendors[name] == vendor or vendor not in vendors.values()]
+    of_devices = [factors[2][devices.by_name[name,]] for name in chosen]
     chip = np.mean(of_devices, axis=0) if of_devices else np.zeros(len(_NAMES))
     classes: dict[KernelName, KernelClass] = {}
     for kind in KERNEL_KINDS:
         if (kind,) not in kinds.by_name:
-            classes[kind, ANY] = _class(_START + found[0][0] + chip)
+            classes[kind, ANY] = _class_of_logs(_START + factors[0][0] + chip)
     for (kind,), number in kinds.by_name.items():
-        local = [found[4][there.by_name[kind, name]] for name in mine if (kind, name) in there.by_name]
-        of_kind = _START + found[0][0] + found[1][number] + chip
+        keys = [(kind, name) for name in chosen if (kind, name) in device_kinds.by_name]
+        local = [factors[4][device_kinds.by_name[key]] for key in keys]
+        of_kind = _START + factors[0][0] + factors[1][number] + chip
         of_kind = of_kind + (np.mean(local, axis=0) if local else 0.0)
-        classes[kind, ANY] = _class(of_kind)
-        for (other, op), place in operations.by_name.items():
+        classes[kind, ANY] = _class_of_logs(of_kind)
+        for (other, op), op_number in operations.by_name.items():
             if other == kind and op:
-                classes[kind, op] = _class(of_kind + found[3][place])
+                classes[kind, op] = _class_of_logs(of_kind + factors[3][op_number])
     return classes
 
 
 def _device_name(table: Measurements, device: Device) -> str:
-    """Tables of single operations are timed in ways of their own: each is a device by itself."""
+    """Return the name of a device in the fit; tables of single operations are timed differently."""
     return device.name if table.recorded else f"{device.name} {table.name}"
 
 
 def kernels_of_device(
     table: Measurements, device: Device, common: Mapping[KernelName, KernelClass]
 ) -> Mapping[KernelName, KernelClass]:
-    """Each class of ``common``, and of the operations in recordings of a device, as the device runs it."""
-    sample = _Sample.of([(table, device)])
+    """Return each class of ``common``, and of the operations in recordings of a device, as fitted to the
+    device.
+    """
+    sample = _KernelSample.of([(table, device)])
     names = [(table.ops.kind[row], table.ops.op[row]) for row in range(len(table))]
-    kinds, operations = _Numbers(), _Numbers()
+    kinds, operations = _NameNumbers(), _NameNumbers()
     levels = [
-        _Level(np.zeros(len(names), np.int64), np.array(_OF_DEVICE)),
-        _Level(kinds.of((kind,) for kind, _ in names), np.array(_OF_KIND_THERE)),
-        _Level(operations.of(names), np.array(_OF_OPERATION_THERE)),
+        _FactorLevel(np.zeros(len(names), np.int64), np.array(_OF_DEVICE)),
+        _FactorLevel(kinds.of((kind,) for kind, _ in names), np.array(_OF_KIND_THERE)),
+        _FactorLevel(operations.of(names), np.array(_OF_OPERATION_THERE)),
     ]
-    start = {name: _logs(common, name) for name in {*names, *common}}
-    found = _factors(sample, levels, np.array([start[name] for name in names]).reshape(-1, len(_NAMES)))
+    start = {name: _nearest_logs(common, name) for name in {*names, *common}}
+    starts = np.array([start[name] for name in names]).reshape(-1, len(_NAMES))
+    factors = _level_factors(sample, levels, starts)
     classes: dict[KernelName, KernelClass] = {}
     for kind, op in sorted(start):
-        number, place = kinds.by_name.get((kind,)), operations.by_name.get((kind, op))
-        moved = found[0][0] if len(found[0]) else 0.0
-        moved = moved + (0.0 if number is None else found[1][number])
-        moved = moved + (0.0 if place is None else found[2][place])
-        classes[kind, op or ANY] = _class(start[kind, op] + moved)
+        number, op_number = kinds.by_name.get((kind,)), operations.by_name.get((kind, op))
+        moves = factors[0][0] if len(factors[0]) else 0.0
+        moves = moves + (0.0 if number is None else factors[1][number])
+        moves = moves + (0.0 if op_number is None else factors[2][op_number])
+        classes[kind, op or ANY] = _class_of_logs(start[kind, op] + moves)
     return classes
 
 
-def _logs(common: Mapping[KernelName, KernelClass], name: KernelName) -> FloatArray:
-    """Logarithms of the parameters of the nearest common class."""
-    known = common.get(name) or common.get((name[0], ANY))
-    return _START if known is None else np.log([known[each] for each in _NAMES])
+def _nearest_logs(common: Mapping[KernelName, KernelClass], name: KernelName) -> FloatArray:
+    """Return the logarithms of the parameters of the nearest common class."""
+    values = common.get(name) or common.get((name[0], ANY))
+    return _START if values is None else np.log([values[parameter] for parameter in _NAMES])
 
 
 def classes_of_fits(fits: Iterable[Fit]) -> Mapping[KernelName, KernelClass]:
-    """The classes that fits of the form state."""
+    """Return the kernel classes of some fits."""
     return {
-        (fit.kind, fit.op): {each.name: each.value for each in fit.parameters}
+        (fit.kind, fit.op): {parameter.name: parameter.value for parameter in fit.parameters}
         for fit in fits
         if fit.form == KERNELS.name
     }
@@ -278,7 +342,14 @@ def classes_of_fits(fits: Iterable[Fit]) -> Mapping[KernelName, KernelClass]:
 def kernel_fits(
     classes: Mapping[KernelName, KernelClass], table: Measurements | None = None, *, fitted: str = ""
 ) -> tuple[Fit, ...]:
-    """Classes as rows of a file, without errors and intervals; ``table`` is what they are fitted on."""
+    """Return classes as rows of a file, without errors and intervals; ``table`` holds the fitted rows."""
+
+    def rows_of(kind: str, op: str) -> int:
+        if table is None:
+            return 1
+        rows = table.ops.kind.where(kind)
+        return len(rows) if op == ANY else int(np.isin(rows, table.ops.op.where(op)).sum())
+
     return tuple(
         Fit(
             kind=kind,
@@ -288,7 +359,7 @@ def kernel_fits(
             form=KERNELS.name,
             parameters=tuple(FitParameter(name=name, value=rounded(values[name])) for name in _NAMES),
             support=(),
-            samples=1 if table is None else max(_rows_of(table, kind, op), 1),
+            samples=max(rows_of(kind, op), 1),
             error=error_of(np.empty(0), np.empty(0)),
             bands=(),
             table="recordings" if table is None else table.name,
@@ -301,15 +372,93 @@ def kernel_fits(
     )
 
 
-def _rows_of(table: Measurements, kind: str, op: str) -> int:
-    rows = table.ops.kind.where(kind)
-    return len(rows) if op == ANY else int(np.isin(rows, table.ops.op.where(op)).sum())
-
-
 def time_of_kernels(
     table: Measurements, device: Device, classes: Mapping[KernelName, KernelClass]
 ) -> FloatArray:
-    """The time [ns] of rows that the form speaks of, each by its class or the nearest, shape ``(rows,)``."""
+    """Return the times [ns] of rows of kernels, each by its class or the nearest one, shape ``(rows,)``."""
     names = [(table.ops.kind[row], table.ops.op[row]) for row in range(len(table))]
-    logs = np.array([_logs(classes, name) for name in names]).reshape(-1, len(_NAMES))
+    logs = np.array([_nearest_logs(classes, name) for name in names]).reshape(-1, len(_NAMES))
     return _time_ns(logs, _columns(table, device))
+
+
+def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) -> Mapping[str, float]:
+    """Return the product parameters of a vendor's devices without recordings.
+
+    They are the mean (of logarithms) over the vendor's recorded devices; without any, over all recorded
+    devices. Starts are of a device whose shortest kernel takes
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`. Products that are estimated by another number format do
+    not count, because their errors are partly errors of that format.
+    """
+    by_vendor: dict[str, list[Mapping[str, float]]] = {}
+    for name in dict.fromkeys(device.name for _, device in tables):
+        on_device = [(table, device) for table, device in tables if device.name == name]
+        device = on_device[0][1]
+        table = joined([part for part, _ in on_device], name)
+        rows = np.setdiff1d(table.ops.kind.where(PRODUCT_KIND), runs_on_tf32(table.ops, device))
+        if len(rows):
+            part = table.take(rows)
+            values = fit_products(part, device, benchmark_ns(part, device), DEFAULT_PRODUCTS)
+            values = {**values, "start_ns": values["start_ns"] / starts_of(device)}
+            by_vendor.setdefault(device.vendor, []).append(values)
+    used = by_vendor.get(vendor) or [row for rows in by_vendor.values() for row in rows] or [DEFAULT_PRODUCTS]
+    return {
+        name: float(np.exp(np.mean([np.log(values[name]) for values in used]))) for name in DEFAULT_PRODUCTS
+    }
+
+
+def products_fit(values: Mapping[str, float], *, fitted: str = "") -> Fit:
+    """Return common parameters as a row of a file, without errors; it scales the interval of the
+    benchmark.
+    """
+    return Fit(
+        kind=PRODUCT_KIND,
+        op=ANY,
+        scheme=ANY,
+        variant="",
+        form=PRODUCTS,
+        parameters=tuple(FitParameter(name=name, value=rounded(value)) for name, value in values.items()),
+        support=(),
+        samples=1,
+        error=error_of(np.empty(0), np.empty(0)),
+        bands=(),
+        table="recordings",
+        provenance="recordings",
+        fitted=fitted or datetime.now(UTC).date().isoformat(),
+        seed=0,
+        default=True,
+    )
+
+
+def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
+    """Return the time of each row by the device's fits and models of benchmarks [ns], shape ``(rows,)``."""
+    model = Composite(order="learned+calibrated+roofline")
+    return predict_with(model, table.ops, device, Diagnostics()).duration_ns
+
+
+def fit_products(
+    table: Measurements, device: Device, before_ns: FloatArray, expected: Mapping[str, float]
+) -> Mapping[str, float]:
+    """Fit the product parameters to recorded products on ``device``, with the prior ``expected``.
+
+    ``before_ns`` are the times of :func:`benchmark_ns`. Rows of other kinds and rows without such a time do
+    not count.
+    """
+    rows = table.ops.kind.where(PRODUCT_KIND)
+    rows = rows[np.isfinite(before_ns[rows])]
+    names = tuple(expected)
+    centre = np.log([expected[name] for name in names])
+    if not len(rows):
+        return expected
+    ragged, before = ragged_share(table.ops.take(rows), device), before_ns[rows]
+    log_ns = np.log(table.duration_ns[rows])
+    width = np.array([_PRODUCT_WIDTHS[name] for name in names])
+
+    def values_of(logs: FloatArray) -> dict[str, float]:
+        values: list[float] = np.exp(logs).tolist()
+        return dict(zip(names, values, strict=True))
+
+    def log_ratio(moves: FloatArray) -> FloatArray:
+        ratio: FloatArray = np.log(product_time_ns(values_of(centre + moves), before, ragged)) - log_ns
+        return ratio
+
+    return values_of(centre + moved_from_expected(log_ratio, width, np.ones(len(rows))))

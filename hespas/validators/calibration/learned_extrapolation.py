@@ -48,7 +48,7 @@ _STEPS = (0.5, 1.0, 2.0)
 class TransferTrees:
     """Trees on columns that do not distinguish devices, with their errors on held-out devices.
 
-    ``forest`` is None for a single device, because the errors of such a model cannot be measured.
+    A single device has no ``forest`` (None), because the errors of such a model cannot be measured.
     """
 
     forest: Forest | None

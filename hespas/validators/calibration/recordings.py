@@ -1,19 +1,19 @@
-"""Fits of recorded programs: tens of shapes of each operation, where tables have thousands.
+"""Fits of recorded programs, with tens of shapes of each operation where tables have thousands.
 
-What runs in one recording runs alike, so everything is drawn towards what holds for more of it: an operation
-towards its kind, a kind towards the whole chip, a matmul towards the fit of other data that the device has.
+Operations of one recording have similar efficiencies, so the prior of every class is the class above it: the
+kind for an operation, the whole chip for a kind, the device's fit of other data for a matmul.
 
     whole chip  ->  kind  ->  operation            start, arithmetic and traffic (form ``roofline``)
     fit of other data  ->  matmuls of a format     all parameters of its form
     vendor's kernels  ->  chip  ->  kind  ->  operation    all parameters (form ``kernels``), on GPUs
 
-A kind of products or attention is left to what the device had before, where that is nearer to what was
-recorded than fits are to recordings that they have not seen.
+The earlier fits of the device remain for a kind of products or attention if they are nearer to the recordings
+than fits are to held-out recordings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,55 +36,53 @@ from hespas.hardware.kernel_shares import common_fits
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.operations.model import rows_by_label
-from hespas.validators.accuracy.cases import CaseSource
 from hespas.validators.accuracy.sources import by_device, sources_of
 from hespas.validators.accuracy.statistics import medians_of
 from hespas.validators.calibration.fit_device import FormSolution, Prior, bands_of, fit_of, is_possible, solve
 from hespas.validators.calibration.kernels import (
+    DEFAULT_PRODUCTS,
     KernelClass,
     KernelName,
+    benchmark_ns,
     classes_of_fits,
+    fit_products,
     is_kernel,
     kernels_of_device,
 )
-from hespas.validators.calibration.products import UNKNOWN_PRODUCTS, benchmark_ns, fit_products
 
 __all__ = ["fit_recordings", "measurements_of"]
 
 _ROOFLINE = FORMS["roofline"]
 _FEWEST = 2
-"""Rows that a class of its own takes: fewer are spoken for by what is above it."""
+"""Least rows of a class; with fewer, the class above it is used."""
 _FEWEST_OF_KIND = 6
 _FEWEST_OF_OTHERS = 200
 _FEWEST_OF_BAND = 60
-"""Rows that speak of how far their class lies from a fit: fewer are like one another, not like what comes."""
-_APART = frozenset({"attention.context", "attention.generation", "attention.encoder"})
-"""Kinds of one kernel that is like no other: few rows of it say more than all else does."""
-_ONE_KERNEL = CHIP_WIDE_KINDS | _APART
-_FROM_OTHERS = MATRIX_KINDS
-"""Kinds that other data may know better than recordings do."""
+"""Least rows of a class with its own interval; fewer rows are too similar to represent new ones."""
+_SEPARATE = frozenset({"attention.context", "attention.generation", "attention.encoder"})
+"""Kinds of a single kernel that differs from all others: a few rows of it are better than all others."""
+_ONE_KERNEL = CHIP_WIDE_KINDS | _SEPARATE
 _START_WIDTH, _RATE_WIDTH, _PRODUCT_WIDTH = 0.25, 0.5, 0.3
-"""How far a class may lie from the one above it: ln units of one standard deviation."""
+"""Widths of the priors of a class: ln units of one standard deviation."""
 _FOLDS = 5
 _CALLS = 60
+_CHIP_PRIOR: Prior = {"t0_ns": (2000.0, 1.0), "overlap": (4.0, 0.2)}
+_EXCLUDED_KINDS = ("other", "collective")
+"""Kinds whose time depends on more than the operation: messages wait for other ranks."""
 
-_FIRST: Prior = {"t0_ns": (2000.0, 1.0), "overlap": (4.0, 0.2)}
-
-_Name = tuple[str, str, str]
+_ClassName = tuple[str, str, str]
 """Kind, operation and number format of a fit; ``*`` is any."""
+_CommonKernels = Mapping[KernelName, KernelClass]
+"""Common kernel classes of a vendor; empty without recordings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Class:
-    """A fit of a form (by name), and how many rows it was made of."""
+class _RecordedClass:
+    """Fit of a form (by name), and the number of its rows."""
 
     form: str
     solution: FormSolution
     samples: int
-
-
-_Common = Mapping[KernelName, KernelClass]
-"""What kernels of a vendor have in common; empty where none was recorded."""
 
 
 def fit_recordings(
@@ -93,189 +91,186 @@ def fit_recordings(
     *,
     seed: int = 0,
     fitted: str = "",
-    common: _Common | None = None,
+    common: _CommonKernels | None = None,
 ) -> tuple[Fit, ...]:
-    """The fits of recordings on ``device``, whose fits of other data matmuls are drawn towards, and kernels
-    towards what is ``common`` to the vendor's (None: what ships).
+    """Fit recordings on ``device``, with the device's fits of other data and ``common`` kernels as priors.
 
-    Errors and intervals are of recordings left out in turn, of shapes where there is one only. ``fitted`` is
-    the date written into the fits (ISO; empty: today). Deterministic for one ``seed``; no fits where no
-    operation has known sizes and rates.
+    ``common`` are the kernels of the vendor's devices (None: the shipped ones). Errors and intervals are of
+    recordings held out in turn, or of shapes if there is only one recording. ``fitted`` is the date in the
+    fits (ISO; empty: today). Deterministic for one ``seed``. Returns no fits if no operation has known sizes
+    and rates.
     """
-    shared = classes_of_fits(common_fits(device)) if common is None else common
-    table = joined(recordings, " ".join(dict.fromkeys(each.name for each in recordings)))
-    source = np.repeat(np.arange(len(recordings)), [len(each) for each in recordings])
-    usable = _usable(table, device, shared)
+    kernels = classes_of_fits(common_fits(device)) if common is None else common
+    table = joined(recordings, " ".join(dict.fromkeys(recording.name for recording in recordings)))
+    source = np.repeat(np.arange(len(recordings)), [len(recording) for recording in recordings])
+    is_covered = _has_rates(table, device)
+    if kernels:
+        is_covered[is_kernel(table)] = True
+    usable = np.flatnonzero(is_covered & (table.duration_ns > 0) & is_possible(table, device))
     table, source = table.take(usable), source[usable]
     if len(table) < _FEWEST:
         return ()
-    fold = source if len(np.unique(source)) > 1 else _folds_of_shapes(table, seed)
-    predicted_ns, by = _left_out(table, device, shared, fold)
-    known = ~np.isnan(predicted_ns)
-    classes = _without_worse(_fitted(table, device, shared), table, device, predicted_ns)
-    if shared and (products := _products(table, device, fold, predicted_ns)) is not None:
-        classes = {name: found for name, found in classes.items() if name[0] != PRODUCT_KIND}
-        classes[PRODUCT_KIND, ANY, ANY], said = products
-        predicted_ns = np.where(np.isnan(said), predicted_ns, said)
-        by = [(PRODUCT_KIND, ANY, ANY) if each[0] == PRODUCT_KIND else each for each in by]
-    everything = bands_of(predicted_ns[known], table.duration_ns[known])
+    fold = source
+    if len(np.unique(source)) == 1:
+        shape = table.shape_group()
+        fold = np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % _FOLDS
+    predicted_ns, class_of = _held_out_times(table, device, kernels, fold)
+    is_known = ~np.isnan(predicted_ns)
+    classes = _without_worse(_fitted_classes(table, device, kernels), table, device, predicted_ns)
+    if kernels and (products := _product_class(table, device, fold, predicted_ns)) is not None:
+        classes = {name: fitted_class for name, fitted_class in classes.items() if name[0] != PRODUCT_KIND}
+        name = (PRODUCT_KIND, ANY, ANY)
+        classes[name], product_ns = products
+        predicted_ns = np.where(np.isnan(product_ns), predicted_ns, product_ns)
+        class_of = [name if other[0] == PRODUCT_KIND else other for other in class_of]
+    bands = bands_of(predicted_ns[is_known], table.duration_ns[is_known])
     fits: list[Fit] = []
-    for name, found in sorted(classes.items()):
-        mine = np.array([each == name for each in by], np.bool_) & known
-        values, errors = found.solution.values, found.solution.std_errors
+    for name, fitted_class in sorted(classes.items()):
+        rows = np.array([other == name for other in class_of], np.bool_) & is_known
+        values, errors = fitted_class.solution.values, fitted_class.solution.std_errors
         fit = fit_of(
             (*name, ANY if name[0] == ANY else ""),
-            found.form,
-            ((each, values[each], errors[each]) for each in values),
+            fitted_class.form,
+            ((parameter, values[parameter], errors[parameter]) for parameter in values),
             table,
-            (predicted_ns[mine], table.duration_ns[mine]),
+            (predicted_ns[rows], table.duration_ns[rows]),
             fitted=fitted,
             seed=seed,
         )
-        fits.append(
-            replace(
-                fit,
-                samples=found.samples,
-                bands=(fit.bands if mine.sum() >= _FEWEST_OF_BAND else ()) or everything,
-                default=True,
-            )
-        )
+        own_bands = fit.bands if rows.sum() >= _FEWEST_OF_BAND else ()
+        fits.append(replace(fit, samples=fitted_class.samples, bands=own_bands or bands, default=True))
     return tuple(fits)
 
 
-def _usable(table: Measurements, device: Device, common: _Common) -> IntArray:
-    """Rows whose kind and number format the device's rates and one of the forms cover, and whose time the
-    device can reach.
-    """
-    known = _has_rates(table, device)
-    if common:
-        known[is_kernel(table)] = True
-    return np.flatnonzero(known & (table.duration_ns > 0) & is_possible(table, device))
-
-
 def _has_rates(table: Measurements, device: Device) -> BoolArray:
+    """Return a mask of the rows whose kind and number format have a rate on the device."""
+    start = {parameter.name: parameter.start for parameter in _ROOFLINE.parameters}
     with np.errstate(invalid="ignore"):
-        return np.isfinite(_time_ns(table, device, _ROOFLINE, _starts(_ROOFLINE)))
+        return np.isfinite(_time_ns(table, device, _ROOFLINE, start))
 
 
-def _products(
+def _product_class(
     table: Measurements, device: Device, fold: IntArray, predicted_ns: FloatArray
-) -> tuple[_Class, FloatArray] | None:
-    """What programs' products take beside what benchmarks say, and that of rows left out; None where the fits
-    of recordings alone (``predicted_ns``) are nearer to these and no benchmark of the device was fitted.
+) -> tuple[_RecordedClass, FloatArray] | None:
+    """Return the fit of products relative to benchmarks, and its times of held-out rows [ns].
+
+    None if the fits of recordings alone (``predicted_ns``) are nearer to these, and the device has no fit of
+    a benchmark.
     """
     before_ns = benchmark_ns(table, device)
-    said = np.full(len(table), np.nan)
+    product_ns = np.full(len(table), np.nan)
     for number in np.unique(fold).tolist():
-        seen, unseen = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-        values = fit_products(table.take(seen), device, before_ns[seen], UNKNOWN_PRODUCTS)
-        ragged = ragged_share(table.ops.take(unseen), device)
-        said[unseen] = product_time_ns(values, before_ns[unseen], ragged)
+        fitted, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        values = fit_products(table.take(fitted), device, before_ns[fitted], DEFAULT_PRODUCTS)
+        ragged = ragged_share(table.ops.take(held_out), device)
+        product_ns[held_out] = product_time_ns(values, before_ns[held_out], ragged)
     rows = table.ops.kind.where(PRODUCT_KIND)
-    both = rows[np.isfinite(predicted_ns[rows] + said[rows])]
-    errors = [np.abs(each[both] / table.duration_ns[both] - 1).sum() for each in (said, predicted_ns)]
-    fitted = any(fit.kind == PRODUCT_KIND and fit.samples >= _FEWEST_OF_OTHERS for fit in device.fits)
-    if not len(rows) or (errors[0] > errors[1] and not fitted):
+    both = rows[np.isfinite(predicted_ns[rows] + product_ns[rows])]
+    error, other_error = (
+        np.abs(times[both] / table.duration_ns[both] - 1).sum() for times in (product_ns, predicted_ns)
+    )
+    has_benchmark = any(fit.kind == PRODUCT_KIND and fit.samples >= _FEWEST_OF_OTHERS for fit in device.fits)
+    if not len(rows) or (error > other_error and not has_benchmark):
         return None
-    values = fit_products(table, device, before_ns, UNKNOWN_PRODUCTS)
+    values = fit_products(table, device, before_ns, DEFAULT_PRODUCTS)
     unknown = dict.fromkeys(values, np.nan)
-    said[np.setdiff1d(np.arange(len(table)), rows)] = np.nan
-    return _Class(PRODUCTS, FormSolution(values=values, std_errors=unknown, cost=np.nan), len(rows)), said
+    product_ns[np.setdiff1d(np.arange(len(table)), rows)] = np.nan
+    solution = FormSolution(values=values, std_errors=unknown, cost=np.nan)
+    return _RecordedClass(PRODUCTS, solution, len(rows)), product_ns
 
 
 def _without_worse(
-    classes: Mapping[_Name, _Class], table: Measurements, device: Device, predicted_ns: FloatArray
-) -> dict[_Name, _Class]:
-    """Without the kinds whose recorded times the device's earlier fits and models are nearer to than fits to
-    rows left out: hundreds of thousands of shapes of a benchmark know more of attention than a few layers do.
+    classes: Mapping[_ClassName, _RecordedClass],
+    table: Measurements,
+    device: Device,
+    predicted_ns: FloatArray,
+) -> dict[_ClassName, _RecordedClass]:
+    """Remove matrix kinds for which the device's earlier fits and models are better on held-out rows.
+
+    A benchmark with hundreds of thousands of shapes of attention is better than a few recorded layers.
     """
     before_ns = benchmark_ns(table, device)
     worse: set[str] = set()
-    for kind in _FROM_OTHERS:
+    for kind in MATRIX_KINDS:
         rows = table.ops.kind.where(kind)
         rows = rows[~np.isnan(predicted_ns[rows])]
-        errors = [np.abs(each[rows] / table.duration_ns[rows] - 1) for each in (before_ns, predicted_ns)]
+        errors = [np.abs(times[rows] / table.duration_ns[rows] - 1) for times in (before_ns, predicted_ns)]
         if len(rows) and errors[0].mean() <= errors[1].mean():
             worse.add(kind)
-    return {name: found for name, found in classes.items() if name[0] not in worse}
-
-
-def _starts(form: Form) -> dict[str, float]:
-    return {each.name: each.start for each in form.parameters}
-
-
-def _parts(table: Measurements) -> Iterable[tuple[str, str, IntArray]]:
-    """Rows of each kind and number format: what meets one rate."""
-    for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
-        yield kind, scheme, rows
+    return {name: fitted_class for name, fitted_class in classes.items() if name[0] not in worse}
 
 
 def _time_ns(table: Measurements, device: Device, form: Form, values: Mapping[str, float]) -> FloatArray:
-    found = np.full(len(table), np.nan)
-    for kind, scheme, rows in _parts(table):
-        found[rows] = form_time_ns(form, values, table.ops.take(rows), machine_of(device, kind, scheme))
-    return found
+    """Return the times of a form with some parameters [ns], shape ``(rows,)``."""
+    times = np.full(len(table), np.nan)
+    for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
+        times[rows] = form_time_ns(form, values, table.ops.take(rows), machine_of(device, kind, scheme))
+    return times
 
 
-def _columns(table: Measurements, device: Device, form: Form) -> tuple[Columns, IntArray]:
-    """The form's columns of all rows, and the rows in that order."""
-    parts = list(_parts(table))
-    made = [
-        form.columns(table.ops.take(rows), machine_of(device, kind, scheme)) for kind, scheme, rows in parts
-    ]
+def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _RecordedClass:
+    """Fit one form to all rows; each kind and number format has its own rates."""
+    parts: list[Columns] = []
+    order: list[IntArray] = []
+    for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
+        parts.append(form.columns(table.ops.take(rows), machine_of(device, kind, scheme)))
+        order.append(rows)
     columns = {
-        name: np.concatenate([each[name] for each in made], axis=-1) if made[0][name].ndim else made[0][name]
-        for name in made[0]
+        name: np.concatenate([part[name] for part in parts], axis=-1) if first.ndim else first
+        for name, first in parts[0].items()
     }
-    return columns, np.concatenate([rows for _, _, rows in parts])
+    start = {parameter.name: parameter.start for parameter in form.parameters}
+    start |= {name: value for name, (value, _) in prior.items()}
+    fixed = {parameter.name: start[parameter.name] for parameter in form.parameters if not parameter.varies}
+    times = table.duration_ns[np.concatenate(order)]
+    solution = solve(form, columns, times, start, prior=prior, fixed=fixed, most_calls=_CALLS)
+    return _RecordedClass(form.name, solution, len(table))
 
 
-def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _Class:
-    columns, order = _columns(table, device, form)
-    start = _starts(form) | {name: value for name, (value, _) in prior.items()}
-    fixed = {each.name: start[each.name] for each in form.parameters if not each.varies}
-    times = table.duration_ns[order]
-    found = solve(form, columns, times, start, prior=prior, fixed=fixed, most_calls=_CALLS)
-    return _Class(form.name, found, len(table))
-
-
-def _fitted(table: Measurements, device: Device, common: _Common) -> dict[_Name, _Class]:
-    """Every class of some rows, from the whole chip down."""
-    found = _kernels(table, device, common) if common else {}
+def _fitted_classes(
+    table: Measurements, device: Device, common: _CommonKernels
+) -> dict[_ClassName, _RecordedClass]:
+    """Fit all classes of some rows, from the whole chip down."""
+    classes = _kernel_classes(table, device, common) if common else {}
     table = table.take(np.flatnonzero(_has_rates(table, device)))
     if not len(table):
-        return found
-    chip = _solved(table, device, _ROOFLINE, _FIRST)
-    found[ANY, ANY, ANY] = chip
+        return classes
+    chip = _solved(table, device, _ROOFLINE, _CHIP_PRIOR)
+    classes[ANY, ANY, ANY] = chip
     streamed = table.take(table.ops.kind.where(*(set(table.ops.kind.names) - MATRIX_KINDS)))
-    streams = _solved(streamed, device, _ROOFLINE, _around(chip)) if len(streamed) else chip
+    streams = _solved(streamed, device, _ROOFLINE, _prior_from(chip)) if len(streamed) else chip
     index = FitIndex.of(device)
     for kind in table.ops.kind.used():
         rows = table.take(table.ops.kind.where(kind))
         if common and kind in KERNEL_KINDS:
             continue
         if kind in _ONE_KERNEL and len(rows) >= _FEWEST:
-            above = _solved(rows, device, _ROOFLINE, _around(chip if kind in MATRIX_KINDS else streams))
-            found |= _operations(rows, device, kind, above)
-            if len(rows) >= _FEWEST_OF_KIND or kind in _APART:
-                found[kind, ANY, ANY] = above
+            prior = _prior_from(chip if kind in MATRIX_KINDS else streams)
+            of_kind = _solved(rows, device, _ROOFLINE, prior)
+            names = rows.ops.op.used()
+            for name in names if len(names) > 1 else ():
+                of_op = rows.take(rows.ops.op.where(name))
+                if name and len(of_op) >= _FEWEST:
+                    classes[kind, name, ANY] = _solved(of_op, device, _ROOFLINE, _prior_from(of_kind))
+            if len(rows) >= _FEWEST_OF_KIND or kind in _SEPARATE:
+                classes[kind, ANY, ANY] = of_kind
         if kind in MATRIX_KINDS:
-            found |= _drawn_to_others(rows, device, kind, index)
-    return found
+            classes |= _matmul_classes(rows, device, kind, index)
+    return classes
 
 
-def _kernels(table: Measurements, device: Device, common: _Common) -> dict[_Name, _Class]:
-    """Classes of kernels: those that the vendor's devices have in common, as the recorded show them to run
-    here, and those recorded beside them.
-    """
+def _kernel_classes(
+    table: Measurements, device: Device, common: _CommonKernels
+) -> dict[_ClassName, _RecordedClass]:
+    """Return the common kernels of the vendor as fitted to the device, and further recorded kernels."""
     part = table.take(is_kernel(table))
     counts: dict[KernelName, int] = {}
     for (kind, op), rows in rows_by_label(part.ops.kind, part.ops.op):
         for name in {(kind, op or ANY), (kind, ANY)}:
             counts[name] = counts.get(name, 0) + len(rows)
-    unknown = dict.fromkeys((each.name for each in KERNELS.parameters), np.nan)
+    unknown = dict.fromkeys((parameter.name for parameter in KERNELS.parameters), np.nan)
     return {
-        (*name, ANY): _Class(
+        (*name, ANY): _RecordedClass(
             KERNELS.name,
             FormSolution(values=values, std_errors=unknown, cost=np.nan),
             counts.get(name, len(part)),
@@ -284,28 +279,23 @@ def _kernels(table: Measurements, device: Device, common: _Common) -> dict[_Name
     }
 
 
-def _operations(rows: Measurements, device: Device, kind: str, above: _Class) -> dict[_Name, _Class]:
-    """A class for each operation of a kind that has several."""
-    names = rows.ops.op.used()
-    parts = {name: rows.take(rows.ops.op.where(name)) for name in names if name and len(names) > 1}
-    return {
-        (kind, name, ANY): _solved(part, device, _ROOFLINE, _around(above))
-        for name, part in parts.items()
-        if len(part) >= _FEWEST
-    }
-
-
-def _around(above: _Class) -> Prior:
+def _prior_from(above: _RecordedClass) -> Prior:
+    """Return the prior of a class from the class above it."""
     values = above.solution.values
     return {
-        each.name: (values[each.name], _START_WIDTH if each.name == "t0_ns" else _RATE_WIDTH)
-        for each in EVERY_FORM[above.form].parameters
+        parameter.name: (
+            values[parameter.name],
+            _START_WIDTH if parameter.name == "t0_ns" else _RATE_WIDTH,
+        )
+        for parameter in EVERY_FORM[above.form].parameters
     }
 
 
-def _drawn_to_others(rows: Measurements, device: Device, kind: str, index: FitIndex) -> dict[_Name, _Class]:
-    """A class for each number format of matmuls that the device has a fit of other data for."""
-    found: dict[_Name, _Class] = {}
+def _matmul_classes(
+    rows: Measurements, device: Device, kind: str, index: FitIndex
+) -> dict[_ClassName, _RecordedClass]:
+    """Fit a class for each number format of matmuls with a fit of other data, which is its prior."""
+    classes: dict[_ClassName, _RecordedClass] = {}
     for scheme in rows.ops.scheme.used():
         part = rows.take(rows.ops.scheme.where(scheme))
         choice = index.choose(kind, "", scheme, "")
@@ -315,58 +305,35 @@ def _drawn_to_others(rows: Measurements, device: Device, kind: str, index: FitIn
         form = FORMS.get(other.form)
         if form is None or form is _ROOFLINE or other.samples < _FEWEST_OF_OTHERS or len(part) < _FEWEST:
             continue
-        prior = {each.name: (each.value, _PRODUCT_WIDTH) for each in other.parameters}
-        found[kind, "", scheme] = _solved(part, device, form, prior)
-    return found
+        prior = {parameter.name: (parameter.value, _PRODUCT_WIDTH) for parameter in other.parameters}
+        classes[kind, "", scheme] = _solved(part, device, form, prior)
+    return classes
 
 
-def _predicted(
-    table: Measurements, device: Device, classes: Mapping[_Name, _Class]
-) -> tuple[FloatArray, list[_Name]]:
-    """The time of each row by the nearest class, and the name of that class."""
-    names = [_nearest(table, row, classes) for row in range(len(table))]
-    found = np.full(len(table), np.nan)
-    for name in dict.fromkeys(names):
-        rows = np.array([number for number, each in enumerate(names) if each == name], np.int64)
-        one = classes[name]
-        found[rows] = _time_ns(table.take(rows), device, EVERY_FORM[one.form], one.solution.values)
-    return found, names
-
-
-def _nearest(table: Measurements, row: int, classes: Mapping[_Name, _Class]) -> _Name:
-    kind, op, scheme = table.ops.kind[row], table.ops.op[row], table.ops.scheme[row]
-    for name in ((kind, "", scheme), (kind, op, ANY), (kind, ANY, ANY)):
-        if name in classes:
-            return name
-    return ANY, ANY, ANY
-
-
-def _folds_of_shapes(table: Measurements, seed: int) -> IntArray:
-    """A fifth for each shape, drawn at random."""
-    group = table.shape_group()
-    return np.random.default_rng(seed).permutation(int(group.max()) + 1)[group] % _FOLDS
-
-
-def _left_out(
-    table: Measurements, device: Device, common: _Common, fold: IntArray
-) -> tuple[FloatArray, list[_Name]]:
-    """What fits without a fold say of it, fold by fold; and which class says it."""
+def _held_out_times(
+    table: Measurements, device: Device, common: _CommonKernels, fold: IntArray
+) -> tuple[FloatArray, list[_ClassName]]:
+    """Return the time of each row by fits without its fold [ns], and the name of the class."""
     predicted_ns = np.full(len(table), np.nan)
-    names: list[_Name] = [(ANY, ANY, ANY)] * len(table)
+    names: list[_ClassName] = [(ANY, ANY, ANY)] * len(table)
     for number in np.unique(fold).tolist():
-        unseen: BoolArray = fold == number
-        if (~unseen).sum() < _FEWEST:
+        held_out: BoolArray = fold == number
+        if (~held_out).sum() < _FEWEST:
             continue
-        classes = _fitted(table.take(np.flatnonzero(~unseen)), device, common)
-        rows = np.flatnonzero(unseen)
-        predicted_ns[rows], told = _predicted(table.take(rows), device, classes)
-        for row, name in zip(rows.tolist(), told, strict=True):
-            names[row] = name
+        classes = _fitted_classes(table.take(np.flatnonzero(~held_out)), device, common)
+        by_name: dict[_ClassName, list[int]] = {}
+        for row in np.flatnonzero(held_out).tolist():
+            kind, op, scheme = table.ops.kind[row], table.ops.op[row], table.ops.scheme[row]
+            nearest = ((kind, "", scheme), (kind, op, ANY), (kind, ANY, ANY))
+            name = next((name for name in nearest if name in classes), (ANY, ANY, ANY))
+            by_name.setdefault(name, []).append(row)
+        for name, of_class in by_name.items():
+            rows = np.array(of_class, np.int64)
+            form, values = EVERY_FORM[classes[name].form], classes[name].solution.values
+            predicted_ns[rows] = _time_ns(table.take(rows), device, form, values)
+            for row in of_class:
+                names[row] = name
     return predicted_ns, names
-
-
-_UNFIT = ("other", "collective")
-"""Kinds whose time the operation alone does not decide: messages wait for other ranks."""
 
 
 def measurements_of(
@@ -376,41 +343,42 @@ def measurements_of(
     workload: Workload | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Measurements:
-    """Each distinct operation of a recording once, with the median time of its executions and their mean
-    distance from it.
+    """Return each distinct operation of a recording once, with the median and spread of its times.
 
-    Operations are those of ``workload``, of the compiled programs that the profile brings along, or of its
-    own costed operations: see :func:`~hespas.validators.accuracy.sources.sources_of`. They name no variant:
-    they are what a program on ``hardware`` runs. Events of other devices are left out where the profile names
-    several, as :func:`~hespas.validators.accuracy.sources.by_device` does. Raises ``UsageError`` for a
-    profile without any operation.
+    The spread is the mean distance from the median. Operations are the operations of ``workload``, of the
+    compiled programs in the profile, or the profile's own costed operations: see
+    :func:`~hespas.validators.accuracy.sources.sources_of`. They have no variant: they represent a program on
+    ``hardware``. Events of other devices are skipped if the profile has several, as
+    :func:`~hespas.validators.accuracy.sources.by_device` does. Raises ``UsageError`` for a profile without
+    operations.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     device = load_device(hardware) if isinstance(hardware, str) else hardware
-    [(part, _)] = by_device(profile, {device.name: device}, found)
-    sources = list(sources_of(part, workload, device.name, found))
-    return joined([_of_source(source, device.name) for source in sources], profile.name)
-
-
-def _of_source(source: CaseSource, hardware: str) -> Measurements:
-    """The cases of one program as operations; equal ones once."""
-    ops = operations_of(source.graph).take(source.node)
-    duration = source.cases.measured_ns / source.times
-    usable = (duration > 0) & np.isfinite(ops.flops) & np.isfinite(ops.bytes_moved)
-    usable[ops.kind.where(*_UNFIT)] = False
-    usable[ops.scheme.where("")] = False
-    kept = np.flatnonzero(usable)
-    distinct, place = ops.take(kept).distinct()
-    median, away = medians_of(duration[kept], place)
-    count = len(distinct)
-    return Measurements(
-        name=source.cases.source,
-        provenance=f"the recording {source.cases.source} of {source.cases.workload}",
-        ops=distinct,
-        duration_ns=median,
-        spread_ns=away,
-        hardware=Labels.constant(hardware, count),
-        split=Labels.constant("", count),
-        left_out=(LeftOut("no known cost, or the time of others", int(len(ops) - len(kept))),),
-        recorded=True,
-    )
+    [(part, _)] = by_device(profile, {device.name: device}, diagnostics)
+    tables: list[Measurements] = []
+    for source in sources_of(part, workload, device.name, diagnostics):
+        ops = operations_of(source.graph).take(source.node)
+        duration = source.cases.measured_ns / source.times
+        is_usable = (duration > 0) & np.isfinite(ops.flops) & np.isfinite(ops.bytes_moved)
+        is_usable[ops.kind.where(*_EXCLUDED_KINDS)] = False
+        is_usable[ops.scheme.where("")] = False
+        usable = np.flatnonzero(is_usable)
+        distinct, index = ops.take(usable).distinct()
+        median, spread = medians_of(duration[usable], index)
+        count = len(distinct)
+        tables.append(
+            Measurements(
+                name=source.cases.source,
+                provenance=f"the recording {source.cases.source} of {source.cases.workload}",
+                ops=distinct,
+                duration_ns=median,
+                spread_ns=spread,
+                hardware=Labels.constant(device.name, count),
+                split=Labels.constant("", count),
+                left_out=(
+                    LeftOut("no known cost, or a time that depends on others", int(len(ops) - len(usable))),
+                ),
+                recorded=True,
+            )
+        )
+    return joined(tables, profile.name)

@@ -1,25 +1,25 @@
-"""Which shapes to measure next on a device, so that a fit on few tells of all: ``calibrate --suggest``.
+"""Choice of the shapes to measure next on a device, so that a fit to few shapes is good for all of them.
 
-What fits miss of the logarithm of an operation's time is taken for a Gaussian process over log2 of its sizes,
-its mean 0. Two operations of one kind and number format have the covariance
+Used by ``calibrate --suggest``. The errors of fits (in log time) are modelled as a Gaussian process over log2
+of the sizes, with mean 0. The covariance of two operations of one kind and number format is
 
-    k(x, y) = s(x) s(y) exp(-|log2 x - log2 y|^2 / (2 l^2))     half of it if they are called differently
+    k(x, y) = s(x) s(y) exp(-|log2 x - log2 y|^2 / (2 l^2))     half of it for different operation names
 
-where ``s`` is how unsure the learned models are of a device they have never seen, by their intervals: wider
-the less related the devices are that they have seen, and beyond the sizes of their fits. Greedily that shape
-is taken which leaves least of the variance of
+where ``s`` is the uncertainty of the learned models for a device that was not measured, from their intervals:
+it is larger if their devices are less related, and beyond the sizes of their fits. The rule greedily takes
+the shape that leaves the least variance of
 
-    mean of the process over all candidates - mean over what is measured and chosen
+    mean of the process over all candidates - mean over measured and chosen shapes
 
-(the maximum mean discrepancy of the two: "kernel herding", Chen, Welling and Smola, UAI 2010). A shape near
-one that was measured or chosen adds little, one that stands for many others adds most.
+(the maximum mean discrepancy of the two: "kernel herding", Chen, Welling and Smola, UAI 2010). A shape near a
+measured or chosen one adds little; a shape that represents many others adds most.
 
-The variance of single shapes is the wrong aim. It is largest in the corners of the sizes; but a fit has a
-dozen parameters, and what it cannot follow averages out over rows that stand for all sizes only. On 50
-corners fits were twice as wrong as on random rows; on 50 shapes of this rule they are better than on random
-ones. How much the fits of other devices disagree over a shape, as a part of ``s`` or of the distance, made
-them no better: where they do most, a few rows tell. ``python -m benchmarks.carry_over.suggestions`` compares
-the rule with random rows.
+Minimising the variance of single shapes is not the goal. It is largest at the corners of the size range; but
+a fit has a dozen parameters, and its remaining errors only average out over rows that represent all sizes.
+Fits to 50 corners had twice the error of fits to random rows; fits to 50 shapes of this rule are better than
+fits to random rows. Adding the disagreement of the fits of other devices to ``s`` or to the distance did not
+improve them: where they disagree most, a few rows are enough. ``python -m benchmarks.carry_over.suggestions``
+compares the rule with random rows.
 """
 
 from __future__ import annotations
@@ -27,48 +27,92 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import nan
-from typing import TYPE_CHECKING
+from math import isnan, nan
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from hespas._version import __version__
 from hespas.estimators.learned.bases import BaseIndex, SeenDevice, relatives
 from hespas.estimators.learned.inference import octaves_beyond, widening
 from hespas.estimators.learned.serialization import Card
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels, Operations
+from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.known_sizes import (
     LABELS,
-    Candidates,
     KnownSizes,
     candidates_of,
     known_sizes,
 )
-from hespas.validators.calibration.suggestions import TIME_COLUMN, SuggestedClass, Suggestions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["chosen", "suggest"]
+__all__ = [
+    "TIME_COLUMN",
+    "SuggestedClass",
+    "SuggestionDocument",
+    "Suggestions",
+    "chosen",
+    "suggest",
+    "suggestion_json",
+]
 
+TIME_COLUMN = "latency_us"
+"""Column that the user fills in."""
 _LENGTH = 2.0
-"""l: over how many octaves of a size what a fit misses stays alike."""
+"""Correlation length l of errors, in octaves of a size."""
 _OTHER_NAME = 0.5
 _SIGMAS = 2 * 1.645
-"""An interval of 90 % is so many standard deviations wide."""
-_ASSUMED = 2.0
-"""The width of an interval [log time] where no device could be left out to see one."""
-_FOLLOWS = "pairs"
-"""A size of attention that the others decide."""
+"""Width of an interval of 90 % in standard deviations."""
+_ASSUMED_WIDTH = 2.0
+"""Width of an interval [log time] if no device could be held out."""
+_DERIVED_SIZE = "pairs"
+"""Size of attention that follows from the others."""
 _MOST_MEASURED = 4000
-"""Of more measured rows so many are drawn, and stand for all."""
-_AT_ONCE = 1 << 22
+"""Most measured rows that are used; a larger number is represented by a sample."""
+_ELEMENTS_PER_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuggestedClass:
+    """Suggested ``shapes`` of one kind and number format, of ``candidates`` from the sizes of ``models``.
+
+    ``measured`` is the number of rows that were measured before. ``disagreement`` is the factor (one standard
+    deviation) by which devices disagree over the median shape; NaN if fewer than two others were measured.
+    """
+
+    kind: str
+    dtype: str
+    shapes: int
+    candidates: int
+    measured: int
+    models: tuple[str, ...]
+    disagreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Suggestions:
+    """Suggested shapes, most useful first.
+
+    The columns of ``frame`` are hardware, kind, op, dtype, the sizes, and :data:`TIME_COLUMN`, which is NaN.
+    """
+
+    device: Device
+    frame: pd.DataFrame
+    classes: tuple[SuggestedClass, ...]
+    seed: int
+    diagnostics: Diagnostics
 
 
 def suggest(
@@ -81,88 +125,75 @@ def suggest(
     seed: int = 0,
     diagnostics: Diagnostics | None = None,
 ) -> Suggestions:
-    """``count`` shapes to measure on ``device``, none of them ``measured``, as many of each kind and number
-    format that :func:`known_sizes` finds. Deterministic for one ``seed``.
+    """Suggest ``count`` shapes to measure on ``device``, without shapes in ``measured``.
 
-    O(candidates x (candidates + measured + count)), a second for each class. Raises ``UsageError`` where
-    nothing is known of what is asked for, or there are fewer candidates.
+    The number of shapes is the same for each kind and number format of :func:`known_sizes`. Deterministic for
+    one ``seed``. O(candidates x (candidates + measured + count)), a second per class. Raises ``UsageError``
+    if no model covers a requested class, or if there are too few candidates.
     """
     import pandas as pd
 
     if count < 1:
         raise UsageError(f"{count} shapes to suggest", hint="ask for 1 or more")
-    known = known_sizes(device, kinds, dtypes)
+    all_sizes = known_sizes(device, kinds, dtypes)
     generator = np.random.default_rng(seed)
-    found = diagnostics if diagnostics is not None else Diagnostics()
-    before = [_measured_on(device, table, found) for table in measured]
+    diagnostics = diagnostics if diagnostics is not None else Diagnostics()
+    before = [_operations_on(device, table, diagnostics) for table in measured]
     frames: list[pd.DataFrame] = []
     classes: list[SuggestedClass] = []
-    for place, each in enumerate(known):
-        mine = [ops.take(_of_class(each, ops)) for ops in before]
-        new = _unmeasured(candidates_of(each, device, generator), mine)
-        share = (count + len(known) - 1 - place) // len(known)
-        if share > len(new.ops):
+    for number, sizes in enumerate(all_sizes):
+        of_class = [
+            ops.take(np.intersect1d(ops.kind.where(sizes.kind), ops.scheme.where(sizes.scheme)))
+            for ops in before
+        ]
+        candidates = candidates_of(sizes, device, generator)
+        seen = set(chain.from_iterable(map(_shape_keys, of_class)))
+        is_new = np.array([key not in seen for key in _shape_keys(candidates.ops)], np.bool_)
+        new_frame, new_ops = candidates.frame[is_new], candidates.ops.take(np.flatnonzero(is_new))
+        share = (count + len(all_sizes) - 1 - number) // len(all_sizes)
+        if share > len(new_ops):
             raise UsageError(
-                f"{share:,} shapes of {each.kind} in {each.scheme} to suggest: {len(new.ops):,} candidates",
+                f"{share:,} shapes of {sizes.kind} in {sizes.scheme} to suggest, but only {len(new_ops):,} "
+                "candidates",
                 hint="ask for fewer, or for more kinds",
             )
-        rows = chosen(device, each, new.ops, share, measured=mine, seed=seed)
-        frames.append(new.frame.iloc[rows].assign(turn=np.arange(share)))
-        classes.append(_told(device, each, new.ops, rows, sum(map(len, mine))))
+        rows = chosen(device, sizes, new_ops, share, measured=of_class, seed=seed)
+        frames.append(new_frame.iloc[rows].assign(turn=np.arange(share)))
+        spread = _device_spread(device, sizes, new_ops.take(rows))
+        classes.append(
+            SuggestedClass(
+                kind=sizes.kind,
+                dtype=sizes.scheme,
+                shapes=len(rows),
+                candidates=len(new_ops),
+                measured=sum(map(len, of_class)),
+                models=tuple(model.card.name for model in sizes.models),
+                disagreement=float(np.exp(np.median(spread))) if len(rows) else nan,
+            )
+        )
     frame = pd.concat(frames).sort_values("turn", kind="stable", ignore_index=True).drop(columns="turn")
-    sizes = [name for name in frame.columns if name not in LABELS]
-    frame = frame.astype(dict.fromkeys(sizes, "Int64")).assign(**{TIME_COLUMN: nan})
-    return Suggestions(device=device, frame=frame, classes=tuple(classes), seed=seed, diagnostics=found)
+    names = [name for name in frame.columns if name not in LABELS]
+    frame = frame.astype(dict.fromkeys(names, "Int64")).assign(**{TIME_COLUMN: nan})
+    return Suggestions(device=device, frame=frame, classes=tuple(classes), seed=seed, diagnostics=diagnostics)
 
 
-def _measured_on(device: Device, table: Measurements, found: Diagnostics) -> Operations:
-    """The operations of a table on the device. Raises ``UsageError`` where there is none."""
+def _operations_on(device: Device, table: Measurements, diagnostics: Diagnostics) -> Operations:
+    """Return the operations of a table on the device. Raises ``UsageError`` without any."""
     rows = rows_on(table, device)
     if not len(rows):
         listed = ", ".join(sorted(filter(None, table.hardware.used())))
-        raise UsageError(
-            f"no row of {table.name} is of {device.name}", hint=f"devices there: {listed or 'none'}"
-        )
-    lost = sum(each.count for each in table.left_out)
-    text = f"rows taken for not measured: {table.told_left_out()}"
-    found.warning("suggest.left-out-rows", table.name, text, count=lost)
+        raise UsageError(f"no row of {table.name} is of {device.name}", hint=f"devices: {listed or 'none'}")
+    text = f"rows treated as not measured: {table.told_left_out()}"
+    skipped = sum(reason.count for reason in table.left_out)
+    diagnostics.warning("suggest.left-out-rows", table.name, text, count=skipped)
     return table.ops.take(rows)
 
 
-def _of_class(known: KnownSizes, ops: Operations) -> IntArray:
-    return np.intersect1d(ops.kind.where(known.kind), ops.scheme.where(known.scheme))
-
-
-def _unmeasured(candidates: Candidates, measured: Sequence[Operations]) -> Candidates:
-    """Without those that were measured."""
-    seen = set(chain.from_iterable(map(_keys, measured)))
-    new = np.array([key not in seen for key in _keys(candidates.ops)], np.bool_)
-    return Candidates(frame=candidates.frame[new], ops=candidates.ops.take(np.flatnonzero(new)))
-
-
-def _keys(ops: Operations) -> Iterator[tuple[object, ...]]:
-    """What makes operations of one kind and number format the same to whoever measures them."""
+def _shape_keys(ops: Operations) -> Iterator[tuple[object, ...]]:
+    """Yield name and sizes of operations of one kind and number format: equal keys need one measurement."""
     names = dict.fromkeys(name for kind in ops.kind.used() for name in KINDS[kind])
     sizes: list[list[float]] = [np.nan_to_num(ops.dim(name), nan=-1.0).tolist() for name in names]
     return zip(ops.op, *sizes, strict=True)
-
-
-def _told(
-    device: Device, known: KnownSizes, candidates: Operations, rows: IntArray, measured: int
-) -> SuggestedClass:
-    spread = _spread(device, known, candidates.take(rows))
-    return SuggestedClass(
-        kind=known.kind,
-        dtype=known.scheme,
-        shapes=len(rows),
-        candidates=len(candidates),
-        measured=measured,
-        models=tuple(model.card.name for model in known.models),
-        disagreement=float(np.exp(np.median(spread))) if len(rows) else nan,
-    )
-
-
-# The choice.
 
 
 def chosen(
@@ -174,94 +205,157 @@ def chosen(
     measured: Sequence[Operations] = (),
     seed: int = 0,
 ) -> IntArray:
-    """Numbers of ``count`` of the ``candidates``, the most worth first, by the rule above. They are of the
-    kind and number format ``known``, and so is what is ``measured``.
+    """Return the numbers of ``count`` of the ``candidates``, most useful first, by the rule of this module.
+
+    ``candidates`` and ``measured`` are of the kind and number format ``known``.
     """
     generator = np.random.default_rng(seed)
-    every = _Points.of(device, known, candidates)
+    points = _ProcessPoints.of(device, known, candidates)
     before = sum(map(len, measured))
-    like_all, like_taken = every.like(every) / len(candidates), np.zeros(len(candidates))
+    mean_covariance = points.covariance_sum(points) / len(candidates)
+    used_covariance = np.zeros(len(candidates))
     for ops in measured:
         most = len(ops) * _MOST_MEASURED // max(before, _MOST_MEASURED)
         if most:
-            drawn = _Points.of(device, known, ops.take(generator.permutation(len(ops))[:most]))
-            like_taken += every.like(drawn) * len(ops) / most
-    found: list[int] = []
-    for taken in range(before + 1, before + count + 1):
-        gain = like_all - (like_taken + every.deviation**2 / 2) / taken
-        gain[found] = -np.inf
-        found.append(int(np.argmax(gain)))
-        like_taken += every.like(every.take(np.array(found[-1:])))
-    return np.array(found, np.int64)
+            sample = _ProcessPoints.of(device, known, ops.take(generator.permutation(len(ops))[:most]))
+            used_covariance += points.covariance_sum(sample) * len(ops) / most
+    rows: list[int] = []
+    for used in range(before + 1, before + count + 1):
+        gain = mean_covariance - (used_covariance + points.deviation**2 / 2) / used
+        gain[rows] = -np.inf
+        rows.append(int(np.argmax(gain)))
+        used_covariance += points.covariance_sum(points.take(np.array(rows[-1:])))
+    return np.array(rows, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Points:
-    """Operations as points of the process: ``place`` of shape (ops, dimensions) is log2 of sizes, ``op`` and
-    ``deviation`` of shape ``(ops,)`` their names and standard deviations [log time].
+class _ProcessPoints:
+    """Operations as points of the process.
+
+    ``position`` of shape (ops, dimensions) is log2 of the sizes; ``op`` and ``deviation`` of shape ``(ops,)``
+    are names and standard deviations [log time].
     """
 
-    place: FloatArray
+    position: FloatArray
     op: NDArray[np.str_]
     deviation: FloatArray
 
     @classmethod
-    def of(cls, device: Device, known: KnownSizes, ops: Operations) -> _Points:
-        """The points of some operations."""
-        names = [name for name in KINDS[known.kind] if name != _FOLLOWS]
+    def of(cls, device: Device, known: KnownSizes, ops: Operations) -> _ProcessPoints:
+        """Return the points of some operations."""
+        names = [name for name in KINDS[known.kind] if name != _DERIVED_SIZE]
         sizes = np.stack([np.nan_to_num(ops.dim(name), nan=1.0) for name in names], axis=1)
-        unsure = [_unsure(device, model.card, ops) for model in known.models]
+        deviations: list[FloatArray] = []
+        for model in known.models:  # the uncertainty of a model for a device that was not measured
+            card = model.card
+            seen = _other_devices(device, card)
+            references = relatives(device, seen, [other.name for other in seen])
+            widths = {level.tier: level.high - level.low for level in card.unseen}
+            width = widths.get(references.tier if references else "", _ASSUMED_WIDTH)
+            deviations.append((width + 2 * widening(card, octaves_beyond(card.reach, ops))) / _SIGMAS)
         return cls(
-            place=np.log2(np.maximum(sizes, 1.0)), op=np.array([*ops.op]), deviation=np.min(unsure, axis=0)
+            position=np.log2(np.maximum(sizes, 1.0)),
+            op=np.array([*ops.op]),
+            deviation=np.min(deviations, axis=0),
         )
 
-    def take(self, rows: IntArray) -> _Points:
-        """Some of them."""
-        return _Points(place=self.place[rows], op=self.op[rows], deviation=self.deviation[rows])
+    def take(self, rows: IntArray) -> _ProcessPoints:
+        """Return some points."""
+        return _ProcessPoints(position=self.position[rows], op=self.op[rows], deviation=self.deviation[rows])
 
-    def like(self, others: _Points) -> FloatArray:
-        """The sum of the covariances with ``others`` of each point."""
-        found = np.empty(len(self.op))
-        step = max(1, _AT_ONCE // len(others.op))
-        for start in range(0, len(found), step):
+    def covariance_sum(self, others: _ProcessPoints) -> FloatArray:
+        """Return the sum of the covariances of each point with ``others``."""
+        total = np.empty(len(self.op))
+        step = max(1, _ELEMENTS_PER_BLOCK // len(others.op))
+        for start in range(0, len(total), step):
             rows = slice(start, start + step)
-            apart = np.zeros((len(self.place[rows]), len(others.place)))
-            for one, other in zip(self.place[rows].T, others.place.T, strict=True):
-                apart += (one[:, None] - other) ** 2
-            alike = np.where(self.op[rows, None] == others.op, 1.0, _OTHER_NAME) * np.exp(
-                apart / (-2 * _LENGTH**2)
-            )
-            found[rows] = self.deviation[rows] * (alike @ others.deviation)
-        return found
+            distance = np.zeros((len(self.position[rows]), len(others.position)))
+            for own, other in zip(self.position[rows].T, others.position.T, strict=True):
+                distance += (own[:, None] - other) ** 2
+            name_factor = np.where(self.op[rows, None] == others.op, 1.0, _OTHER_NAME)
+            correlation = name_factor * np.exp(distance / (-2 * _LENGTH**2))
+            total[rows] = self.deviation[rows] * (correlation @ others.deviation)
+        return total
 
 
-def _others(device: Device, card: Card) -> list[SeenDevice]:
-    """The measured devices of the same kind; the device itself only where it is alone."""
-    alike = [each for each in card.devices if each.kind == device.kind]
-    return [each for each in alike if each.name != device.name] or alike
+def _other_devices(device: Device, card: Card) -> list[SeenDevice]:
+    """Return the measured devices of the same kind; the device itself only without any others."""
+    same_kind = [other for other in card.devices if other.kind == device.kind]
+    return [other for other in same_kind if other.name != device.name] or same_kind
 
 
-def _spread(device: Device, known: KnownSizes, ops: Operations) -> FloatArray:
-    """By how much devices disagree, the deviation of log time; NaN where fewer than two have a say."""
-    asked = replace(ops, scheme=Labels.constant(known.stand_in, len(ops)))
+def _device_spread(device: Device, known: KnownSizes, ops: Operations) -> FloatArray:
+    """Return the standard deviation of log time between devices; NaN for fewer than two devices."""
+    stand_in = replace(ops, scheme=Labels.constant(known.stand_in, len(ops)))
     table = np.array(
         [
-            BaseIndex(model.card.bases, model.card.forms).log_times(asked, device, (each.name,))[0]
+            BaseIndex(model.card.bases, model.card.forms).log_times(stand_in, device, (other.name,))[0]
             for model in known.models
-            for each in _others(device, model.card)
+            for other in _other_devices(device, model.card)
         ]
     )
-    told = np.isfinite(table)
-    count = told.sum(axis=0)
-    middle = np.where(told, table, 0.0).sum(axis=0) / np.maximum(count, 1)
-    squares = np.where(told, (table - middle) ** 2, 0.0).sum(axis=0)
+    is_known = np.isfinite(table)
+    count = is_known.sum(axis=0)
+    mean = np.where(is_known, table, 0.0).sum(axis=0) / np.maximum(count, 1)
+    squares = np.where(is_known, (table - mean) ** 2, 0.0).sum(axis=0)
     return np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), nan))
 
 
-def _unsure(device: Device, card: Card, ops: Operations) -> FloatArray:
-    """How unsure a model is of a device it has never seen, the deviation of log time."""
-    seen = _others(device, card)
-    kin = relatives(device, seen, [each.name for each in seen])
-    widths = {each.tier: each.high - each.low for each in card.unseen}
-    width = widths.get(kin.tier if kin else "", _ASSUMED)
-    return (width + 2 * widening(card, octaves_beyond(card.reach, ops))) / _SIGMAS
+class _SuggestedClassJson(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    dtype: str
+    shapes: Count
+    candidates: Count
+    measured: Annotated[Count, Meta(description="rows of the tables on the device")]
+    models: Annotated[tuple[str, ...], Meta(description="models whose sizes the candidates are drawn from")]
+    disagreement: Annotated[
+        Figure, Meta(description="factor, a standard deviation, between devices over the median shape")
+    ]
+
+
+class _SuggestedShapeJson(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    op: str
+    dtype: str
+    sizes: dict[str, Count]
+
+
+class SuggestionDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Document that hespas-validate calibrate --suggest --json writes; null is unknown."""
+
+    schema: Literal["hespas.suggest/1"] = "hespas.suggest/1"
+    hespas_version: str = __version__
+    inputs: tuple[str, ...]
+    hardware: str
+    seed: Count
+    classes: list[_SuggestedClassJson]
+    shapes: Annotated[list[_SuggestedShapeJson], Meta(description="most useful first")]
+    diagnostics: list[DiagnosticJson]
+
+
+def suggestion_json(suggestions: Suggestions, inputs: Sequence[str]) -> bytes:
+    """Return the document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
+    frame = suggestions.frame
+    names = [name for name in frame.columns if name not in (*LABELS, TIME_COLUMN)]
+    sizes = frame[names].astype("float64").to_numpy().tolist()
+    labels = frame[["kind", "op", "dtype"]].to_numpy().tolist()
+    return document_bytes(
+        SuggestionDocument(
+            inputs=tuple(inputs),
+            hardware=suggestions.device.name,
+            seed=suggestions.seed,
+            classes=[
+                msgspec.convert(row, _SuggestedClassJson, from_attributes=True) for row in suggestions.classes
+            ],
+            shapes=[
+                _SuggestedShapeJson(
+                    kind=kind,
+                    op=op,
+                    dtype=dtype,
+                    sizes={name: int(size) for name, size in zip(names, row, strict=True) if not isnan(size)},
+                )
+                for (kind, op, dtype), row in zip(labels, sizes, strict=True)
+            ],
+            diagnostics=diagnostics_json(suggestions.diagnostics),
+        )
+    )

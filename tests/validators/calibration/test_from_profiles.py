@@ -48,7 +48,7 @@ def test_what_has_no_cost_is_counted_not_fitted() -> None:
     made.event("my::op", 7_000.0, shapes="[[64, 64]]", dtypes="float")
     found = measurements_of(made.build(), "H100-SXM")
     assert len(found) == 1
-    assert found.left_out == (LeftOut("no known cost, or the time of others", 1),)
+    assert found.left_out == (LeftOut("no known cost, or a time that depends on others", 1),)
 
 
 def test_several_recordings_are_one_table() -> None:

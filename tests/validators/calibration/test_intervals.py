@@ -11,7 +11,7 @@ import pytest
 from hespas.estimators.kernels import KERNELS
 from hespas.hardware import Fit, load_device
 from hespas.operations import Labels
-from hespas.validators.calibration.intervals import ENOUGH, Unseen, with_intervals
+from hespas.validators.calibration.intervals import ENOUGH, HeldOutRecording, with_intervals
 from hespas.validators.calibration.kernels import kernel_fits
 
 H100 = load_device("H100-SXM")
@@ -19,10 +19,12 @@ TYPICAL = {each.name: each.start for each in KERNELS.parameters}
 [BARE] = kernel_fits({("vector", "add"): TYPICAL}, fitted="2026-01-31")
 
 
-def left_out(device: str, ratio: list[float] | np.ndarray, kind: str = "vector") -> Unseen:
+def left_out(device: str, ratio: list[float] | np.ndarray, kind: str = "vector") -> HeldOutRecording:
     """A recording whose rows took ``ratio`` times what was said."""
     measured = 1000.0 * np.asarray(ratio, np.float64)
-    return Unseen(device, Labels.constant(kind, len(measured)), np.full(len(measured), 1000.0), measured)
+    return HeldOutRecording(
+        device, Labels.constant(kind, len(measured)), np.full(len(measured), 1000.0), measured
+    )
 
 
 def spread(count: int, most: float) -> np.ndarray:

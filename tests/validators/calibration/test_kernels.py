@@ -13,18 +13,16 @@ from hespas.hardware import ANY, load_device
 from hespas.measurements import Measurements, joined
 from hespas.operations import STRIDED, Labels, build
 from hespas.validators.calibration.kernels import (
-    common_kernels,
-    is_kernel,
-    kernels_of_device,
-    time_of_kernels,
-)
-from hespas.validators.calibration.products import (
-    UNKNOWN_PRODUCTS,
+    DEFAULT_PRODUCTS,
     benchmark_ns,
+    common_kernels,
     common_products,
     fit_products,
+    is_kernel,
+    kernels_of_device,
+    moved_from_expected,
+    time_of_kernels,
 )
-from hespas.validators.calibration.shrinkage import moved_from_expected
 
 H100, A100 = load_device("H100-SXM"), load_device("A100-SXM-40GB")
 SIZES = np.array([1.0, 30.0, 300.0, 3000.0, 10000.0, 50000.0])
@@ -114,12 +112,12 @@ def test_starts_and_odd_sizes_of_products_are_found_beside_a_benchmark() -> None
         ops=ops,
         duration_ns=true["start_ns"] + benchmark + 1.5 * ragged * np.maximum(benchmark - 4000, 0),
     )
-    found = fit_products(table, H100, benchmark, UNKNOWN_PRODUCTS)
+    found = fit_products(table, H100, benchmark, DEFAULT_PRODUCTS)
     for name, value in true.items():
         assert found[name] == pytest.approx(value, rel=0.15)
     assert (
-        fit_products(table.take(np.empty(0, np.int64)), H100, np.empty(0), UNKNOWN_PRODUCTS)
-        == UNKNOWN_PRODUCTS
+        fit_products(table.take(np.empty(0, np.int64)), H100, np.empty(0), DEFAULT_PRODUCTS)
+        == DEFAULT_PRODUCTS
     )
 
 
@@ -135,10 +133,10 @@ def test_products_of_a_vendors_devices_are_those_recorded_and_of_none_those_of_a
     table = replace(recorded("add", np.ones(count), "H100-SXM"), ops=ops)
     table = replace(table, duration_ns=benchmark_ns(table, H100) + 3200.0)
     found = common_products([(table, H100)], "NVIDIA")
-    there = fit_products(table, H100, benchmark_ns(table, H100), UNKNOWN_PRODUCTS)
-    assert there["start_ns"] > UNKNOWN_PRODUCTS["start_ns"]
+    there = fit_products(table, H100, benchmark_ns(table, H100), DEFAULT_PRODUCTS)
+    assert there["start_ns"] > DEFAULT_PRODUCTS["start_ns"]
     assert found["start_ns"] == pytest.approx(there["start_ns"] * 2000 / 1600), "of a shortest kernel of 2 us"
     assert common_products([(table, H100)], "AMD") == found
-    assert common_products([], "AMD") == UNKNOWN_PRODUCTS
+    assert common_products([], "AMD") == DEFAULT_PRODUCTS
     tf32 = replace(table, ops=replace(ops, scheme=Labels.constant("f32", count)))
-    assert common_products([(tf32, H100)], "NVIDIA") == UNKNOWN_PRODUCTS
+    assert common_products([(tf32, H100)], "NVIDIA") == DEFAULT_PRODUCTS

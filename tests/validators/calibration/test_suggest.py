@@ -19,8 +19,7 @@ from hespas.measurements import Columns, Measurements, read_measurements
 from hespas.measurements.tidy import tidy_operations
 from hespas.operations import KINDS, Labels, Operations, build
 from hespas.validators.calibration.known_sizes import candidates_of, known_sizes
-from hespas.validators.calibration.suggest import chosen, suggest
-from hespas.validators.calibration.suggestions import TIME_COLUMN, Suggestions
+from hespas.validators.calibration.suggest import TIME_COLUMN, Suggestions, chosen, suggest
 from tests.validators.small_tables import matmul_row, write_table
 
 
@@ -151,7 +150,7 @@ def test_what_models_do_not_know_is_refused(
 def test_a_format_without_a_rate_is_refused() -> None:
     device = load_device("H100-SXM")
     poor = replace(device, peaks=tuple(each for each in device.peaks if each.dtype == "i8"))
-    with pytest.raises(UsageError, match="states no rate of matmul in bf16"):
+    with pytest.raises(UsageError, match="has no rate of matmul in bf16"):
         suggest(poor, 1, dtypes=["bf16"])
 
 
