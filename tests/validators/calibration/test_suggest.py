@@ -133,10 +133,10 @@ def test_the_usual_format_is_the_fastest_of_the_device() -> None:
     [
         ("H100-SXM", 0, [], [], "0 shapes"),
         ("H100-SXM", 10**6, [], [], "candidates"),
-        ("H100-SXM", 1, ["collective"], [], "no learned model knows sizes of kind 'collective'"),
+        ("H100-SXM", 1, ["collective"], [], "no learned model covers sizes of kind 'collective'"),
         ("H100-SXM", 1, ["matmul"], ["f99"], "no number format 'f99'"),
-        ("H100-SXM", 1, ["quantize"], ["f32"], "no learned model of quantize knows f32"),
-        ("TPU-v4", 1, ["moe"], [], "no learned model of moe knows a tpu"),
+        ("H100-SXM", 1, ["quantize"], ["f32"], "no learned model of quantize covers f32"),
+        ("TPU-v4", 1, ["moe"], [], "no learned model of moe covers a tpu"),
     ],
 )
 def test_what_models_do_not_know_is_refused(
