@@ -245,7 +245,8 @@ def common_kernels(
     alone, which are timed differently, only contribute to the factors of kinds and operations.
 
     Starts are proportional to the shortest kernel in a device's file. The classes are of a device with
-    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.fits_at` converts them.
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.fits_at`
+    converts them.
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
     if not used:
@@ -386,8 +387,8 @@ def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) 
 
     They are the mean (of logarithms) over the vendor's recorded devices; without any, over all recorded
     devices. Starts are of a device whose shortest kernel takes
-    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`. Products that are estimated by another number format do
-    not count, because their errors are partly errors of that format.
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`. Products that are estimated by another number
+    format do not count, because their errors are partly errors of that format.
     """
     by_vendor: dict[str, list[Mapping[str, float]]] = {}
     for name in dict.fromkeys(device.name for _, device in tables):
