@@ -24,7 +24,7 @@ from statistics import mean
 from typing import NamedTuple
 
 import hespas
-from hespas.api import step_of
+from hespas.api import simulated_step
 from hespas.captures.aot import Target, missing_compiler
 from hespas.graph import Diagnostics
 
@@ -176,7 +176,7 @@ def _predicted_s(family: str, row: Row) -> float:
         compile_for=compiled,
         diagnostics=Diagnostics(),
     )
-    step = step_of(hespas.estimate(done.workload, device))
+    step = simulated_step(hespas.estimate(done.workload, device))
     if step is None:
         raise RuntimeError(f"{row.workload}: the step cannot be scheduled")
     return step.step_ns / 1e9

@@ -1,8 +1,8 @@
-"""Hespas: one workload graph, every trace format, every fidelity, judged against measurement.
+"""Hespas: one workload graph, every trace format, every fidelity, evaluated against measurement.
 
-One function per command, which takes paths or values and gives a result with a short ``repr``,
-``to_pandas()`` and the document of ``--json``: docs/api.md. They are loaded on first use, so that importing
-the package costs nothing.
+One function per command takes paths or values, and returns a result with a short ``repr``, ``to_pandas()``
+and the document of ``--json``: docs/api.md. Functions are imported on first use, so that the import of the
+package is fast.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = [
     "estimate_table",
     "generate",
     "league",
+    "load_system",
     "profile_program",
     "read",
     "roundtrip",
     "serve",
     "simulate",
-    "suggest",
-    "system",
+    "suggest_shapes",
     "validate_capture",
     "validate_serving",
     "view",
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
         estimate_table,
         generate,
         league,
+        load_system,
         profile_program,
         read,
         roundtrip,
         serve,
         simulate,
-        suggest,
-        system,
+        suggest_shapes,
         validate_capture,
         validate_serving,
         view,
@@ -64,7 +64,16 @@ if TYPE_CHECKING:
     )
 
 
+_RENAMED = {"suggest": "suggest_shapes", "system": "load_system"}
+"""Deprecated names -> new names."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        from hespas.graph.deprecation import warn_renamed
+
+        warn_renamed(f"hespas.{name}", f"hespas.{_RENAMED[name]}")
+        name = _RENAMED[name]
     if name.startswith("_") or name not in __all__:
         raise AttributeError(f"module 'hespas' has no attribute {name!r}")
     import hespas.api

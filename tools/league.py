@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not asked.table.is_file():
         sys.stdout.write(f"skipped: {asked.table} is not here\n")
         return 0
-    leagues = [api.league(asked.table, calibrate=mode, jobs=asked.jobs).result for mode in CALIBRATIONS]
+    leagues = [api.league(asked.table, calibrate=mode, jobs=asked.jobs).details for mode in CALIBRATIONS]
     path = ROOT / "docs" / "league.md"
     path.write_text(league_page(leagues), encoding="utf-8")
     sys.stdout.write(f"docs/{path.name}: written\n")

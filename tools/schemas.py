@@ -14,18 +14,16 @@ from typing import Any, cast
 import msgspec
 
 from hespas.api.analysis import AnalysisDocument
-from hespas.api.capturing import CaptureDocument
+from hespas.api.capturing import CaptureDocument, ProfiledProgramDocument
 from hespas.api.conversion import ConversionDocument
 from hespas.api.estimation import EstimateDocument
 from hespas.api.generation import GenerationDocument
-from hespas.api.grid import GridDocument
-from hespas.api.profiling import ProfiledProgramDocument
-from hespas.api.run_difference import RunDifferenceDocument
 from hespas.api.serving import ServingDocument
-from hespas.api.simulation import SimulationDocument
-from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
-from hespas.api.systems import SystemDocument
+from hespas.api.simulation_result import SimulationDocument
+from hespas.api.summary import SummaryDocument
+from hespas.api.systems import DevicesDocument, EstimatorsDocument, SystemDocument
 from hespas.api.table_estimation import TableDocument
+from hespas.api.what_if import GridDocument, RunDifferenceDocument
 from hespas.converters.chakra.rank_map import RankMapDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument

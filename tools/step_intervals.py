@@ -165,10 +165,10 @@ def _of_recorded_step() -> Residual:
     """Return the residual of the recorded CPU step that README shows, predicted from another recording."""
     with tempfile.TemporaryDirectory() as folder:
         fitted = api.calibrate(
-            _RECORDED / "recorded-cpu.toml", measured=_RECORDED / "train-small.xplane.pb.gz"
+            _RECORDED / "recorded-cpu.toml", profiles=_RECORDED / "train-small.xplane.pb.gz"
         ).write(Path(folder) / "fitted.toml")
         report = api.accuracy(_RECORDED / "train-larger.xplane.pb.gz", hardware=str(fitted))
-    step = next(run for run in report.result.end_to_end if run.estimator == "composite")
+    step = next(run for run in report.end_to_end if run.estimator == "composite")
     return Residual("fixtures/recorded", -log(1 + step.relative_error))
 
 

@@ -1,11 +1,11 @@
-"""Analyses of measured profiles: pure functions of device events, each giving a table of columns.
+"""Analyses of measured profiles: pure functions of device events that return tables of columns.
 
-Definitions are those of the field's tools where they have one (Holistic Trace Analysis, TraceLens, XProf);
-every module says which.
+Definitions are those of the field's tools where they exist (Holistic Trace Analysis, TraceLens, XProf);
+each module names its source.
 """
 
 from __future__ import annotations
 
-from hespas.analysis.run import Analyses, analyses_of, device_of
+from hespas.analysis.run import AnalysisTables, analysis_tables, device_of
 
-__all__ = ["Analyses", "analyses_of", "device_of"]
+__all__ = ["AnalysisTables", "analysis_tables", "device_of"]

@@ -1,10 +1,11 @@
-"""What collectives moved and how fast, and across ranks: who came late, and what was left to the network.
+"""Collectives: bytes, bandwidths, exposed time, and across ranks skew, stragglers and transfer time.
 
-Bandwidths are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the
-algorithm bandwidth is the size over the time, the bus bandwidth what each link carries of it. The size is the
-whole buffer: what an all-gather makes, what a reduce-scatter takes. Clocks of ranks are unrelated: all leave
-a collective together, so its ends align them; the network's own time is the least over the ranks, as in
-TraceLens.
+Bandwidths are defined as in nccl-tests
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth is the size
+over the time, the bus bandwidth is the part of it that each link carries. The size is the whole buffer: the
+result of an all-gather, the operand of a reduce-scatter. Clocks of ranks are unrelated; they are aligned by
+the ends of collectives, which all ranks leave at the same time. The transfer time is the least time over
+the ranks, as in TraceLens.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.analysis.operations import Measured
-from hespas.analysis.recording import Kind, Recording
-from hespas.analysis.table import Moments, Row, Table, listed, table_from_rows, table_of
-from hespas.converters.comm_matching import CommKey, CommMatches, clock_shifts, comm_key, match_comms
+from hespas.analysis.operations import MeasuredOperations
+from hespas.analysis.recording import EventKind, Recording
+from hespas.analysis.table import Moments, Table, TableRow, listed, table_from_rows, table_of
+from hespas.converters.comm_matching import CommKey, clock_shifts, comm_key, match_comms
 from hespas.files.documents import Count, Figure
-from hespas.graph import CollectiveKind, Diagnostics, Findings
+from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = [
     "CollectiveRow",
-    "Collectives",
     "InstanceRow",
+    "MatchedCollectives",
     "StragglerRow",
     "bus_factor",
     "collectives",
@@ -35,10 +36,11 @@ __all__ = [
 ]
 
 
-class CollectiveRow(Row, frozen=True, kw_only=True):
+class CollectiveRow(TableRow, frozen=True, kw_only=True):
     """Collectives of one kind, group and size on all ranks. ``size_bytes`` is the whole buffer;
-    ``exposed_ns`` is when nothing computed. Bandwidths (10^9 bytes/s) are by ``transfer_mean_ns``, the time
-    without waiting for late ranks, where several ranks were recorded (NaN: by ``mean_ns``).
+    ``exposed_ns`` is the time in which nothing computed. If several ranks were recorded, bandwidths (10^9
+    bytes/s) are by ``transfer_mean_ns``, the time without waiting for late ranks; if it is NaN, by
+    ``mean_ns``.
     """
 
     kind: str
@@ -58,9 +60,9 @@ class CollectiveRow(Row, frozen=True, kw_only=True):
     bus_gbytes_per_s: Figure
 
 
-class InstanceRow(Row, frozen=True, kw_only=True):
-    """One collective that several ranks took part in. ``skew_ns`` is from the first arrival to the last, on
-    clocks aligned by the ends of collectives; ``transfer_ns`` the least time over the ranks.
+class InstanceRow(TableRow, frozen=True, kw_only=True):
+    """One collective of several ranks. ``skew_ns`` is the time from the first arrival to the last, on
+    clocks aligned by the ends of collectives; ``transfer_ns`` is the least time over the ranks.
     """
 
     kind: str
@@ -77,9 +79,10 @@ class InstanceRow(Row, frozen=True, kw_only=True):
     bus_gbytes_per_s: Figure
 
 
-class StragglerRow(Row, frozen=True, kw_only=True):
-    """One rank in the collectives it shares with others. ``late_mean_ns`` is its arrival after the first,
-    ``waited_ns`` the time it spent in collectives beyond their transfer: the least of a straggler.
+class StragglerRow(TableRow, frozen=True, kw_only=True):
+    """One rank in the collectives that it shares with others. ``late_mean_ns`` is the mean time from the
+    first arrival to its own, ``waited_ns`` its time in collectives beyond their transfer, which is least
+    for a straggler.
     """
 
     rank: int
@@ -91,8 +94,7 @@ class StragglerRow(Row, frozen=True, kw_only=True):
     waited_ns: Figure
 
 
-# Bytes over each link for each byte of the buffer, in a group of n ranks (nccl-tests, PERFORMANCE.md).
-_PART = frozenset(
+_OTHER_PARTS = frozenset(
     {
         CollectiveKind.ALL_GATHER,
         CollectiveKind.REDUCE_SCATTER,
@@ -103,30 +105,36 @@ _PART = frozenset(
         CollectiveKind.SCATTER,
     }
 )
-_WHOLE = frozenset({CollectiveKind.BROADCAST, CollectiveKind.REDUCE})
+"""Collectives in which each link carries (n - 1) / n bytes per byte of the buffer, in a group of n ranks
+(nccl-tests, PERFORMANCE.md).
+"""
+_WHOLE_BUFFER = frozenset({CollectiveKind.BROADCAST, CollectiveKind.REDUCE})
+"""Collectives in which each link carries the whole buffer."""
 _MESSAGE = "send/recv"
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 _MESSAGES = frozenset({"send", "recv", "sendrecv", "permute"})
 
 
 def bus_factor(kind: str, ranks: FloatArray) -> FloatArray:
-    """Bus bandwidth over algorithm bandwidth; NaN for a kind without one, and for unknown ``ranks`` (< 1)."""
+    """Return bus bandwidth / algorithm bandwidth; NaN for a kind without one, and for unknown ``ranks`` (<
+    1).
+    """
     n = np.where(ranks >= 1, ranks, np.nan)
     if kind == _MESSAGE:
         return np.ones(len(n))
-    found = next((each for each in CollectiveKind if each.name.lower() == kind), CollectiveKind.UNKNOWN)
-    if found is CollectiveKind.ALL_REDUCE:
+    code = next((code for code in CollectiveKind if code.name.lower() == kind), CollectiveKind.UNKNOWN)
+    if code is CollectiveKind.ALL_REDUCE:
         return 2 * (n - 1) / n
-    if found in _PART:
+    if code in _OTHER_PARTS:
         return (n - 1) / n
-    return np.ones(len(n)) if found in _WHOLE else np.full(len(n), np.nan)
+    return np.ones(len(n)) if code in _WHOLE_BUFFER else np.full(len(n), np.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Collectives:
-    """The communication of all ranks; columns of shape ``(events,)``. ``kind``, ``group`` are texts;
-    ``members`` the text of a group's ranks; ``instance`` numbers what ranks did together (-1: not matched),
-    ``shift_ns`` is what is added to a rank's clock.
+class MatchedCollectives:
+    """Communication of all ranks; columns of shape ``(events,)``. ``kind`` and ``group`` are texts,
+    ``members`` is the text of the ranks of a group. Events of several ranks with the same ``instance`` are
+    one collective (-1: not matched). ``shift_ns`` is added to the clock of a rank.
     """
 
     rank: IntArray
@@ -144,66 +152,62 @@ class Collectives:
 
 
 def collectives_of(
-    recordings: Sequence[Recording], measured: Sequence[Measured], diagnostics: Diagnostics
-) -> Collectives:
-    """Gather the communication of all ranks and match it: by group and number in it; where those are not
-    recorded, by order within a kind, if all ranks did the same (which ``diagnostics`` tell). See
-    :mod:`hespas.converters.comm_matching`.
+    recordings: Sequence[Recording], measured: Sequence[MeasuredOperations], diagnostics: Diagnostics
+) -> MatchedCollectives:
+    """Return the communication of all ranks, matched by group and sequence number. If those are not
+    recorded, it is matched by order within a kind, provided that all ranks did the same; ``diagnostics``
+    report it. See :mod:`hespas.converters.comm_matching`.
     """
-    place = {id(each.profile): row for row, each in enumerate(measured)}
-    found = _Columns()
+    clock_of = {id(operations.profile): row for row, operations in enumerate(measured)}
+    columns = _CollectiveColumns()
     for recording in recordings:
-        clock = place[id(recording.profile)]
-        _add_rank(found, recording, measured[clock], clock)
+        clock = clock_of[id(recording.profile)]
+        _add_rank(columns, recording, measured[clock], clock)
     where = recordings[0].profile.name if recordings else ""
-    message = "communication states neither its group nor how many ranks it has"
-    unstated = sum(size < 0 for size in found.group_size)
+    message = "communication states neither its group nor its number of ranks"
+    unstated = sum(size < 0 for size in columns.group_size)
     diagnostics.info("analysis.group-unstated", where, message, count=unstated)
-    matched = match_comms(found.rank, found.key, found.size_bytes)
+    matched = match_comms(columns.rank, columns.key, columns.size_bytes)
     instance = matched.instance
-    _report_unlike(found, matched, diagnostics.about(where, "analysis"))
+    if matched.unlike:
+        first, other = (
+            f"{columns.kind[row]} of {columns.size_bytes[row]:,.0f} bytes on rank {columns.rank[row]}"
+            for row in (matched.unlike[0], matched.others[0])
+        )
+        message = (
+            "collectives with the same group and position differ between ranks in operation or size, as in "
+            f"recordings of different steps ({first}, {other}): they are not matched, and not included in "
+            "straggler statistics (record the same steps on all ranks)"
+        )
+        diagnostics.warning("analysis.unlike-collectives", where, message, count=len(matched.unlike))
     by_order = sum(
-        of >= 0 and key.number < 0 and key.side < 0
-        for of, key in zip(instance.tolist(), found.key, strict=True)
+        number >= 0 and key.number < 0 and key.side < 0
+        for number, key in zip(instance.tolist(), columns.key, strict=True)
     )
     message = "collectives are not numbered in the recording: ranks are matched by kind and order"
     diagnostics.info("analysis.matched-by-order", where, message, count=by_order)
-    shifts = clock_shifts(found.clock, instance, found.end_ns, [0.0] * len(measured))
-    return Collectives(
-        rank=np.array(found.rank, np.int64),
-        kind=found.kind,
-        group=found.group,
-        members=found.members,
-        group_size=np.array(found.group_size, np.int64),
-        sequence=np.array(found.sequence, np.int64),
-        size_bytes=np.array(found.size_bytes, np.float64),
-        start_ns=np.array(found.start_ns, np.float64),
-        end_ns=np.array(found.end_ns, np.float64),
-        exposed_ns=np.array(found.exposed_ns, np.float64),
+    shifts = clock_shifts(columns.clock, instance, columns.end_ns, [0.0] * len(measured))
+    return MatchedCollectives(
+        rank=np.array(columns.rank, np.int64),
+        kind=columns.kind,
+        group=columns.group,
+        members=columns.members,
+        group_size=np.array(columns.group_size, np.int64),
+        sequence=np.array(columns.sequence, np.int64),
+        size_bytes=np.array(columns.size_bytes, np.float64),
+        start_ns=np.array(columns.start_ns, np.float64),
+        end_ns=np.array(columns.end_ns, np.float64),
+        exposed_ns=np.array(columns.exposed_ns, np.float64),
         instance=instance,
-        shift_ns={rank: shifts[clock] for rank, clock in zip(found.rank, found.clock, strict=True)},
+        shift_ns={rank: shifts[clock] for rank, clock in zip(columns.rank, columns.clock, strict=True)},
     )
-
-
-def _report_unlike(found: _Columns, matched: CommMatches, findings: Findings) -> None:
-    """Report what has one group and place on several ranks and is not the same."""
-    if not matched.unlike:
-        return
-
-    def told(row: int) -> str:
-        return f"{found.kind[row]} of {found.size_bytes[row]:,.0f} bytes on rank {found.rank[row]}"
-
-    message = (
-        "collectives of one group and place differ between ranks in operation or size, as those of different "
-        f"steps do ({told(matched.unlike[0])}, {told(matched.others[0])}): they are not matched, and say "
-        "nothing of stragglers (record the same steps on all ranks)"
-    )
-    findings.warning("unlike-collectives", message, len(matched.unlike))
 
 
 @dataclass(slots=True)
-class _Columns:
-    """The columns of :class:`Collectives` while ranks are added; ``clock`` is the place of the profile."""
+class _CollectiveColumns:
+    """The columns of :class:`MatchedCollectives` while ranks are added; ``clock`` is the index of the
+    profile.
+    """
 
     rank: list[int] = field(default_factory=list[int])
     clock: list[int] = field(default_factory=list[int])
@@ -219,25 +223,27 @@ class _Columns:
     exposed_ns: list[float] = field(default_factory=list[float])
 
 
-def _add_rank(found: _Columns, recording: Recording, measured: Measured, clock: int) -> None:
-    """The communication of one rank, in order of start."""
+def _add_rank(
+    columns: _CollectiveColumns, recording: Recording, measured: MeasuredOperations, clock: int
+) -> None:
+    """Add the communication of one rank, in order of start."""
     profile, graph = recording.profile, measured.costed.graph
-    places = np.flatnonzero(recording.kind == Kind.COMMUNICATION)
-    rows = recording.rows[places]
+    events = np.flatnonzero(recording.kind == EventKind.COMMUNICATION)
+    rows = recording.rows[events]
     comms, strings = profile.comms, profile.strings
     of_event = np.full(len(profile), -1, np.int64)
     of_event[comms.event] = np.arange(len(comms))
     node_kind = np.full(len(graph), int(CollectiveKind.UNKNOWN), np.int64)
     node_kind[graph.collectives.node] = graph.collectives.kind
-    compute = recording.busy(Kind.COMPUTE)
-    start, end = recording.start_ns[places], recording.end_ns[places]
-    found.rank.extend([recording.rank] * len(rows))
-    found.clock.extend([clock] * len(rows))
-    found.start_ns.extend(start.tolist())
-    found.end_ns.extend(end.tolist())
-    found.exposed_ns.extend(((end - start) - compute.within_ns(start, end)).tolist())
+    compute = recording.busy(EventKind.COMPUTE)
+    start, end = recording.start_ns[events], recording.end_ns[events]
+    columns.rank.extend([recording.rank] * len(rows))
+    columns.clock.extend([clock] * len(rows))
+    columns.start_ns.extend(start.tolist())
+    columns.end_ns.extend(end.tolist())
+    columns.exposed_ns.extend(((end - start) - compute.within_ns(start, end)).tolist())
     world = profile.metadata.get("world_size", "")
-    job = int(world) if world.isdecimal() and len(world) < _MOST_DIGITS else -1
+    job = int(world) if world.isdecimal() and len(world) < _MAX_DIGITS else -1
     for row, code in zip(
         of_event[rows].tolist(), node_kind[measured.costed.node[rows]].tolist(), strict=True
     ):
@@ -247,79 +253,77 @@ def _add_rank(found: _Columns, recording: Recording, measured: Measured, clock: 
         size = int(comms.group_size[row]) if row >= 0 else -1
         size = job if size < 0 else size
         sent = float(comms.operand_bytes[row]) if row >= 0 else np.nan
-        made = float(comms.result_bytes[row]) if row >= 0 else np.nan
-        if np.isnan(made) and kind == "all_gather" and size > 0:
-            made = sent * size
-        found.kind.append(kind)
-        found.group.append(strings[int(comms.group_row[row])] if row >= 0 else "")
-        found.members.append(strings[int(comms.ranks_row[row])] if row >= 0 else "")
-        found.group_size.append(size)
+        received = float(comms.result_bytes[row]) if row >= 0 else np.nan
+        if np.isnan(received) and kind == "all_gather" and size > 0:
+            received = sent * size
+        columns.kind.append(kind)
+        columns.group.append(strings[int(comms.group_row[row])] if row >= 0 else "")
+        columns.members.append(strings[int(comms.ranks_row[row])] if row >= 0 else "")
+        columns.group_size.append(size)
         number = int(comms.sequence[row]) if row >= 0 else -1
-        found.sequence.append(number)
+        columns.sequence.append(number)
         sort = word if is_message else kind
-        found.key.append(comm_key(sort, found.group[-1], found.members[-1], recording.rank, number))
-        found.size_bytes.append(float(np.fmax(sent, made)))
-
-
-# --- What is told of them
+        columns.key.append(comm_key(sort, columns.group[-1], columns.members[-1], recording.rank, number))
+        columns.size_bytes.append(float(np.fmax(sent, received)))
 
 
 def _grouped(keys: Sequence[tuple[object, ...]]) -> tuple[list[int], IntArray]:
-    """The first row of each distinct key, and the group of each row."""
+    """Return the first row of each distinct key, and the group of each row."""
     rows: dict[tuple[object, ...], int] = {}
-    place = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)
+    group_of = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)
     first: dict[int, int] = {}
-    for row, group in enumerate(place.tolist()):
+    for row, group in enumerate(group_of.tolist()):
         first.setdefault(group, row)
-    return [first[group] for group in range(len(rows))], place
+    return [first[group] for group in range(len(rows))], group_of
 
 
 def _least(values: FloatArray, group: IntArray, groups: int) -> FloatArray:
+    """Return the minimum of each group."""
     least = np.full(groups, np.inf)
     np.minimum.at(least, group, values)
     return least
 
 
-def _bus(kinds: Sequence[str], sizes: IntArray) -> FloatArray:
-    """The factor of each row."""
-    found = np.full(len(kinds), np.nan)
+def _bus_factors(kinds: Sequence[str], sizes: IntArray) -> FloatArray:
+    """Return the bus factor of each row."""
+    factors = np.full(len(kinds), np.nan)
     for kind in set(kinds):
-        rows = np.array([each == kind for each in kinds])
-        found[rows] = bus_factor(kind, sizes[rows].astype(np.float64))
-    return found
+        rows = np.array([row_kind == kind for row_kind in kinds])
+        factors[rows] = bus_factor(kind, sizes[rows].astype(np.float64))
+    return factors
 
 
-def _transfer_ns(found: Collectives) -> FloatArray:
-    """The least time over the ranks of each event's instance, NaN where it was seen on one rank."""
-    matched = found.instance >= 0
-    count = int(found.instance.max(initial=-1)) + 1
-    least = _least((found.end_ns - found.start_ns)[matched], found.instance[matched], count)
-    transfer = np.full(len(found.kind), np.nan)
-    transfer[matched] = least[found.instance[matched]]
+def _transfer_ns(matched: MatchedCollectives) -> FloatArray:
+    """Return the least time over the ranks of the instance of each event; NaN for unmatched events."""
+    rows = np.flatnonzero(matched.instance >= 0)
+    count = int(matched.instance.max(initial=-1)) + 1
+    least = _least((matched.end_ns - matched.start_ns)[rows], matched.instance[rows], count)
+    transfer = np.full(len(matched.kind), np.nan)
+    transfer[rows] = least[matched.instance[rows]]
     return transfer
 
 
-def collectives(found: Collectives) -> Table[CollectiveRow]:
-    """Collectives by kind, group and size, most time first. O(events)."""
-    sizes: list[float] = np.where(np.isnan(found.size_bytes), -1.0, found.size_bytes).tolist()
-    members: list[int] = found.group_size.tolist()
-    keys = list(zip(found.kind, found.group, found.members, members, sizes, strict=True))
+def collectives(matched: MatchedCollectives) -> Table[CollectiveRow]:
+    """Return collectives by kind, group and size, most time first. O(events)."""
+    sizes: list[float] = np.where(np.isnan(matched.size_bytes), -1.0, matched.size_bytes).tolist()
+    members: list[int] = matched.group_size.tolist()
+    keys = list(zip(matched.kind, matched.group, matched.members, members, sizes, strict=True))
     if not keys:
         return table_from_rows(CollectiveRow, [])
-    first, place = _grouped(keys)
+    first, group = _grouped(keys)
     groups = len(first)
-    moments = Moments.of(found.end_ns - found.start_ns, place, groups)
-    exposed = np.bincount(place, found.exposed_ns, groups).astype(np.float64)
-    transfer = np.bincount(place, _transfer_ns(found), groups) / moments.count
-    kinds = [found.kind[row] for row in first]
+    moments = Moments.of(matched.end_ns - matched.start_ns, group, groups)
+    exposed = np.bincount(group, matched.exposed_ns, groups).astype(np.float64)
+    transfer = np.bincount(group, _transfer_ns(matched), groups) / moments.count
+    kinds = [matched.kind[row] for row in first]
     with np.errstate(invalid="ignore", divide="ignore"):
-        rate = found.size_bytes[first] / np.where(np.isnan(transfer), moments.mean, transfer)
+        rate = matched.size_bytes[first] / np.where(np.isnan(transfer), moments.mean, transfer)
         return table_of(
             CollectiveRow,
             kind=kinds,
-            group=[found.group[row] for row in first],
-            group_size=found.group_size[first],
-            size_bytes=found.size_bytes[first],
+            group=[matched.group[row] for row in first],
+            group_size=matched.group_size[first],
+            size_bytes=matched.size_bytes[first],
             count=moments.count,
             total_ns=moments.total,
             mean_ns=moments.mean,
@@ -330,62 +334,63 @@ def collectives(found: Collectives) -> Table[CollectiveRow]:
             exposed_share=exposed / moments.total,
             transfer_mean_ns=transfer,
             algorithm_gbytes_per_s=rate,
-            bus_gbytes_per_s=rate * _bus(kinds, found.group_size[first]),
+            bus_gbytes_per_s=rate * _bus_factors(kinds, matched.group_size[first]),
         ).largest("total_ns")
 
 
-def _arrivals(found: Collectives) -> tuple[IntArray, FloatArray]:
-    """The rows that are matched, and when they arrived on the common clock."""
-    rows = np.flatnonzero(found.instance >= 0)
-    shift = np.array([found.shift_ns.get(rank, 0.0) for rank in found.rank[rows].tolist()])
-    return rows, found.start_ns[rows] + shift
+def _arrivals(matched: MatchedCollectives) -> tuple[IntArray, FloatArray]:
+    """Return the matched rows, and their arrivals on the common clock."""
+    rows = np.flatnonzero(matched.instance >= 0)
+    shift = np.array([matched.shift_ns.get(rank, 0.0) for rank in matched.rank[rows].tolist()])
+    return rows, matched.start_ns[rows] + shift
 
 
-def instances(found: Collectives) -> Table[InstanceRow]:
-    """What several ranks did together, in the order of the first rank. O(events log events)."""
-    rows, arrived = _arrivals(found)
-    count = int(found.instance.max(initial=-1)) + 1
+def instances(matched: MatchedCollectives) -> Table[InstanceRow]:
+    """Return the collectives of several ranks, in the order of the first rank. O(events log events)."""
+    rows, arrived = _arrivals(matched)
+    count = int(matched.instance.max(initial=-1)) + 1
     if not count:
         return table_from_rows(InstanceRow, [])
-    of = found.instance[rows]
-    order = np.lexsort((arrived, of))
-    starts = np.flatnonzero(np.diff(of[order], prepend=-1))
+    instance = matched.instance[rows]
+    order = np.lexsort((arrived, instance))
+    starts = np.flatnonzero(np.diff(instance[order], prepend=-1))
     ends = np.append(starts[1:], len(order)) - 1
     first, last = rows[order[starts]], rows[order[ends]]
-    time = Moments.of((found.end_ns - found.start_ns)[rows], of, count)
-    kinds = [found.kind[row] for row in listed(first)]
+    time = Moments.of((matched.end_ns - matched.start_ns)[rows], instance, count)
+    kinds = [matched.kind[row] for row in listed(first)]
     with np.errstate(invalid="ignore", divide="ignore"):
-        rate = found.size_bytes[first] / time.least
+        rate = matched.size_bytes[first] / time.least
     return table_of(
         InstanceRow,
         kind=kinds,
-        group=[found.group[row] for row in listed(first)],
-        sequence=found.sequence[first],
+        group=[matched.group[row] for row in listed(first)],
+        sequence=matched.sequence[first],
         ranks=time.count,
-        size_bytes=found.size_bytes[first],
+        size_bytes=matched.size_bytes[first],
         skew_ns=arrived[order[ends]] - arrived[order[starts]],
-        first_rank=found.rank[first],
-        last_rank=found.rank[last],
+        first_rank=matched.rank[first],
+        last_rank=matched.rank[last],
         transfer_ns=time.least,
         longest_ns=time.most,
         algorithm_gbytes_per_s=rate,
-        bus_gbytes_per_s=rate * _bus(kinds, found.group_size[first]),
+        bus_gbytes_per_s=rate * _bus_factors(kinds, matched.group_size[first]),
     )
 
 
-def stragglers(found: Collectives) -> Table[StragglerRow]:
-    """Ranks by how long the others waited for them: the one that arrived last most often first."""
-    rows, arrived = _arrivals(found)
+def stragglers(matched: MatchedCollectives) -> Table[StragglerRow]:
+    """Return the ranks; the one that arrived last most often is first."""
+    rows, arrived = _arrivals(matched)
     if not len(rows):
         return table_from_rows(StragglerRow, [])
-    of, count = found.instance[rows], int(found.instance.max()) + 1
-    earliest = _least(arrived, of, count)
-    latest = -_least(-arrived, of, count)
-    late, is_last = arrived - earliest[of], arrived == latest[of]
-    ranks, place = np.unique(found.rank[rows], return_inverse=True)
-    moments = Moments.of(late, place.reshape(-1), len(ranks))
-    beyond = (found.end_ns - found.start_ns)[rows] - _transfer_ns(found)[rows]
-    last = np.bincount(place.reshape(-1), is_last, len(ranks))
+    instance, count = matched.instance[rows], int(matched.instance.max()) + 1
+    earliest = _least(arrived, instance, count)
+    latest = -_least(-arrived, instance, count)
+    late, is_last = arrived - earliest[instance], arrived == latest[instance]
+    ranks, group = np.unique(matched.rank[rows], return_inverse=True)
+    group = group.reshape(-1)
+    moments = Moments.of(late, group, len(ranks))
+    beyond = (matched.end_ns - matched.start_ns)[rows] - _transfer_ns(matched)[rows]
+    last = np.bincount(group, is_last, len(ranks))
     return table_of(
         StragglerRow,
         rank=ranks,
@@ -394,5 +399,5 @@ def stragglers(found: Collectives) -> Table[StragglerRow]:
         last_share=last / moments.count,
         late_mean_ns=moments.mean,
         late_max_ns=moments.most,
-        waited_ns=np.bincount(place.reshape(-1), beyond, len(ranks)),
+        waited_ns=np.bincount(group, beyond, len(ranks)),
     ).largest("last")

@@ -1,10 +1,10 @@
-"""What the length of a step hangs on: from its last device event back, each start by what allowed it.
+"""Critical path of a measured step, walked backwards from its last device event.
 
-An event starts when the one before it on its stream has ended, when another stream has done what it waits
-for, or when it has been launched: whichever was last. Behind a launch stands the host, back to the last
-moment at which it waited for the device. It is the critical path analysis of Holistic Trace Analysis without
-recorded dependences between streams: an event that starts right as one of another stream ends has waited for
-that.
+An event starts when the previous event on its stream has ended, when an event of another stream that it
+waits for has ended, or when it has been launched: whichever is last. Before a launch, the path continues on
+the host, back to the last moment at which the host waited for the device. This is the critical path
+analysis of Holistic Trace Analysis without recorded dependencies between streams: an event that starts when
+an event of another stream ends is assumed to have waited for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.analysis.idle import KERNEL_DELAY_NS
-from hespas.analysis.intervals import Intervals
-from hespas.analysis.recording import Kind, Recording
-from hespas.analysis.table import Row, Table, joined_tables, listed, table_of
+from hespas.analysis.device_use import KERNEL_DELAY_NS
+from hespas.analysis.recording import EventKind, Intervals, Recording
+from hespas.analysis.table import Table, TableRow, joined_tables, listed, table_of
 from hespas.analysis.tree import callers_of
 from hespas.converters.linking import exclusive
 from hespas.files.documents import Count, Figure
@@ -27,17 +26,17 @@ from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = ["CriticalPaths", "PathRow", "SegmentRow", "critical_paths"]
 
-_MOST_SEGMENTS = 20_000
+_MAX_SEGMENTS = 20_000
 _HOST, _LAUNCH, _SYNCHRONISATION = "host", "launch", "synchronisation"
 _STREAM, _OTHER_STREAM, _UNKNOWN = "kernel delay", "stream wait", "unknown"
 
 
-class SegmentRow(Row, frozen=True, kw_only=True):
-    """One stretch of the path, in order of time; together they cover the step without a gap. ``kind`` is
+class SegmentRow(TableRow, frozen=True, kw_only=True):
+    """Segment of the path, in order of time; together they cover the step without a gap. ``kind`` is
     compute, communication, memory (device events: ``name`` is their operation), kernel delay (a gap on a
-    stream), stream wait (a gap after another stream's event), launch (from the call to the start of what
-    ``name`` says), host,
-    synchronisation (from an event's end to the host going on), or unknown.
+    stream), stream wait (a gap after an event of another stream), launch (from the call to the start of the
+    operation ``name``), host, synchronisation (from the end of an event to the return of the host's wait),
+    or unknown.
     """
 
     rank: int
@@ -48,9 +47,9 @@ class SegmentRow(Row, frozen=True, kw_only=True):
     duration_ns: Figure
 
 
-class PathRow(Row, frozen=True, kw_only=True):
-    """The path's time by kind and name; that of the host by the innermost operation or function running
-    then. ``share`` is of the path of the rank.
+class PathRow(TableRow, frozen=True, kw_only=True):
+    """Time on the path by kind and name; host time is by the innermost operation or function that runs.
+    ``share`` is of the path of the rank.
     """
 
     rank: int
@@ -64,53 +63,64 @@ class PathRow(Row, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPaths:
-    """The paths of all ranks."""
+    """Critical paths of all ranks."""
 
     totals: Table[PathRow]
     segments: Table[SegmentRow]
 
 
 def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) -> CriticalPaths:
-    """The path through the step of median length of each rank; through all that was recorded where no step
-    is known. O(events log events).
+    """Return the path through the step of median length of each rank; without steps, through the whole
+    recording. O(events log events).
     """
     totals: list[Table[PathRow]] = []
     segments: list[Table[SegmentRow]] = []
     for recording in recordings:
         if not len(recording):
             continue
-        step, rows = _window(recording)
-        path = _Walk.of(recording, float(recording.start_ns[rows].min())).back_from(
-            int(rows[np.argmax(recording.end_ns[rows])])
-        )
-        totals.append(_totals(recording, step, path))
-        if len(path.kind) <= _MOST_SEGMENTS:
-            segments.append(_segments(recording, step, path))
-        message = f"its critical path has {len(path.kind):,} segments, which are not listed one by one"
-        diagnostics.info(
-            "analysis.long-path", recording.name, message, count=int(len(path.kind) > _MOST_SEGMENTS)
-        )
+        step, rows = _median_step(recording)
+        starts = _StartConditions.of(recording, float(recording.start_ns[rows].min()))
+        path = starts.path_to(int(rows[np.argmax(recording.end_ns[rows])]))
+        names = _names(recording, path)
+        totals.append(_totals(recording, step, path, names))
+        count = len(path.kind)
+        if count <= _MAX_SEGMENTS:
+            segments.append(
+                table_of(
+                    SegmentRow,
+                    rank=np.full(count, recording.rank),
+                    step=np.full(count, step),
+                    kind=path.kind[::-1],
+                    name=names[::-1],
+                    start_ns=path.start[::-1],
+                    duration_ns=(np.array(path.end) - np.array(path.start))[::-1],
+                )
+            )
+        message = f"its critical path has {count:,} segments, which are not listed one by one"
+        diagnostics.info("analysis.long-path", recording.name, message, count=int(count > _MAX_SEGMENTS))
     return CriticalPaths(joined_tables(PathRow, totals), joined_tables(SegmentRow, segments))
 
 
-def _window(recording: Recording) -> tuple[int, IntArray]:
-    """The step of median length, and its events; -1 and all events where there are no steps."""
+def _median_step(recording: Recording) -> tuple[int, IntArray]:
+    """Return the step of median length and its events; -1 and all events without steps."""
     run = recording.profile.run[recording.rows]
     steps, step = np.unique(run, return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
     np.minimum.at(begin, step, recording.start_ns)
     np.maximum.at(end, step, recording.end_ns)
-    known = np.flatnonzero(steps >= 0)
-    if not len(known):
+    numbered = np.flatnonzero(steps >= 0)
+    if not len(numbered):
         return -1, np.arange(len(recording))
-    by_span = known[np.argsort((end - begin)[known], kind="stable")]
-    chosen = by_span[(len(known) - 1) // 2]
+    by_span = numbered[np.argsort((end - begin)[numbered], kind="stable")]
+    chosen = by_span[(len(numbered) - 1) // 2]
     return int(steps[chosen]), np.flatnonzero(step == chosen)
 
 
 @dataclass(slots=True)
-class _Path:
-    """Segments from the last to the first; ``event`` is what one is or launches (-1: nothing)."""
+class _BackwardPath:
+    """Segments from the last to the first; ``event`` is the device event of a segment or of its launch (-1:
+    none).
+    """
 
     kind: list[str] = field(default_factory=list[str])
     event: list[int] = field(default_factory=list[int])
@@ -119,7 +129,7 @@ class _Path:
     thread: list[int] = field(default_factory=list[int])
 
     def add(self, kind: str, start: float, end: float, event: int = -1, thread: int = 0) -> None:
-        """Add what lasted any time, or is an event."""
+        """Add a segment, unless it is empty and not an event."""
         if end > start or event >= 0:
             self.kind.append(kind)
             self.event.append(event)
@@ -129,10 +139,11 @@ class _Path:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Walk:
-    """What may have allowed each event to start, as lists; ``-inf`` where nothing of the kind did. ``before``
-    is the event of the same stream that ended last, ``ended`` that of any stream. Waits of the host are in
-    order of their ends, with the event whose end let each go on.
+class _StartConditions:
+    """Possible causes of the start of each event, as lists; ``-inf`` and -1 are none. ``before`` is the
+    previous event of the same stream that ended last, ``ended`` an event of any stream that ended when the
+    event started. Waits of the host are in order of their ends, with the event whose end released each
+    wait.
     """
 
     begin: float
@@ -147,8 +158,8 @@ class _Walk:
     wait_event: list[int]
 
     @classmethod
-    def of(cls, recording: Recording, begin: float) -> _Walk:
-        """The lists of one rank; the path ends at ``begin``."""
+    def of(cls, recording: Recording, begin: float) -> _StartConditions:
+        """Return the lists of one rank; the path ends at ``begin``."""
         profile, rows = recording.profile, recording.rows
         start, end = recording.start_ns, recording.end_ns
         by_end = np.argsort(end, kind="stable")
@@ -156,12 +167,19 @@ class _Walk:
         close = (end[ended] <= start) & (start - end[ended] < KERNEL_DELAY_NS) & (start[ended] < start)
         launch = np.fmin(profile.launch_start_ns[rows], start)
         wait_end, wait_event = _waits(recording, by_end)
+        stream = profile.stream[rows]
+        before = np.full(len(end), -1, np.int64)
+        for number in np.unique(stream).tolist():
+            own = np.flatnonzero(stream == number)
+            reached = np.maximum.accumulate(end[own])
+            last = np.maximum.accumulate(np.where(end[own] >= reached, np.arange(len(own)), 0))
+            before[own[1:]] = own[last[:-1]]
         return cls(
             begin,
             listed(recording.kind),
             start.tolist(),
             end.tolist(),
-            listed(_before(profile.stream[rows], end)),
+            listed(before),
             listed(np.where(close, ended, -1)),
             np.where(np.isnan(profile.launch_start_ns[rows]), -np.inf, launch).tolist(),
             listed(profile.launch_thread_row[rows]),
@@ -169,26 +187,26 @@ class _Walk:
             listed(wait_event),
         )
 
-    def back_from(self, event: int) -> _Path:
-        """The path that ends with an event. O(segments log waits)."""
-        path, until = _Path(), self.end[event]
+    def path_to(self, event: int) -> _BackwardPath:
+        """Return the path that ends with an event. O(segments log waits)."""
+        path, until = _BackwardPath(), self.end[event]
         while event >= 0 and until > self.begin:
             begun = max(self.start[event], self.begin)
-            path.add(Kind(self.kind[event]).word, begun, until, event)
+            path.add(EventKind(self.kind[event]).word, begun, until, event)
             if begun <= self.begin:
                 break
-            event, until = self._earlier(path, event)
+            event, until = self._cause(path, event)
         return path
 
-    def _earlier(self, path: _Path, event: int) -> tuple[int, float]:
-        """What allowed an event to start, and when that was done; -1 where the path ends."""
+    def _cause(self, path: _BackwardPath, event: int) -> tuple[int, float]:
+        """Return the event whose end allowed an event to start, and its end; -1 at the end of the path."""
         begun, before, ended = self.start[event], self.before[event], self.ended[event]
         on_stream = min(self.end[before], begun) if before >= 0 else -np.inf
         elsewhere = self.end[ended] if ended >= 0 else -np.inf
         launched = self.launch[event]
         if launched > max(on_stream, elsewhere):
             path.add(_LAUNCH, max(launched, self.begin), begun, event)
-            return self._host(path, launched, begun, self.thread[event])
+            return self._host_cause(path, launched, begun, self.thread[event])
         if on_stream >= elsewhere and before >= 0:
             path.add(_STREAM, max(on_stream, self.begin), begun)
             return before, on_stream
@@ -198,35 +216,24 @@ class _Walk:
         path.add(_UNKNOWN, self.begin, begun)
         return -1, self.begin
 
-    def _host(self, path: _Path, at: float, begun: float, thread: int) -> tuple[int, float]:
-        """From a launch back to what the host last waited for."""
-        place = bisect_right(self.wait_end, at) - 1
-        while place >= 0 and self.start[self.wait_event[place]] >= begun:
-            place -= 1
-        if place < 0 or self.wait_end[place] <= self.begin:
+    def _host_cause(self, path: _BackwardPath, at: float, begun: float, thread: int) -> tuple[int, float]:
+        """Return the event that the host last waited for before a launch, and its end."""
+        wait = bisect_right(self.wait_end, at) - 1
+        while wait >= 0 and self.start[self.wait_event[wait]] >= begun:
+            wait -= 1
+        if wait < 0 or self.wait_end[wait] <= self.begin:
             path.add(_HOST, self.begin, at, thread=thread)
             return -1, self.begin
-        event, waited = self.wait_event[place], self.wait_end[place]
+        event, waited = self.wait_event[wait], self.wait_end[wait]
         path.add(_HOST, waited, at, thread=thread)
         done = min(self.end[event], waited)
         path.add(_SYNCHRONISATION, max(done, self.begin), waited)
         return event, done
 
 
-def _before(stream: IntArray, end: FloatArray) -> IntArray:
-    """Of the earlier events of the same stream the one that ended last, -1 for the first."""
-    found = np.full(len(end), -1, np.int64)
-    for number in np.unique(stream).tolist():
-        rows = np.flatnonzero(stream == number)
-        reached = np.maximum.accumulate(end[rows])
-        last = np.maximum.accumulate(np.where(end[rows] >= reached, np.arange(len(rows)), 0))
-        found[rows[1:]] = rows[last[:-1]]
-    return found
-
-
 def _waits(recording: Recording, by_end: IntArray) -> tuple[FloatArray, IntArray]:
-    """When the host had waited for the device, sorted, and the event that each wait was for: the last to end
-    in it. A call that returns after its own work has ended has waited for that.
+    """Return the ends of the host's waits for the device, sorted, and the event of each: the last event
+    that ended during the wait. A call that returns after its own work has ended has waited for that work.
     """
     profile, rows, end = recording.profile, recording.rows, recording.end_ns
     waits = profile.waits
@@ -242,11 +249,8 @@ def _waits(recording: Recording, by_end: IntArray) -> tuple[FloatArray, IntArray
     return ends[order], events[order]
 
 
-# --- What is told of a path
-
-
-def _names(recording: Recording, path: _Path) -> list[str]:
-    """The operation of each segment that is a device event or launches one, else its kernel."""
+def _names(recording: Recording, path: _BackwardPath) -> list[str]:
+    """Return the operation (or kernel) of each segment that is a device event or launches one."""
     profile = recording.profile
     rows = recording.rows[np.maximum(np.array(path.event, np.int64), 0)]
     named = np.where(profile.op_row[rows] > 0, profile.op_row[rows], profile.kernel_row[rows])
@@ -254,21 +258,8 @@ def _names(recording: Recording, path: _Path) -> list[str]:
     return [texts[row] if event >= 0 else "" for row, event in zip(listed(named), path.event, strict=True)]
 
 
-def _segments(recording: Recording, step: int, path: _Path) -> Table[SegmentRow]:
-    count = len(path.kind)
-    names = _names(recording, path)
-    return table_of(
-        SegmentRow,
-        rank=np.full(count, recording.rank),
-        step=np.full(count, step),
-        kind=path.kind[::-1],
-        name=names[::-1],
-        start_ns=path.start[::-1],
-        duration_ns=(np.array(path.end) - np.array(path.start))[::-1],
-    )
-
-
-def _totals(recording: Recording, step: int, path: _Path) -> Table[PathRow]:
+def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequence[str]) -> Table[PathRow]:
+    """Return the time on the path by kind and name, most time first."""
     sums: dict[tuple[str, str], list[float]] = {}
 
     def add(kind: str, name: str, time_ns: float, times: int = 1) -> None:
@@ -276,11 +267,10 @@ def _totals(recording: Recording, step: int, path: _Path) -> Table[PathRow]:
         entry[0] += times
         entry[1] += time_ns
 
-    names = _names(recording, path)
     for kind, name, start, end in zip(path.kind, names, path.start, path.end, strict=True):
         if kind != _HOST:
             add(kind, name, end - start)
-    for name, times, time_ns in _on_host(recording, path):
+    for name, times, time_ns in _host_totals(recording, path):
         add(_HOST, name, time_ns, times)
     whole = sum(time_ns for _, time_ns in sums.values()) or np.nan
     total = np.array([time_ns for _, time_ns in sums.values()])
@@ -296,9 +286,9 @@ def _totals(recording: Recording, step: int, path: _Path) -> Table[PathRow]:
     ).largest("total_ns")
 
 
-def _on_host(recording: Recording, path: _Path) -> list[tuple[str, int, float]]:
-    """Name, calls and time of what was innermost on the host while it was on the path; the rest has no
-    name.
+def _host_totals(recording: Recording, path: _BackwardPath) -> list[tuple[str, int, float]]:
+    """Return name, calls and time of the innermost host operations while the host was on the path; the rest
+    of the time has an empty name.
     """
     rows = [row for row, kind in enumerate(path.kind) if kind == _HOST]
     if not rows:
@@ -312,18 +302,18 @@ def _on_host(recording: Recording, path: _Path) -> list[tuple[str, int, float]]:
     callers = callers.take(np.lexsort((-callers.end, callers.start, callers.thread)))
     begin, until = np.zeros(len(callers.start), np.int64), np.zeros(len(callers.start), np.int64)
     for number in np.unique(thread).tolist():
-        # on a clock that runs on the path alone, who has the time is who has it on the path
+        # on a clock that runs on the path alone, exclusive time is exclusive time on the path
         clock = Intervals.union(start[thread == number], end[thread == number])
-        mine = np.flatnonzero(callers.thread == number)
-        begin[mine] = clock.elapsed_ns(callers.start[mine].astype(np.float64))
-        until[mine] = clock.elapsed_ns(callers.end[mine].astype(np.float64))
+        own_calls = np.flatnonzero(callers.thread == number)
+        begin[own_calls] = clock.elapsed_ns(callers.start[own_calls].astype(np.float64))
+        until[own_calls] = clock.elapsed_ns(callers.end[own_calls].astype(np.float64))
     on_path = np.flatnonzero(until > begin)
     callers = callers.take(on_path)
     own = exclusive(callers.thread.astype(np.int64), begin[on_path], until[on_path])
-    names, place = np.unique(callers.name_row, return_inverse=True)
-    times = np.bincount(place, own, len(names))
-    counts = np.bincount(place, own > 0, len(names)).astype(np.int64)
+    names, group = np.unique(callers.name_row, return_inverse=True)
+    times = np.bincount(group, own, len(names))
+    counts = np.bincount(group, own > 0, len(names)).astype(np.int64)
     texts = [recording.profile.strings[row] for row in listed(names)]
-    found = [each for each in zip(texts, listed(counts), times.tolist(), strict=True) if each[2] > 0]
-    rest = float((end - start).sum()) - sum(time_ns for _, _, time_ns in found)
-    return [*found, ("", len(rows), rest)] if rest > 0 else found
+    totals = [row for row in zip(texts, listed(counts), times.tolist(), strict=True) if row[2] > 0]
+    rest = float((end - start).sum()) - sum(time_ns for _, _, time_ns in totals)
+    return [*totals, ("", len(rows), rest)] if rest > 0 else totals

@@ -1,7 +1,7 @@
-"""What explains the difference between two recordings: by part of the time, operation, shape and kernel.
+"""Differences between two recordings: by part of the time, operation, shape and kernel.
 
-A difference is cut in two, exactly: what comes of running more or fewer times, at the mean time of before,
-and what comes of another mean time.
+A difference is divided exactly into two parts: more or fewer runs, at the mean time before, and another
+mean time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hespas.analysis.breakdown import ALL_STEPS, BreakdownRow
+from hespas.analysis.device_use import ALL_STEPS, BreakdownRow
 from hespas.analysis.operations import KernelRow, OperationRow
-from hespas.analysis.table import Row, Table, table_from_rows, table_of
+from hespas.analysis.table import Table, TableRow, table_from_rows, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph.columns import FloatArray
 
-__all__ = ["ChangeRow", "Compared", "Difference", "PartRow", "changes", "difference_of", "parts"]
+__all__ = ["ChangeRow", "ComparedTables", "Difference", "PartRow", "changes", "difference_of", "parts"]
 
 
-class PartRow(Row, frozen=True, kw_only=True):
-    """One part of the span, summed over ranks, before and after; the parts add up to ``span``."""
+class PartRow(TableRow, frozen=True, kw_only=True):
+    """Part of the span, summed over ranks, before and after; the parts add up to ``span``."""
 
     part: str
     before_ns: Figure
@@ -30,10 +30,10 @@ class PartRow(Row, frozen=True, kw_only=True):
     delta_ns: Figure
 
 
-class ChangeRow(Row, frozen=True, kw_only=True):
-    """One operation, one with its shapes, or one kernel. ``change`` is added, gone, slower, faster or same.
-    ``delta_ns`` = ``count_delta_ns`` (more or fewer runs, at the mean of before) + ``mean_delta_ns``
-    (another mean). ``share`` is of the difference of all device time.
+class ChangeRow(TableRow, frozen=True, kw_only=True):
+    """Operation, operation with its shapes, or kernel. ``change`` is added, gone, slower, faster or same.
+    ``delta_ns`` = ``count_delta_ns`` (more or fewer runs, at the mean time before) + ``mean_delta_ns``
+    (another mean time). ``share`` is of the difference of all device time.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ChangeRow(Row, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Difference:
-    """The tables of a comparison with what was ``before``."""
+    """Tables of the comparison of two recordings."""
 
     parts: Table[PartRow]
     by_operation: Table[ChangeRow]
@@ -60,8 +60,8 @@ class Difference:
     by_kernel: Table[ChangeRow]
 
     def tables(self) -> Mapping[str, Table[Any]]:
-        """The tables under their names."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return the tables by name."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
 
 
 _PARTS = {
@@ -74,24 +74,24 @@ _PARTS = {
 
 
 def parts(before: Table[BreakdownRow], after: Table[BreakdownRow]) -> Table[PartRow]:
-    """The parts of the span of whole ranks."""
+    """Return the parts of the span of whole ranks."""
     rows: list[PartRow] = []
-    for name, word in _PARTS.items():
-        old, new = (float(each[name][each["step"] == ALL_STEPS].sum()) for each in (before, after))
-        rows.append(PartRow(part=word, before_ns=old, after_ns=new, delta_ns=new - old))
+    for name, label in _PARTS.items():
+        old, new = (float(table[name][table["step"] == ALL_STEPS].sum()) for table in (before, after))
+        rows.append(PartRow(part=label, before_ns=old, after_ns=new, delta_ns=new - old))
     return table_from_rows(PartRow, rows)
 
 
-_Key = tuple[str, str, str]
+_ChangeKey = tuple[str, str, str]
 
 
 def changes(
-    before: Mapping[_Key, tuple[int, float]], after: Mapping[_Key, tuple[int, float]]
+    before: Mapping[_ChangeKey, tuple[int, float]], after: Mapping[_ChangeKey, tuple[int, float]]
 ) -> Table[ChangeRow]:
-    """Counts and times of both by name, shapes and types; what changed most first, in either direction."""
+    """Return the changes of counts and times by name, shapes and types; the largest change first."""
     keys = list(dict.fromkeys((*before, *after)))
-    nothing = (0, 0.0)
-    old, new = (np.array([each.get(key, nothing) for key in keys]).reshape(-1, 2) for each in (before, after))
+    absent = (0, 0.0)
+    old, new = (np.array([sums.get(key, absent) for key in keys]).reshape(-1, 2) for sums in (before, after))
     delta = new[:, 1] - old[:, 1]
     whole = float(new[:, 1].sum() - old[:, 1].sum())
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -106,7 +106,7 @@ def changes(
         name=[key[0] for key in keys],
         shapes=[key[1] for key in keys],
         dtypes=[key[2] for key in keys],
-        change=[_word(*each) for each in zip(old.tolist(), new.tolist(), strict=True)],
+        change=list(map(_change_label, old.tolist(), new.tolist())),
         before_count=old[:, 0],
         after_count=new[:, 0],
         before_ns=old[:, 1],
@@ -118,7 +118,8 @@ def changes(
     ).take(order)
 
 
-def _word(old: list[float], new: list[float]) -> str:
+def _change_label(old: list[float], new: list[float]) -> str:
+    """Return the kind of change between two pairs of count and time."""
     if not old[0]:
         return "added"
     if not new[0]:
@@ -128,38 +129,38 @@ def _word(old: list[float], new: list[float]) -> str:
     return "slower" if new[1] > old[1] else "faster"
 
 
-def _sums(table: Table[Any], *columns: str) -> dict[_Key, tuple[int, float]]:
-    """Count and time by the texts of some columns."""
-    found: dict[_Key, tuple[int, float]] = {}
+def _sums(table: Table[Any], *columns: str) -> dict[_ChangeKey, tuple[int, float]]:
+    """Return count and time by the texts of some columns."""
+    sums: dict[_ChangeKey, tuple[int, float]] = {}
     blank = [""] * len(table)
     texts = [table[name].tolist() if name else blank for name in columns]
     for *key, count, total in zip(*texts, table["count"].tolist(), table["total_ns"].tolist(), strict=True):
         name, shapes, dtypes = key
-        before = found.get((name, shapes, dtypes), (0, 0.0))
-        found[name, shapes, dtypes] = (before[0] + count, before[1] + total)
-    return found
+        before = sums.get((name, shapes, dtypes), (0, 0.0))
+        sums[name, shapes, dtypes] = (before[0] + count, before[1] + total)
+    return sums
 
 
-class Compared(Protocol):
-    """The tables of one recording that are compared."""
+class ComparedTables(Protocol):
+    """Tables of one recording that are compared."""
 
     @property
     def breakdown(self) -> Table[BreakdownRow]:
-        """Where the time went."""
+        """Return the time breakdown."""
         ...
 
     @property
     def operations(self) -> Table[OperationRow]:
-        """Operations by shape."""
+        """Return the operations by shape."""
         ...
 
     @property
     def kernels(self) -> Table[KernelRow]:
-        """Kernels by name."""
+        """Return the kernels by name."""
         ...
 
 
-def difference_of(before: Compared, after: Compared) -> Difference:
+def difference_of(before: ComparedTables, after: ComparedTables) -> Difference:
     """Compare two recordings of the same job. O(rows log rows)."""
     operation, shape = ("operation", "", ""), ("operation", "shapes", "dtypes")
     return Difference(

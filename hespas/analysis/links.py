@@ -1,8 +1,8 @@
-"""How far a simulated step uses the network of its system: bytes, time and utilisation of each dimension.
+"""Network utilization of a simulated step: bytes, time and utilization of each dimension of the system.
 
-What is sent is that of :mod:`hespas.simulator.network.traffic`, by the algorithm that fits the time that each
-transfer takes. A message counts where it is sent, waiting for other ranks is no use of a link, and trips of a
-loop that were not run one by one count as those that were.
+Traffic is from :mod:`hespas.simulator.network.traffic`, with the algorithm that fits the time of each
+transfer. A message counts at its sender, waiting for other ranks does not use a link, and loop iterations
+that were not simulated one by one count as the simulated ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.analysis.intervals import Intervals
-from hespas.analysis.table import Row, Table, table_from_rows
+from hespas.analysis.recording import Intervals
+from hespas.analysis.table import Table, TableRow, table_from_rows
 from hespas.files.documents import Figure
 from hespas.graph import (
     CollectiveKind,
@@ -32,18 +32,18 @@ from hespas.operations import between_ranks
 from hespas.simulator.network.placement import Placed, place_groups, place_messages
 from hespas.simulator.network.traffic import chosen_traffic, message_traffic
 
-__all__ = ["LinkRow", "LinkTrafficRow", "LinkUse", "link_use"]
+__all__ = ["LinkRow", "LinkTrafficRow", "NetworkUtilization", "network_utilization"]
 
 _MESSAGE = "send/recv"
 _ROUNDING = 1 + 1e-6
 
 
-class LinkRow(Row, frozen=True, kw_only=True):
-    """One dimension of the system. ``bandwidth_gbytes_per_s`` (10^9 bytes/s) is what a device sends into it
-    in one direction, ``sent_bytes`` what a device sends in a step, ``in_use_ns`` how long any transfer of a
-    device uses it, both in the mean over the ranks; ``most_sent_bytes`` and ``most_in_use_ns`` are of the
-    rank that has most. ``utilization_share`` is ``sent_bytes`` over bandwidth and step, and
-    ``in_use_utilization_share`` over what the device could have sent during its transfers.
+class LinkRow(TableRow, frozen=True, kw_only=True):
+    """Utilization of one dimension of the system. ``bandwidth_gbytes_per_s`` (10^9 bytes/s) is per device
+    and direction. ``sent_bytes`` per step and ``in_use_ns``, the time with a transfer, are means over the
+    ranks; ``most_sent_bytes`` and ``most_in_use_ns`` are the maxima. ``utilization_share`` is
+    ``sent_bytes`` / (bandwidth x step), ``in_use_utilization_share`` is relative to the bytes that could
+    have been sent during the transfers.
     """
 
     dimension: str
@@ -57,9 +57,9 @@ class LinkRow(Row, frozen=True, kw_only=True):
     in_use_utilization_share: Figure
 
 
-class LinkTrafficRow(Row, frozen=True, kw_only=True):
-    """What operations of one kind and algorithm send over one dimension: ``transfers`` and ``sent_bytes`` of
-    a device in a step, in the mean over the ranks.
+class LinkTrafficRow(TableRow, frozen=True, kw_only=True):
+    """Traffic of one kind of operation and algorithm on one dimension: ``transfers`` and ``sent_bytes`` per
+    device and step, as means over the ranks.
     """
 
     dimension: str
@@ -71,27 +71,31 @@ class LinkTrafficRow(Row, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LinkUse:
-    """The tables of a step: a row per dimension, and one per kind and algorithm in it."""
+class NetworkUtilization:
+    """Tables of a step: a row per dimension, and a row per dimension, kind and algorithm."""
 
     links: Table[LinkRow]
     traffic: Table[LinkTrafficRow]
 
     def tables(self) -> dict[str, Table[LinkRow] | Table[LinkTrafficRow]]:
-        """Both under their names."""
+        """Return both tables by name."""
         return {"links": self.links, "link_traffic": self.traffic}
 
 
-def link_use(
+def network_utilization(
     workload: Workload, timeline: Timeline, system: System, diagnostics: Diagnostics | None = None
-) -> LinkUse:
-    """The use of each dimension of a sized system that has several devices. O(spans log spans), and
-    O(ranks log ranks) for each group set and permutation.
+) -> NetworkUtilization:
+    """Return the utilization of each dimension of a sized system that has several devices. O(spans log
+    spans), and O(ranks log ranks) for each group set and permutation.
     """
-    counted = _Counted(workload, timeline, system)
+    counted = _TrafficCount(workload, timeline, system)
     counted.count()
     present = np.flatnonzero(timeline.shown_by >= 0)
-    rows = {axis: counted.link(axis, present) for axis, each in enumerate(system.dimensions) if each.size > 1}
+    rows = {
+        axis: counted.link(axis, present)
+        for axis, dimension in enumerate(system.dimensions)
+        if dimension.size > 1
+    }
     for axis, row in rows.items():
         reach = system.dimensions[axis].devices_per_nic * row.bandwidth_gbytes_per_s
         over = counted.sent[present, axis] > reach * counted.in_use_ns[present, axis] * _ROUNDING
@@ -99,18 +103,18 @@ def link_use(
             diagnostics.warning(
                 "simulate.links",
                 row.dimension,
-                "transfers that run at once take more than it carries: each is timed as if it ran alone",
+                "concurrent transfers exceed its bandwidth: each is timed as if it ran alone",
                 count=int(over.sum()),
             )
-    return LinkUse(
+    return NetworkUtilization(
         table_from_rows(LinkRow, list(rows.values())), table_from_rows(LinkTrafficRow, counted.by_kind())
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Transfers:
-    """The collectives, then the messages that are sent, of one graph. ``key`` numbers those of one kind and
-    group set, behind them those of one permutation; ``row_of`` is the transfer of each node (-1: none).
+    """Collectives, then sent messages, of one graph. ``key`` numbers pairs of kind and group set, then
+    permutations; ``row_of`` is the transfer of each node (-1: none).
     """
 
     graph: OpGraph
@@ -144,10 +148,10 @@ class _Transfers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ran:
-    """What one rank, and others like it, did: ``row``, ``start_ns`` and ``end_ns`` of its transfers, without
-    waiting; per transfer of the graph how often it ran, of which ``later`` without a span, and how long one
-    takes.
+class _RankTransfers:
+    """Transfers of one rank, and of others like it. Per span: ``row``, ``start_ns`` and ``end_ns`` without
+    waiting. Per transfer of the graph: the ``count`` of its runs, of which ``later`` have no span, and
+    their mean time.
     """
 
     row: IntArray
@@ -158,57 +162,65 @@ class _Ran:
     mean_ns: FloatArray
 
     @classmethod
-    def of(cls, timeline: Timeline, spans: IntArray, found: _Transfers) -> _Ran:
+    def of(cls, timeline: Timeline, spans: IntArray, transfers: _Transfers) -> _RankTransfers:
         own = spans[timeline.node[spans] >= 0]
-        row = found.row_of[timeline.node[own]]
+        row = transfers.row_of[timeline.node[own]]
         own, row = own[row >= 0], row[row >= 0]
         start_ns, end_ns = timeline.start_ns[own] + timeline.wait_ns[own], timeline.end_ns[own]
-        size = len(found.node)
+        size = len(transfers.node)
         shown = np.bincount(row, minlength=size).astype(np.float64)
         total_ns = np.bincount(row, end_ns - start_ns, size)
-        mean_ns = np.where(shown > 0, total_ns / np.maximum(shown, 1), found.graph.duration_ns[found.node])
+        stated_ns = transfers.graph.duration_ns[transfers.node]
+        mean_ns = np.where(shown > 0, total_ns / np.maximum(shown, 1), stated_ns)
         later = np.zeros(size)
         if len(own) < len(spans) and bool((timeline.node[spans] < 0).any()):
-            runs = found.graph.multiplicity[found.node].astype(np.float64)
+            runs = transfers.graph.multiplicity[transfers.node].astype(np.float64)
             later = np.where(np.isfinite(runs), np.maximum(runs - shown, 0.0), 0.0)
         return cls(row, start_ns, end_ns, shown + later, later, mean_ns)
 
 
 @dataclass(slots=True, eq=False)
-class _Counted:
-    """Per rank and dimension: bytes, time in use, and what could have been sent [bytes]."""
+class _TrafficCount:
+    """Bytes, time in use, and ``capacity`` in that time [bytes], per rank and dimension."""
 
     workload: Workload
     timeline: Timeline
     system: System
     sent: FloatArray = field(init=False)
     in_use_ns: FloatArray = field(init=False)
-    room: FloatArray = field(init=False)
+    capacity: FloatArray = field(init=False)
     kinds: dict[tuple[int, str, str], list[float]] = field(
         default_factory=dict[tuple[int, str, str], list[float]]
     )
-    placed: dict[GroupSet, Placed] = field(default_factory=dict["GroupSet", "Placed"])
-    away: dict[Permutation | None, IntArray] = field(default_factory=dict["Permutation | None", IntArray])
+    placements: dict[GroupSet, Placed] = field(default_factory=dict["GroupSet", "Placed"])
+    distances: dict[Permutation | None, IntArray] = field(
+        default_factory=dict["Permutation | None", IntArray]
+    )
 
     def __post_init__(self) -> None:
         shape = (self.workload.num_ranks, len(self.system.dimensions))
-        self.sent, self.in_use_ns, self.room = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.sent, self.in_use_ns, self.capacity = np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
     def count(self) -> None:
-        """All ranks, those that do the same at once."""
-        transfers = [_Transfers.of(graph) for graph in self.workload.classes]
-        for ranks, spans in self._alike():
-            found = transfers[int(self.workload.rank_class[ranks[0]])]
-            if not len(found.node):
+        """Count the transfers of all ranks; ranks that behave alike are counted at once."""
+        per_class = [_Transfers.of(graph) for graph in self.workload.classes]
+        for ranks, spans in self._rank_groups():
+            transfers = per_class[int(self.workload.rank_class[ranks[0]])]
+            if not len(transfers.node):
                 continue
-            ran = _Ran.of(self.timeline, spans, found)
-            keys = np.concatenate(list(self._keys(found, ranks)), axis=1)
-            _, first, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-            for number, one in enumerate(first.tolist()):
-                self._add(found, ran, ranks[place.reshape(-1) == number], int(ranks[one]))
+            ran = _RankTransfers.of(self.timeline, spans, transfers)
+            columns = [
+                self._placement(transfers.graph, row).which[ranks][:, None]
+                for _, row in transfers.collectives
+            ]
+            columns += [self._distances(transfers.graph, row)[ranks] for row in transfers.permutations]
+            keys = np.concatenate(columns, axis=1)
+            _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+            for number, index in enumerate(first.tolist()):
+                self._add(transfers, ran, ranks[group.reshape(-1) == number], int(ranks[index]))
 
-    def _alike(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Ranks that are shown by one, and the spans of that one."""
+    def _rank_groups(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield the ranks that one rank represents, and its spans."""
         timeline = self.timeline
         by_rank = np.argsort(timeline.rank, kind="stable")
         rank = timeline.rank[by_rank]
@@ -218,100 +230,92 @@ class _Counted:
             ranks = shown_by[slice(*np.searchsorted(sorted_by, (one, one + 1)).tolist())]
             yield ranks.astype(np.int64), by_rank[slice(*np.searchsorted(rank, (one, one + 1)).tolist())]
 
-    def _groups(self, graph: OpGraph, row: int) -> Placed:
+    def _placement(self, graph: OpGraph, row: int) -> Placed:
         ranks = self.workload.num_ranks
         groups = graph.group_sets[row] if row >= 0 else StridedGroups.all_ranks(ranks)
-        if groups not in self.placed:
-            self.placed[groups] = place_groups(groups, self.system, ranks)
-        return self.placed[groups]
+        if groups not in self.placements:
+            self.placements[groups] = place_groups(groups, self.system, ranks)
+        return self.placements[groups]
 
-    def _away(self, graph: OpGraph, row: int) -> IntArray:
-        """How far each rank sends along each dimension; -1 where nobody knows."""
+    def _distances(self, graph: OpGraph, row: int) -> IntArray:
+        """Return the distance that each rank sends along each dimension; -1 if unknown."""
         permutation = graph.permutations[row] if row >= 0 else None
-        if permutation not in self.away:
+        if permutation not in self.distances:
             ranks = self.workload.num_ranks
-            nowhere: IntArray = np.full((ranks, len(self.system.dimensions)), -1, np.int64)
-            self.away[permutation] = (
-                nowhere if permutation is None else place_messages(permutation, self.system, ranks)[0]
+            unknown: IntArray = np.full((ranks, len(self.system.dimensions)), -1, np.int64)
+            self.distances[permutation] = (
+                unknown if permutation is None else place_messages(permutation, self.system, ranks)[0]
             )
-        return self.away[permutation]
+        return self.distances[permutation]
 
-    def _keys(self, found: _Transfers, ranks: IntArray) -> Iterator[IntArray]:
-        for _, row in found.collectives:
-            yield self._groups(found.graph, row).which[ranks][:, None]
-        for row in found.permutations:
-            yield self._away(found.graph, row)[ranks]
-
-    def _add(self, found: _Transfers, ran: _Ran, ranks: IntArray, one: int) -> None:
-        """Count what ranks do whose groups and peers lie as those of one of them."""
+    def _add(self, transfers: _Transfers, ran: _RankTransfers, ranks: IntArray, rank: int) -> None:
+        """Add the transfers of ``ranks``, whose groups and peers are at the same distances as those of
+        ``rank``.
+        """
         axes = len(self.system.dimensions)
-        sent, most = np.zeros((axes, len(found.node))), np.zeros((axes, len(found.node)))
-        for key in range(len(found.collectives) + len(found.permutations)):
-            rows = np.flatnonzero((found.key == key) & (ran.count > 0))
+        sent, most = (np.zeros((axes, len(transfers.node))) for _ in range(2))
+        for key in range(len(transfers.collectives) + len(transfers.permutations)):
+            rows = np.flatnonzero((transfers.key == key) & (ran.count > 0))
             if not len(rows):
                 continue
-            kind, names, sent[:, rows], most[:, rows] = self._of_key(found, ran, key, rows, one)
+            kind, names, sent[:, rows], most[:, rows] = self._traffic(transfers, ran, key, rows, rank)
             runs = ran.count[rows] * len(ranks)
             for name in dict.fromkeys(names):
-                mine = np.array([each == name for each in names])
+                of_name = np.array([algorithm == name for algorithm in names])
                 for axis in np.flatnonzero((sent[:, rows] != 0).any(axis=1)).tolist():
                     sums = self.kinds.setdefault((axis, kind, name), [0.0, 0.0])
-                    sums[0] += float(runs[mine].sum())
-                    sums[1] += float((sent[axis, rows] * runs)[mine].sum())
+                    sums[0] += float(runs[of_name].sum())
+                    sums[1] += float((sent[axis, rows] * runs)[of_name].sum())
         self.sent[ranks] = sent @ ran.count
         for axis in range(axes):
             used = sent[axis] != 0
             spans = used[ran.row]
             shown = Intervals.union(ran.start_ns[spans], ran.end_ns[spans]).length_ns
             self.in_use_ns[ranks, axis] = shown + float((ran.later * ran.mean_ns)[used].sum())
-            self.room[ranks, axis] = float((most[axis] * ran.count * ran.mean_ns)[used].sum())
+            self.capacity[ranks, axis] = float((most[axis] * ran.count * ran.mean_ns)[used].sum())
 
-    def _of_key(
-        self, found: _Transfers, ran: _Ran, key: int, rows: IntArray, one: int
+    def _traffic(
+        self, transfers: _Transfers, ran: _RankTransfers, key: int, rows: IntArray, rank: int
     ) -> tuple[str, list[str], FloatArray, FloatArray]:
-        """Kind, algorithms, bytes and what there is room for, of transfers of one key as a rank has them."""
-        size, number = found.size_bytes[rows], key - len(found.collectives)
+        """Return kind, algorithms, sent bytes and possible bytes/ns of the transfers of one key on a rank."""
+        size, number = transfers.size_bytes[rows], key - len(transfers.collectives)
+        bandwidths = np.array([dimension.bandwidth_bytes_per_s / 1e9 for dimension in self.system.dimensions])
         if number >= 0:
-            away = self._away(found.graph, found.permutations[number])[one]
-            known = not (away < 0).any()
-            sent = message_traffic(self.system, away.tolist(), size if known else size * np.nan)
-            names, most = ["direct"] * len(rows), self._bandwidths()
-            return _MESSAGE, names, sent, most[:, None]
-        kind, row = found.collectives[key]
-        placed = self._groups(found.graph, row)
-        which = int(placed.which[one])
-        if which < 0:
+            distances = self._distances(transfers.graph, transfers.permutations[number])[rank]
+            is_known = not (distances < 0).any()
+            sent = message_traffic(self.system, distances.tolist(), size if is_known else size * np.nan)
+            return _MESSAGE, ["direct"] * len(rows), sent, bandwidths[:, None]
+        kind, row = transfers.collectives[key]
+        placement = self._placement(transfers.graph, row)
+        index = int(placement.which[rank])
+        if index < 0:
             nothing = np.zeros((len(self.system.dimensions), len(rows)))
-            return kind.name.lower(), [""] * len(rows), nothing, self._bandwidths()[:, None]
-        place, mean_ns = placed.footprints[which], ran.mean_ns[rows]
-        names, sent, most = chosen_traffic(self.system, kind, place, size, mean_ns)
+            return kind.name.lower(), [""] * len(rows), nothing, bandwidths[:, None]
+        footprint, mean_ns = placement.footprints[index], ran.mean_ns[rows]
+        names, sent, most = chosen_traffic(self.system, kind, footprint, size, mean_ns)
         return kind.name.lower(), names, sent, most[:, None]
 
-    def _bandwidths(self) -> FloatArray:
-        """What a device sends into each dimension [bytes/ns]."""
-        return np.array([each.bandwidth_bytes_per_s / 1e9 for each in self.system.dimensions])
-
     def link(self, axis: int, present: IntArray) -> LinkRow:
-        """One dimension, over the ranks that are here."""
-        each, sent = self.system.dimensions[axis], self.sent[present, axis]
-        rate, room = each.bandwidth_bytes_per_s / 1e9, float(self.room[present, axis].sum())
+        """Return the row of one dimension, over the ranks of the workload."""
+        dimension, sent = self.system.dimensions[axis], self.sent[present, axis]
+        rate, capacity = dimension.bandwidth_bytes_per_s / 1e9, float(self.capacity[present, axis].sum())
         carried = rate * self.timeline.step_ns
         mean = float(sent.mean()) if len(sent) else float("nan")
         in_use_ns = self.in_use_ns[present, axis]
         return LinkRow(
-            dimension=each.name,
-            topology=each.topology,
+            dimension=dimension.name,
+            topology=dimension.topology,
             bandwidth_gbytes_per_s=rate,
             sent_bytes=mean,
             most_sent_bytes=float(sent.max(initial=0.0)),
             in_use_ns=float(in_use_ns.mean()) if len(sent) else float("nan"),
             most_in_use_ns=float(in_use_ns.max(initial=0.0)),
             utilization_share=mean / carried if carried > 0 else float("nan"),
-            in_use_utilization_share=float(sent.sum()) / room if room > 0 else float("nan"),
+            in_use_utilization_share=float(sent.sum()) / capacity if capacity > 0 else float("nan"),
         )
 
     def by_kind(self) -> list[LinkTrafficRow]:
-        """Kinds and algorithms of each dimension, those that send most first."""
+        """Return the traffic of each dimension by kind and algorithm, most bytes first."""
         ranks = max(int((self.timeline.shown_by >= 0).sum()), 1)
         whole = np.zeros(len(self.system.dimensions))
         for (axis, _, _), (_, sent) in self.kinds.items():

@@ -1,4 +1,4 @@
-"""What the analyses look at: the device events of one rank of a profile, each with what kind of work it is.
+"""Recordings: the device events of one rank of a profile, by kind of work, and sets of time intervals.
 
 Kinds are those of Holistic Trace Analysis: computation, communication, and memory (copies and fills).
 """
@@ -12,32 +12,85 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.analysis.intervals import Intervals
 from hespas.converters.measured_ops.device_events import EventRole, event_roles
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray, IntArray
 
-__all__ = ["Kind", "Recording", "recordings_of"]
+__all__ = ["EventKind", "Intervals", "Recording", "recordings_of"]
 
 
-class Kind(IntEnum):
-    """What a device event is."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Set of disjoint intervals [ns], sorted: each ends before the next one starts."""
+
+    start: FloatArray
+    end: FloatArray
+
+    @classmethod
+    def union(cls, start: FloatArray, end: FloatArray) -> Intervals:
+        """Return the union of spans; spans that end before they start are ignored. O(n log n)."""
+        ran = end > start
+        order = np.argsort(start[ran], kind="stable")
+        start, end = start[ran][order], end[ran][order]
+        if not len(start):
+            return cls(start, end)
+        reached = np.maximum.accumulate(end)
+        first = np.append(True, start[1:] > reached[:-1])
+        last = np.append(first[1:], True)
+        return cls(start[first], reached[last])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def length_ns(self) -> float:
+        """Return the total length."""
+        return float((self.end - self.start).sum())
+
+    def joined(self, other: Intervals) -> Intervals:
+        """Return the union with another set."""
+        return Intervals.union(
+            np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end))
+        )
+
+    def gaps(self) -> Intervals:
+        """Return the gaps between the intervals."""
+        return Intervals(self.end[:-1], self.start[1:])
+
+    def within_ns(self, start: FloatArray, end: FloatArray) -> FloatArray:
+        """Return the covered part of each span [start, end], shape ``(spans,)``. O((spans + n) log n)."""
+        covered: FloatArray = np.maximum(self.elapsed_ns(end) - self.elapsed_ns(start), 0.0)
+        return covered
+
+    def elapsed_ns(self, at: FloatArray) -> FloatArray:
+        """Return the covered time before each moment: a clock that stops between the intervals."""
+        if not len(self):
+            return np.zeros(len(at))
+        before = np.append(0.0, np.cumsum(self.end - self.start))
+        count: IntArray = np.searchsorted(self.start, at, side="right")
+        current = np.maximum(count - 1, 0)
+        inside = np.minimum(at, self.end[current]) - self.start[current]
+        return np.where(count > 0, before[current] + inside, 0.0)
+
+
+class EventKind(IntEnum):
+    """Kind of work of a device event."""
 
     COMPUTE = 0
     COMMUNICATION = 1
     MEMORY = 2
-    """A copy or a fill, wherever to."""
+    """A copy or a fill, also to or from the host."""
 
     @property
     def word(self) -> str:
-        """As tables write it."""
+        """Return the name in tables."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """The events of one rank. ``rows`` are those of ``profile`` in the order of their starts, shape
-    ``(events,)``; the other columns are of the same shape. An event that ends before it starts takes no time.
+    """Device events of one rank. ``rows`` are the events of ``profile`` in the order of their starts, shape
+    ``(events,)``; the other columns have the same shape. An event that ends before it starts takes no time.
     """
 
     name: str
@@ -53,11 +106,11 @@ class Recording:
 
     @property
     def duration_ns(self) -> FloatArray:
-        """How long each event ran: as recorded, which late starts would round in the difference of times."""
+        """Return the recorded durations, which are more precise than differences of large times."""
         return np.maximum(self.profile.duration_ns[self.rows], 0.0)
 
     def streams(self) -> list[tuple[int, IntArray]]:
-        """Each stream that is known with its events, in order of start. O(events log events)."""
+        """Return each known stream with its events, in order of start. O(events log events)."""
         stream = self.profile.stream[self.rows]
         order = np.argsort(stream, kind="stable")
         order = order[stream[order] >= 0]
@@ -66,51 +119,47 @@ class Recording:
 
     @property
     def span_ns(self) -> float:
-        """From the first start to the last end; 0 without events."""
+        """Return the time from the first start to the last end; 0 without events."""
         return float(self.end_ns.max() - self.start_ns[0]) if len(self) else 0.0
 
-    def busy(self, kind: Kind) -> Intervals:
-        """When events of a kind ran."""
+    def busy(self, kind: EventKind) -> Intervals:
+        """Return the time in which events of a kind ran."""
         mask = self.kind == kind
         return Intervals.union(self.start_ns[mask], self.end_ns[mask])
 
 
+_KIND_OF_ROLE = {
+    EventRole.WORK: EventKind.COMPUTE,
+    EventRole.HOST_COPY: EventKind.MEMORY,
+    EventRole.COMMUNICATION: EventKind.COMMUNICATION,
+    EventRole.DEVICE_COPY: EventKind.MEMORY,
+    EventRole.FILL: EventKind.MEMORY,
+}
+
+
 def recordings_of(profiles: Sequence[Profile], diagnostics: Diagnostics) -> list[Recording]:
-    """The ranks of all profiles in order. Files of several processes that do not tell their ranks are
-    numbered as they are given; events without a start are left out, which is told.
+    """Return the recordings of all ranks, in order. Files of several processes that do not state their
+    ranks are numbered in the given order; events without a start are left out. Both are reported.
     """
-    found: list[Recording] = []
+    recordings: list[Recording] = []
     taken: set[int] = set()
+    kinds = np.array([_KIND_OF_ROLE[role] for role in EventRole], np.uint8)
     for profile in profiles:
-        kind = _kinds(profile)
-        known = ~np.isnan(profile.start_ns + profile.duration_ns)
+        kind = kinds[event_roles(profile)]
+        has_time = ~np.isnan(profile.start_ns + profile.duration_ns)
         message = "device events have no time and are left out of the analyses"
-        diagnostics.warning("analysis.no-time", profile.name, message, count=int((~known).sum()))
+        diagnostics.warning("analysis.no-time", profile.name, message, count=int((~has_time).sum()))
         ranks: list[int] = np.unique(profile.rank).tolist()
         shift = 0
         if taken & set(ranks):
             shift = max(taken) + 1 - min(ranks)
-            message = f"another file is of rank {min(taken & set(ranks))} too: this one is numbered on"
+            message = f"another file is also of rank {min(taken & set(ranks))}: this one gets the next rank"
             diagnostics.warning("analysis.same-rank", profile.name, message)
         for rank in ranks:
-            rows = np.flatnonzero((profile.rank == rank) & known)
+            rows = np.flatnonzero((profile.rank == rank) & has_time)
             rows = rows[np.argsort(profile.start_ns[rows], kind="stable")]
             start = profile.start_ns[rows]
             end = start + np.maximum(profile.duration_ns[rows], 0.0)
-            found.append(Recording(profile.name, profile, rank + shift, rows, kind[rows], start, end))
+            recordings.append(Recording(profile.name, profile, rank + shift, rows, kind[rows], start, end))
             taken.add(rank + shift)
-    return sorted(found, key=lambda each: each.rank)
-
-
-_KIND_OF_ROLE = {
-    EventRole.WORK: Kind.COMPUTE,
-    EventRole.HOST_COPY: Kind.MEMORY,
-    EventRole.COMMUNICATION: Kind.COMMUNICATION,
-    EventRole.DEVICE_COPY: Kind.MEMORY,
-    EventRole.FILL: Kind.MEMORY,
-}
-
-
-def _kinds(profile: Profile) -> NDArray[np.uint8]:
-    of_role = np.array([_KIND_OF_ROLE[role] for role in EventRole], np.uint8)
-    return of_role[event_roles(profile)]
+    return sorted(recordings, key=lambda recording: recording.rank)

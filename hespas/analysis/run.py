@@ -1,15 +1,14 @@
-"""All analyses of some profiles of one job, and the answer in a line."""
+"""All analyses of the profiles of a job, their summary line, and notes about missing data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
 
-from hespas.analysis.breakdown import ALL_STEPS, BreakdownRow, breakdown
 from hespas.analysis.collectives import (
     CollectiveRow,
     InstanceRow,
@@ -20,17 +19,27 @@ from hespas.analysis.collectives import (
     stragglers,
 )
 from hespas.analysis.critical_path import PathRow, SegmentRow, critical_paths
-from hespas.analysis.idle import GapRow, IdleRow, gaps_before, idle
-from hespas.analysis.launches import (
+from hespas.analysis.device_use import (
+    ALL_STEPS,
+    WHOLE_DEVICE,
+    BreakdownRow,
+    GapRow,
+    IdleRow,
     LaunchRow,
+    MemoryPointRow,
+    MemoryRow,
     QueuePointRow,
     QueueRow,
+    breakdown,
+    gaps_before,
+    idle,
     launches,
+    memory,
+    memory_points,
     queue_points,
     queues,
 )
-from hespas.analysis.memory import MemoryPointRow, MemoryRow, memory, memory_points
-from hespas.analysis.notes import notes_of
+from hespas.analysis.difference import Difference
 from hespas.analysis.operations import (
     ClassRow,
     KernelRow,
@@ -47,22 +56,38 @@ from hespas.analysis.operations import (
 from hespas.analysis.recording import Recording, recordings_of
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow, tree
-from hespas.converters.measured_ops import costed_ops, recorded_steps, steps_since
+from hespas.converters.measured_ops import costed_ops, recorded_steps, recording_text, steps_since
 from hespas.graph import Diagnostics, Profile
+from hespas.graph.deprecation import warn_renamed
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
 
-__all__ = ["Analyses", "analyses_of", "device_of", "whole"]
+__all__ = ["AnalysisTables", "analysis_tables", "changed_text", "device_of", "step_ns_of", "summary_line"]
+
+_NOTABLE_SHARE = 0.2
+"""Share of the device time, or of the events, from which missing data is worth a note."""
+_MAX_DIGITS = 10
+_UNCLASSIFIED_LIMIT = 0.1
+"""Share of the device time of kernels of unknown class from which communication is a lower bound."""
+_UNITS = ("ns", "us", "ms", "s")
+_PART_LABELS = {
+    "compute_ns": "compute",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_memory_ns": "copies",
+    "idle_ns": "idle",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Analyses:
-    """The tables of all analyses. ``hardware`` is the device whose roofs are meant, empty where none is
-    known; ``notes`` say what the recording lacks for more, and how to record it. ``unclassified`` is the
-    share of the device time of kernels whose name and operation state no class (0..1): some may communicate.
-    ``product_dtype`` is the element type of most of the time of matmuls (empty: unknown). ``period_ns`` is
-    the median over ranks of the time from the start of a step to that of the next, of a single step its
-    length with its range on the host (NaN: unknown, or a recording without steps).
+class AnalysisTables:
+    """Tables of all analyses.
+
+    ``hardware`` is the device of the roofline, empty if none is known. ``notes`` describe what the
+    recording lacks and how to record it. ``unclassified`` is the share of the device time of kernels of
+    unknown class (0..1), some of which may communicate. ``product_dtype`` is the element type of most of
+    the time of matmuls (empty: unknown). ``period_ns`` is the median over ranks of the time from the start
+    of a step to the start of the next one; of a single step it is the length of its range on the host (NaN:
+    unknown, or a recording without steps). ``difference`` has the tables of the comparison with a baseline.
     """
 
     hardware: str
@@ -88,82 +113,62 @@ class Analyses:
     stragglers: Table[StragglerRow]
     memory: Table[MemoryRow]
     memory_points: Table[MemoryPointRow]
+    difference: Difference | None = None
 
-    def tables(self) -> Mapping[str, Table[Any]]:
-        """The tables under their names."""
-        others = {"hardware", "notes", "unclassified", "product_dtype", "period_ns"}
-        names = [each.name for each in fields(self) if each.name not in others]
-        return {name: getattr(self, name) for name in names}
+    def by_name(self) -> Mapping[str, Table[Any]]:
+        """Return all tables by name, with those of the comparison if there is one."""
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        tables = {name: value for name, value in values.items() if isinstance(value, Table)}
+        return {**tables, **(self.difference.tables() if self.difference else {})}
+
+    def __call__(self) -> Mapping[str, Table[Any]]:
+        """Return :meth:`by_name`: the deprecated meaning of ``Analysis.tables()``."""
+        warn_renamed("Analysis.tables()", "Analysis.tables_by_name()")
+        return self.by_name()
 
 
 def device_of(profiles: Sequence[Profile], hardware: str, diagnostics: Diagnostics) -> Device | None:
-    """The device whose figures are the roof: ``hardware`` where it is given, else the one that the profiles
-    name. None where that is unknown, or they name several, which ``diagnostics`` say.
+    """Return the device of the roofline: ``hardware`` if given, otherwise the device that the profiles
+    name. None if that is unknown, or if they name several, with a warning.
 
-    Raises ``UsageError`` for a ``hardware`` that is unknown.
+    Raises ``UsageError`` for an unknown ``hardware``.
     """
-    named = list(dict.fromkeys(name for profile in profiles for name in profile.devices if name))
-    where = profiles[0].name if profiles else ""
+    names = list(dict.fromkeys(name for profile in profiles for name in profile.devices if name))
+    source = profiles[0].name if profiles else ""
     measured: dict[str, Device] = {}
-    for name in named:
+    for name in names:
         try:
-            found = named_device(name)
+            device = named_device(name)
         except UsageError:
             continue
-        measured.setdefault(found.name, found)
+        measured.setdefault(device.name, device)
     if hardware:
-        asked = load_device(hardware)
-        others = [name for name in measured if name != asked.name]
-        message = f"measured on {', '.join(others)}; the roofs are those of {asked.name}, as asked"
-        diagnostics.warning("analysis.other-device", where, message, count=int(bool(others)))
-        return asked
+        requested = load_device(hardware)
+        others = [name for name in measured if name != requested.name]
+        message = f"measured on {', '.join(others)}; the roofline is that of {requested.name}, as requested"
+        diagnostics.warning("analysis.other-device", source, message, count=int(bool(others)))
+        return requested
     if len(measured) == 1:
         return next(iter(measured.values()))
     if measured:
-        message = f"measured on several devices ({', '.join(measured)}): no roof is that of all"
-    elif named:
-        message = f"no figures are known of {', '.join(map(repr, named))}: no roofs (give `hardware`)"
+        message = f"measured on several devices ({', '.join(measured)}): no common roofline"
+    elif names:
+        message = f"{', '.join(map(repr, names))} is not in the catalogue: no roofline (give `hardware`)"
     else:
-        message = "the trace does not name its device: no roofs (give `hardware`)"
-    diagnostics.warning("analysis.no-device", where, message)
+        message = "the trace does not name its device: no roofline (give `hardware`)"
+    diagnostics.warning("analysis.no-device", source, message)
     return None
 
 
-def analyses_of(profiles: Sequence[Profile], device: Device | None, diagnostics: Diagnostics) -> Analyses:
-    """Analyse profiles of the ranks of one job. O(events log events)."""
+def analysis_tables(
+    profiles: Sequence[Profile], device: Device | None, diagnostics: Diagnostics
+) -> AnalysisTables:
+    """Analyse the profiles of the ranks of one job. O(events log events)."""
     recordings = recordings_of(profiles, diagnostics)
-    measured = [measured_of(each, costed_ops(each, diagnostics), device) for each in profiles]
-    found = operations(measured)
+    measured = [measured_of(profile, costed_ops(profile, diagnostics), device) for profile in profiles]
+    by_shape = operations(measured)
     paths = critical_paths(recordings, diagnostics)
-    talk = collectives_of(recordings, measured, diagnostics)
-    return Analyses(
-        hardware=device.name if device else "",
-        notes=tuple(notes_of(profiles, recordings)),
-        unclassified=unclassified_share(recordings, measured),
-        product_dtype=product_dtype(measured),
-        period_ns=_period_ns(recordings),
-        breakdown=breakdown(recordings),
-        idle=idle(recordings),
-        gaps=gaps_before(recordings),
-        launches=launches(recordings),
-        queues=queues(recordings),
-        queue_points=queue_points(recordings),
-        classes=classes(measured),
-        operations=found,
-        kernels=kernels(recordings, measured),
-        wins=wins(found),
-        tree=tree(recordings),
-        critical_path=paths.totals,
-        critical_segments=paths.segments,
-        collectives=collectives(talk),
-        collective_instances=instances(talk),
-        stragglers=stragglers(talk),
-        memory=memory(profiles),
-        memory_points=memory_points(profiles),
-    )
-
-
-def _period_ns(recordings: Sequence[Recording]) -> float:
+    communication = collectives_of(recordings, measured, diagnostics)
     periods: list[float] = []
     for recording in recordings:
         profile, rows = recording.profile, recording.rows
@@ -171,9 +176,157 @@ def _period_ns(recordings: Sequence[Recording]) -> float:
         steps = recorded_steps(recording.start_ns, profile.duration_ns[rows], profile.run[rows], ranges)
         if steps is not None and steps.is_annotated and steps.period_ns >= 0:
             periods.append(steps.period_ns)
-    return float(np.median(periods)) if periods else nan
+    return AnalysisTables(
+        hardware=device.name if device else "",
+        notes=tuple(_notes(profiles, recordings)) if any(map(len, recordings)) else (),
+        unclassified=unclassified_share(recordings, measured),
+        product_dtype=product_dtype(measured),
+        period_ns=float(np.median(periods)) if periods else nan,
+        breakdown=breakdown(recordings),
+        idle=idle(recordings),
+        gaps=gaps_before(recordings),
+        launches=launches(recordings),
+        queues=queues(recordings),
+        queue_points=queue_points(recordings),
+        classes=classes(measured),
+        operations=by_shape,
+        kernels=kernels(recordings, measured),
+        wins=wins(by_shape),
+        tree=tree(recordings),
+        critical_path=paths.totals,
+        critical_segments=paths.segments,
+        collectives=collectives(communication),
+        collective_instances=instances(communication),
+        stragglers=stragglers(communication),
+        memory=memory(profiles),
+        memory_points=memory_points(profiles),
+    )
 
 
-def whole(table: Table[BreakdownRow]) -> Table[BreakdownRow]:
-    """The rows of whole ranks."""
-    return table.take(np.flatnonzero(table["step"] == ALL_STEPS))
+def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iterator[str]:
+    """Yield one sentence per kind of missing data, the most important first, and the option that records
+    it.
+    """
+    if not any(len(profile.host) for profile in profiles):
+        yield (
+            "no host operations were recorded: kernels have no operation, shapes or calls around them "
+            "(PyTorch: activities=[CPU, CUDA]; others: ranges of NVTX or roctx)"
+        )
+    elif not any(bool((profile.host.shapes_row > 0).any()) for profile in profiles):
+        yield "no shapes were recorded: FLOPs, bytes and rooflines are unknown (PyTorch: record_shapes=True)"
+    replayed_ns, device_ns, unknown_launches, events = 0.0, 0.0, 0, 0
+    for recording in recordings:
+        profile, rows, time_ns = recording.profile, recording.rows, recording.duration_ns
+        launch = profile.launch_start_ns[rows]
+        launched = np.flatnonzero(~np.isnan(launch))
+        _, group, count = np.unique(launch[launched], return_inverse=True, return_counts=True)
+        # kernels that share a launch are those of a graph; without shapes, its capture was not given
+        alone = (count[group.reshape(-1)] < 3) | (profile.shapes_row[rows[launched]] > 0)
+        replayed_ns += float(time_ns[launched][~alone].sum())
+        device_ns += float(time_ns.sum())
+        unknown_launches += len(rows) - len(launched)
+        events += len(rows)
+    if device_ns and replayed_ns >= _NOTABLE_SHARE * device_ns:
+        yield (
+            f"{replayed_ns / device_ns:.1%} of the device time was replayed from captured graphs: the trace "
+            "of their capture names operations and shapes (`capture`)"
+        )
+    if unknown_launches >= _NOTABLE_SHARE * events:
+        yield (
+            f"the launches of {unknown_launches / events:.1%} of the device events are not recorded: the "
+            "cause of idle time before them is unknown (record the runtime, from the first launch on)"
+        )
+    texts = [profile.metadata.get("world_size", "") for profile in profiles]
+    sizes = [int(text) for text in texts if text.isdecimal() and len(text) < _MAX_DIGITS]
+    if len(recordings) <= 1 and max(sizes, default=0) > 1:
+        yield f"one of {max(sizes):,} ranks: the files of other ranks add stragglers and transfer times"
+    if any(profile.metadata.get("format") == "kineto" for profile in profiles):
+        has_modules = any(
+            any(
+                profile.strings[row].startswith("nn.Module: ")
+                for row in np.unique(profile.ranges.name_row).tolist()
+            )
+            for profile in profiles
+        )
+        missing = [] if has_modules else ["modules and functions (with_stack=True)"]
+        if not any(len(profile.memory) for profile in profiles):
+            missing.append("memory (profile_memory=True)")
+        if missing:
+            yield f"not recorded: {' and '.join(missing)}"
+
+
+def _time_text(duration_ns: float) -> str:
+    """Return a duration with three decimal places and a suitable unit."""
+    if isnan(duration_ns):
+        return "unknown"
+    unit = 0
+    while abs(duration_ns) >= 1000 and unit < len(_UNITS) - 1:
+        duration_ns /= 1000
+        unit += 1
+    return f"{duration_ns:,.3f} {_UNITS[unit]}"
+
+
+def _share_text(share: float) -> str:
+    return "unknown" if isnan(share) else f"{share:.1%}"
+
+
+def step_ns_of(tables: AnalysisTables) -> float:
+    """Return the length of the median step; without recorded steps, the span of the longest rank."""
+    table = tables.breakdown
+    steps = table["step"] != ALL_STEPS
+    spans = table["span_ns"]
+    return float(np.median(spans[steps])) if steps.any() else float(spans.max(initial=-np.inf))
+
+
+def summary_line(tables: AnalysisTables) -> str:
+    """Return the summary: step time, span, busy share and its parts. Of several ranks, the time is that of
+    the slowest, and the shares are means over all ranks.
+    """
+    table = tables.breakdown
+    whole = table.take(np.flatnonzero(table["step"] == ALL_STEPS))
+    if not len(whole):
+        return "no device events were recorded"
+    steps = table.take(np.flatnonzero(table["step"] != ALL_STEPS))
+    span = _time_text(float(whole["span_ns"].max()))
+    summary = f"span {span} from the first device event to the last"
+    if len(steps):
+        count = len(np.unique(steps["step"]))
+        period = "" if isnan(tables.period_ns) else _time_text(tables.period_ns)
+        summary = f"{_time_text(step_ns_of(tables))} per step ({recording_text(count, period)}, span {span})"
+    if len(whole) > 1:
+        summary += f" on {len(whole)} ranks"
+    total = float(whole["span_ns"].sum()) or np.nan
+    labels, unclassified = _PART_LABELS, ""
+    if tables.unclassified >= _UNCLASSIFIED_LIMIT:
+        labels = {**_PART_LABELS, "exposed_communication_ns": "exposed communication at least"}
+        unclassified = (
+            f"; {_share_text(tables.unclassified)} of the device time is in kernels of unknown class"
+        )
+    parts = ", ".join(
+        f"{label} {_share_text(float(whole[name].sum()) / total)}" for name, label in labels.items()
+    )
+    gaps = tables.idle.take(tables.idle["stream"] == WHOLE_DEVICE)
+    idle_ns = float(gaps["total_ns"].sum())
+    main_cause = ""
+    for cause in dict.fromkeys(gaps["cause"].tolist()):
+        share = float(gaps["total_ns"][gaps["cause"] == cause].sum()) / idle_ns if idle_ns else 0.0
+        if share >= 0.5:
+            main_cause = f", {_share_text(share)} of it {cause}"
+            break
+    busy = float(whole["busy_ns"].sum()) / total
+    return f"{summary}: busy {_share_text(busy)} ({parts}{main_cause}{unclassified})"
+
+
+def changed_text(changed: Difference) -> str:
+    """Return the change from the baseline, and the part of the time that explains most of it."""
+    rows = {row.part: row for row in changed.parts.rows()}
+    whole = rows.pop("span")
+    if not whole.delta_ns:
+        return "as long as before"
+    longer = whole.delta_ns > 0
+    share = abs(whole.delta_ns) / whole.before_ns if whole.before_ns else np.nan
+    most = max(rows.values(), key=lambda row: row.delta_ns if longer else -row.delta_ns)
+    return (
+        f"{_time_text(abs(whole.delta_ns))} ({_share_text(share)}) {'longer' if longer else 'shorter'} than "
+        f"before, {most.part} {'+' if most.delta_ns > 0 else '-'}{_time_text(abs(most.delta_ns))}"
+    )

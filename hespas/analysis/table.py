@@ -1,4 +1,4 @@
-"""Results of analyses as columns; each row has a type, which is also what a document holds of it."""
+"""Tables of analyses: columns with a row type, which documents use too, and statistics of groups."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from hespas.graph.errors import InvariantError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Moments", "Row", "Table", "joined_tables", "listed", "table_from_rows", "table_of"]
+__all__ = ["Moments", "Table", "TableRow", "joined_tables", "listed", "table_from_rows", "table_of"]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One row of a table. Unknown numbers are NaN (-1 for whole ones), unknown texts are empty."""
+class TableRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Base of table rows. Unknown numbers are NaN (-1 for whole numbers), unknown texts are empty."""
 
 
-_RowT = TypeVar("_RowT", bound=Row)
+_RowT = TypeVar("_RowT", bound=TableRow)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table(Generic[_RowT]):
-    """Columns of one length under the names of the fields of ``row``, which says what they mean."""
+    """Table of columns of equal length. Their names are the fields of ``row``, whose docstring describes
+    them.
+    """
 
     row: type[_RowT]
     columns: Mapping[str, NDArray[Any]]
@@ -40,54 +42,61 @@ class Table(Generic[_RowT]):
         return self.columns[name]
 
     def take(self, rows: IntArray | BoolArray) -> Table[_RowT]:
-        """Some rows, by number or by mask."""
+        """Return the selected rows; ``rows`` are numbers or a mask."""
         return Table(self.row, {name: column[rows] for name, column in self.columns.items()})
 
     def largest(self, name: str) -> Table[_RowT]:
-        """The same, the largest figures of a column first; unknown ones last, equal ones as they were."""
+        """Return the rows sorted by a column, largest first, unknown last. The sort is stable."""
         return self.take(np.argsort(-self.columns[name], kind="stable"))
 
     def rows(self) -> list[_RowT]:
-        """One value per row, for documents."""
-        listed = [column.tolist() for column in self.columns.values()]
+        """Return the rows as a list, for documents."""
+        columns = [column.tolist() for column in self.columns.values()]
         names = list(self.columns)
-        return [self.row(**dict(zip(names, each, strict=True))) for each in zip(*listed, strict=True)]
+        return [self.row(**dict(zip(names, cells, strict=True))) for cells in zip(*columns, strict=True)]
 
     def to_pandas(self) -> pd.DataFrame:
-        """The columns as a frame."""
+        """Return the table as a data frame."""
         import pandas as pd
 
         # pandas would store texts as Arrow strings, which cannot hold the lone surrogates that ours may have
-        kept = {
+        columns = {
             name: pd.Series(column, dtype=object) if column.dtype == np.object_ else column
             for name, column in self.columns.items()
         }
-        return pd.DataFrame(kept)
+        return pd.DataFrame(columns)
 
 
 def listed(column: NDArray[np.integer]) -> list[int]:
-    """A column as Python numbers, for loops."""
+    """Return a column as a list of int, for loops."""
     numbers: list[int] = column.tolist()
     return numbers
 
 
 def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> Table[_RowT]:
-    """A table of all columns of ``row``, in the types it states."""
+    """Return a table with all columns of ``row``, in the types of its annotations."""
     if set(columns) != set(row.__struct_fields__):
         wrong = sorted(set(columns) ^ set(row.__struct_fields__))
         raise InvariantError(f"{row.__name__}: columns {', '.join(wrong)} are missing or not its own")
-    made = {name: _column(columns[name], dtype) for name, dtype in _dtypes(row).items()}
-    check_lengths(row.__name__, len(next(iter(made.values()))), made)
-    return Table(row, made)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in row.__struct_fields__:
+        values, dtype = columns[name], _DTYPES[str(row.__annotations__[name])]
+        if dtype is np.object_:
+            arrays[name] = np.fromiter(values, np.object_, len(values))
+        else:
+            arrays[name] = np.asarray(values, dtype)
+    check_lengths(row.__name__, len(next(iter(arrays.values()))), arrays)
+    return Table(row, arrays)
 
 
 def table_from_rows(row: type[_RowT], rows: Sequence[_RowT]) -> Table[_RowT]:
-    """A table of a few rows."""
-    return table_of(row, **{name: [getattr(each, name) for each in rows] for name in row.__struct_fields__})
+    """Return a table of a few rows."""
+    columns = {name: [getattr(value, name) for value in rows] for name in row.__struct_fields__}
+    return table_of(row, **columns)
 
 
 def joined_tables(row: type[_RowT], parts: Sequence[Table[_RowT]]) -> Table[_RowT]:
-    """The rows of all parts, one part after the other."""
+    """Return the rows of all parts, one part after the other."""
     if not parts:
         return table_from_rows(row, [])
     names = row.__struct_fields__
@@ -101,22 +110,14 @@ _DTYPES: Mapping[str, type[np.generic]] = {
     "bool": np.bool_,
     "str": np.object_,
 }
-
-
-def _dtypes(row: type[Row]) -> dict[str, type[np.generic]]:
-    """The types of columns by what the annotations of a row state."""
-    return {name: _DTYPES[str(row.__annotations__[name])] for name in row.__struct_fields__}
-
-
-def _column(values: NDArray[Any] | Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    if dtype is np.object_:
-        return np.fromiter(values, np.object_, len(values))
-    return np.asarray(values, dtype)
+"""Annotations of row fields -> types of columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Count, sum, least, most and the sum of squares around the mean of each group, shape ``(groups,)``."""
+    """Statistics of groups, shape ``(groups,)``: count, sum, minimum, maximum, sum of squares around the
+    mean.
+    """
 
     count: IntArray
     total: FloatArray
@@ -126,7 +127,9 @@ class Moments:
 
     @classmethod
     def of(cls, values: FloatArray, group: IntArray, groups: int) -> Moments:
-        """Of values by group, in two passes: no digits cancel. O(values + groups)."""
+        """Return the statistics of values by group, in two passes, without cancellation. O(values +
+        groups).
+        """
         count = np.bincount(group, minlength=groups).astype(np.int64)
         total = np.bincount(group, values, groups).astype(np.float64)
         mean = total / np.maximum(count, 1)
@@ -137,12 +140,12 @@ class Moments:
         return cls(count, total, least, most, squares)
 
     def merged(self, group: IntArray, groups: int) -> Moments:
-        """Of groups that are put together (Chan, Golub, LeVeque 1979)."""
+        """Return the statistics of merged groups (Chan, Golub, LeVeque 1979)."""
         count = np.bincount(group, self.count, groups).astype(np.int64)
         total = np.bincount(group, self.total, groups).astype(np.float64)
         mean = total / np.maximum(count, 1)
-        apart = self.total / np.maximum(self.count, 1) - mean[group]
-        squares = np.bincount(group, self.squares + self.count * apart**2, groups).astype(np.float64)
+        offset = self.total / np.maximum(self.count, 1) - mean[group]
+        squares = np.bincount(group, self.squares + self.count * offset**2, groups).astype(np.float64)
         least, most = np.full(groups, np.inf), np.full(groups, -np.inf)
         np.minimum.at(least, group, self.least)
         np.maximum.at(most, group, self.most)
@@ -150,12 +153,12 @@ class Moments:
 
     @property
     def mean(self) -> FloatArray:
-        """Sum over count."""
+        """Return the mean."""
         return self.total / np.maximum(self.count, 1)
 
     @property
     def deviation(self) -> FloatArray:
-        """The standard deviation of a sample; NaN for one value."""
+        """Return the standard deviation of a sample; NaN for one value."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            found: FloatArray = np.where(self.count > 1, np.sqrt(self.squares / (self.count - 1)), np.nan)
-        return found
+            deviation: FloatArray = np.where(self.count > 1, np.sqrt(self.squares / (self.count - 1)), np.nan)
+        return deviation

@@ -1,7 +1,7 @@
-"""The device time of modules, functions of Python, ranges and operations, as a tree of calls from the top.
+"""Call tree: the device time of modules, Python functions, ranges and operations.
 
-A piece of device work belongs to what was running on the thread of its launch as that was called. Calls of
-one path (the same names around them) are one node.
+A device event belongs to the calls that were running on the thread of its launch. Calls with the same path
+(the same names around them) are one node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.recording import Recording
-from hespas.analysis.table import Row, Table, listed, table_of
+from hespas.analysis.table import Table, TableRow, listed, table_of
 from hespas.converters.linking import EventNesting
 from hespas.files.documents import Count, Figure
 from hespas.graph import CAPTURED_THREAD, Profile, RaggedArray
@@ -24,11 +24,11 @@ __all__ = ["Callers", "TreeRow", "callers_of", "tree"]
 _NO_CALLER = "(launched by nothing recorded)"
 
 
-class TreeRow(Row, frozen=True, kw_only=True):
-    """One path of calls on all ranks, in the order of a tree: what it calls follows it, most device time
-    first. ``node`` numbers the rows, ``parent`` is that of the caller (-1: none). ``device_ns`` is the time
-    of all device work inside, ``own_device_ns`` of that which nothing deeper launched; ``host_ns`` how long
-    the ``calls`` took that launched something.
+class TreeRow(TableRow, frozen=True, kw_only=True):
+    """Path of calls on all ranks, in tree order: callees follow their caller, most device time first.
+    ``node`` numbers the rows, ``parent`` is the row of the caller (-1: none). ``device_ns`` is the time of
+    all device events inside, ``own_device_ns`` without those of callees; ``host_ns`` is the host time of
+    the ``calls`` that launched something.
     """
 
     node: int
@@ -44,9 +44,9 @@ class TreeRow(Row, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Paths:
-    """Distinct paths; those around a path stand before it. ``sums`` are figures of each path by name; paths
-    that are newer than a figure have none of it.
+class _CallPaths:
+    """Distinct paths; callers have smaller numbers than their callees. ``sums`` are figures by name, one
+    per path; paths that were added after a figure have 0 of it.
     """
 
     number: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
@@ -55,26 +55,26 @@ class _Paths:
     sums: dict[str, FloatArray] = field(default_factory=dict[str, FloatArray])
 
     def of(self, parent: int, name: str) -> int:
-        """The number of a path, new or old."""
-        found = self.number.setdefault((parent, name), len(self.name))
-        if found == len(self.name):
+        """Return the number of a path, which is added if it is new."""
+        number = self.number.setdefault((parent, name), len(self.name))
+        if number == len(self.name):
             self.parent.append(parent)
             self.name.append(name)
-        return found
+        return number
 
     def add(self, figure: str, path: IntArray, values: FloatArray | None = None) -> None:
-        """Add to a figure of some paths: 1 each where no values are given."""
+        """Add values to a figure of some paths; 1 per path without values."""
         self.sums[figure] = self.sum_of(figure) + np.bincount(path, values, len(self.name))
 
     def sum_of(self, figure: str) -> FloatArray:
-        """A figure of all paths."""
-        known = self.sums.get(figure, np.empty(0))
-        return np.append(known, np.zeros(len(self.name) - len(known)))
+        """Return a figure of all paths."""
+        sums = self.sums.get(figure, np.empty(0))
+        return np.append(sums, np.zeros(len(self.name) - len(sums)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Callers:
-    """Operations and ranges of the host; whole ns. ``op`` is the row of the operation (-1: a range)."""
+    """Operations and ranges of the host, in whole ns. ``op`` is the row of the operation (-1: a range)."""
 
     name_row: SmallIntArray
     thread: SmallIntArray
@@ -83,12 +83,12 @@ class Callers:
     op: IntArray
 
     def take(self, rows: IntArray | BoolArray) -> Callers:
-        """Some of them."""
+        """Return the selected callers."""
         return Callers(*(getattr(self, name)[rows] for name in ("name_row", "thread", "start", "end", "op")))
 
 
 def callers_of(profile: Profile) -> Callers:
-    """Ranges, then operations; those without times are left out."""
+    """Return the ranges, then the operations of a profile, without those that have no times."""
     host, ranges = profile.host, profile.ranges
     start = np.concatenate((ranges.start_ns, host.start_ns))
     length = np.concatenate((ranges.duration_ns, host.duration_ns))
@@ -103,32 +103,32 @@ def callers_of(profile: Profile) -> Callers:
     )
 
 
-def _that_launch(callers: Callers, thread: SmallIntArray, at: IntArray) -> BoolArray:
-    """Which callers have a launch inside: the others need not be looked at."""
+def _launching(callers: Callers, thread: SmallIntArray, at: IntArray) -> BoolArray:
+    """Return a mask of the callers with a launch inside; the others are not part of the tree."""
     threads = np.unique(np.concatenate((callers.thread, thread)))
     order = np.lexsort((at, thread))
-    times, found = at[order], np.zeros(len(callers.start), np.bool_)
+    times, launches = at[order], np.zeros(len(callers.start), np.bool_)
     ordered = thread[order]
     for number in threads.tolist():
-        mine = np.flatnonzero(callers.thread == number)
+        own = np.flatnonzero(callers.thread == number)
         first, last = np.searchsorted(ordered, [number, number + 1])
         of_thread = times[first:last]
-        before = np.searchsorted(of_thread, callers.start[mine], side="left")
-        found[mine] = np.searchsorted(of_thread, callers.end[mine], side="right") > before
-    return found
+        before = np.searchsorted(of_thread, callers.start[own], side="left")
+        launches[own] = np.searchsorted(of_thread, callers.end[own], side="right") > before
+    return launches
 
 
 def tree(recordings: Sequence[Recording]) -> Table[TreeRow]:
-    """The tree of all ranks together. O((calls + events) log)."""
-    paths = _Paths()
+    """Return the call tree of all ranks together. O((calls + events) log)."""
+    paths = _CallPaths()
     for recording in recordings:
         if len(recording):
-            _add(paths, recording)
-    return _table(paths)
+            _add_recording(paths, recording)
+    return _tree_table(paths)
 
 
-def _add(paths: _Paths, recording: Recording) -> None:
-    """Add the calls and the device work of one rank."""
+def _add_recording(paths: _CallPaths, recording: Recording) -> None:
+    """Add the calls and the device events of one rank."""
     profile, rows = recording.profile, recording.rows
     callers = callers_of(profile)
     launch, cause = profile.launch_start_ns[rows], profile.host_event[rows].astype(np.int64)
@@ -140,71 +140,77 @@ def _add(paths: _Paths, recording: Recording) -> None:
     if by_cause.any():
         thread[by_cause] = profile.host.thread_row[cause[by_cause]]
         at[by_cause] = caused[by_cause].astype(np.int64)
-    known = by_call | by_cause
-    callers = callers.take(_that_launch(callers, thread[known], at[known]))
+    launched = by_call | by_cause
+    callers = callers.take(_launching(callers, thread[launched], at[launched]))
     nesting = EventNesting.of(callers.thread.astype(np.int64), callers.start, callers.end)
     inner = np.full(len(rows), -1, np.int64)
-    inner[known] = nesting.innermost(thread[known].astype(np.int64), at[known])
+    inner[launched] = nesting.innermost(thread[launched].astype(np.int64), at[launched])
     if by_cause.any():
-        place_of_op = np.full(len(profile.host) + 1, -1, np.int64)
-        place_of_op[callers.op] = np.arange(len(callers.op))
-        place_of_op[-1] = -1
-        inner[by_cause] = place_of_op[cause[by_cause]]
+        caller_of_op = np.full(len(profile.host) + 1, -1, np.int64)
+        caller_of_op[callers.op] = np.arange(len(callers.op))
+        caller_of_op[-1] = -1
+        inner[by_cause] = caller_of_op[cause[by_cause]]
     path_of = _paths_of(paths, profile, callers, nesting)
-    nobody = paths.of(-1, _NO_CALLER) if bool((inner < 0).any()) else -1
-    path = np.where(inner >= 0, path_of[inner], nobody) if len(path_of) else np.full(len(rows), nobody)
-    path = _in_capture(paths, profile, path, cause)
+    no_caller = paths.of(-1, _NO_CALLER) if bool((inner < 0).any()) else -1
+    path = np.full(len(rows), no_caller)
+    if len(path_of):
+        path = np.where(inner >= 0, path_of[inner], no_caller)
+    path = _with_captured_operations(paths, profile, path, cause)
     paths.add("events", path)
     paths.add("own_ns", path, recording.duration_ns)
 
 
-def _in_capture(paths: _Paths, profile: Profile, path: IntArray, cause: IntArray) -> IntArray:
-    """The paths of replayed work with the operations it was captured in behind the launch of its graph."""
+def _with_captured_operations(
+    paths: _CallPaths, profile: Profile, path: IntArray, cause: IntArray
+) -> IntArray:
+    """Return the paths, where replayed events are inside the captured operations below the launch of the
+    graph.
+    """
     host = profile.host
     threads = np.unique(host.thread_row).tolist()
     captured = [row for row in threads if profile.strings[row] == CAPTURED_THREAD]
     replayed = np.flatnonzero(at_rows(np.isin(host.thread_row, captured), cause, False))
     if not len(replayed):
         return path
-    found, known, called = path.copy(), dict[tuple[int, int], int](), list[int]()
+    extended, path_of_op, called = path.copy(), dict[tuple[int, int], int](), list[int]()
     names, parents = listed(host.name_row), listed(host.parent)
-    for place in replayed.tolist():
+    for event in replayed.tolist():
         around: list[int] = []
-        op, inside = int(cause[place]), int(path[place])
-        while op >= 0 and (inside, op) not in known:
+        op, inside = int(cause[event]), int(path[event])
+        while op >= 0 and (inside, op) not in path_of_op:
             around.append(op)
             op = parents[op]
-        at = known[inside, op] if op >= 0 else inside
-        for each in reversed(around):
-            at = known[inside, each] = paths.of(at, profile.strings[names[each]])
+        at = path_of_op[inside, op] if op >= 0 else inside
+        for caller in reversed(around):
+            at = path_of_op[inside, caller] = paths.of(at, profile.strings[names[caller]])
             called.append(at)
-        found[place] = at
+        extended[event] = at
     paths.add("calls", np.array(called, np.int64))
-    return found
+    return extended
 
 
 _STEP = re.compile(r"(ProfilerStep)#\d+")
 
 
-def _paths_of(paths: _Paths, profile: Profile, callers: Callers, nesting: EventNesting) -> IntArray:
-    """The path of each caller, level by level from the outermost."""
+def _paths_of(paths: _CallPaths, profile: Profile, callers: Callers, nesting: EventNesting) -> IntArray:
+    """Return the path of each caller, level by level from the outermost."""
     names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
-    found = np.full(len(callers.start), -1, np.int64)
+    path_of = np.full(len(callers.start), -1, np.int64)
     called = np.flatnonzero(nesting.parent >= 0)
-    inside = RaggedArray.from_pairs(nesting.parent[called], called, len(found))
+    inside = RaggedArray.from_pairs(nesting.parent[called], called, len(path_of))
     level = np.flatnonzero(nesting.parent < 0)
     while len(level):
-        around, name = at_rows(found, nesting.parent[level], -1), callers.name_row[level]
-        distinct, place = distinct_rows(around, name)
-        found[level] = np.array([paths.of(path, names[row]) for path, row in distinct], np.int64)[place]
+        around, name = at_rows(path_of, nesting.parent[level], -1), callers.name_row[level]
+        distinct, group = distinct_rows(around, name)
+        path_of[level] = np.array([paths.of(path, names[row]) for path, row in distinct], np.int64)[group]
         level = inside.take(level).values.astype(np.int64)
-    paths.add("calls", found)
-    paths.add("host_ns", found, (callers.end - callers.start).astype(np.float64))
-    return found
+    paths.add("calls", path_of)
+    paths.add("host_ns", path_of, (callers.end - callers.start).astype(np.float64))
+    return path_of
 
 
-def _table(paths: _Paths) -> Table[TreeRow]:
-    """The rows in the order of the tree."""
+def _tree_table(paths: _CallPaths) -> Table[TreeRow]:
+    """Return the rows in tree order."""
     count = len(paths.name)
     own_ns = paths.sum_of("own_ns")
     events, device = paths.sum_of("events").tolist(), own_ns.tolist()
@@ -213,7 +219,18 @@ def _table(paths: _Paths) -> Table[TreeRow]:
         if parent >= 0:
             device[parent] += device[path]
             events[parent] += events[path]
-    order, depth = _in_order(paths.parent, device)
+    callees: dict[int, list[int]] = {}
+    for path, parent in enumerate(paths.parent):
+        callees.setdefault(parent, []).append(path)
+    depth, order = [0] * count, list[int]()
+    waiting = sorted(callees.get(-1, []), key=device.__getitem__)
+    while waiting:
+        path = waiting.pop()
+        order.append(path)
+        inside = sorted(callees.get(path, []), key=device.__getitem__)
+        for callee in inside:
+            depth[callee] = depth[path] + 1
+        waiting.extend(inside)
     number = {path: node for node, path in enumerate(order)} | {-1: -1}
     total: FloatArray = np.array([device[path] for path in order], np.float64)
     return table_of(
@@ -229,21 +246,3 @@ def _table(paths: _Paths) -> Table[TreeRow]:
         share=total / (float(own_ns.sum()) or np.nan),
         host_ns=paths.sum_of("host_ns")[order],
     )
-
-
-def _in_order(parents: list[int], device: list[float]) -> tuple[list[int], list[int]]:
-    """Paths, each followed by what it calls, and how deep each stands."""
-    inside: dict[int, list[int]] = {}
-    for path, parent in enumerate(parents):
-        inside.setdefault(parent, []).append(path)
-    depth = [0] * len(parents)
-    order: list[int] = []
-    waiting = sorted(inside.get(-1, []), key=lambda path: device[path])
-    while waiting:
-        path = waiting.pop()
-        order.append(path)
-        calls = sorted(inside.get(path, []), key=lambda each: device[each])
-        for each in calls:
-            depth[each] = depth[path] + 1
-        waiting.extend(calls)
-    return order, depth

@@ -1,6 +1,6 @@
-"""What the commands do, as functions: each command is a thin shell around one of them.
+"""Functions and results of all commands: each command is a thin layer around one function.
 
-Names are loaded on first use, so that a conversion does not pay for the validators.
+Names are imported on first use, so that a conversion does not import the validators.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ __all__ = [
     "CheckReport",
     "ClassTotals",
     "ComparisonReport",
-    "Conservation",
     "Conversion",
-    "Dropped",
+    "ConversionAccount",
     "EstimatorShare",
     "FactorsReport",
     "GenerationResult",
@@ -27,10 +26,10 @@ __all__ = [
     "GridResult",
     "KindTotals",
     "LeagueReport",
+    "Lowering",
+    "MergedOps",
     "Missing",
     "NodeEstimates",
-    "Parts",
-    "Preparation",
     "ProfiledProgram",
     "Result",
     "RoundTripReport",
@@ -43,6 +42,7 @@ __all__ = [
     "Summary",
     "SystemResult",
     "TableEstimates",
+    "WriteSharding",
     "accuracy",
     "analysis_document",
     "analyze",
@@ -51,7 +51,6 @@ __all__ = [
     "capture",
     "check",
     "check_timeline",
-    "class_totals",
     "compare",
     "compare_runs",
     "conversion_document",
@@ -65,6 +64,8 @@ __all__ = [
     "graph_estimator",
     "join_profile",
     "league",
+    "load_system",
+    "op_class_summary",
     "profile_program",
     "read",
     "read_profiles",
@@ -72,12 +73,11 @@ __all__ = [
     "serve",
     "simulate",
     "simulate_grid",
+    "simulated_step",
     "simulation_document",
-    "step_of",
-    "suggest",
+    "suggest_shapes",
     "summarise",
     "summary_document",
-    "system",
     "table_estimate_document",
     "total_duration_ns",
     "validate_capture",
@@ -93,54 +93,98 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from hespas.api.analysis import Analysis, analysis_document, analyze
-    from hespas.api.capture_check import CaptureCheckReport, validate_capture
-    from hespas.api.capturing import CaptureResult, capture
-    from hespas.api.conversion import Conversion, conversion_document, convert
+    from hespas.api.analysis import (
+        Analysis,
+        analysis_document,
+        analyze,
+    )
+    from hespas.api.capturing import (
+        CaptureResult,
+        ProfiledProgram,
+        capture,
+        join_profile,
+        profile_program,
+    )
+    from hespas.api.checks import (
+        CaptureCheckReport,
+        CheckReport,
+        RoundTripReport,
+        check,
+        roundtrip,
+        validate_capture,
+    )
+    from hespas.api.conversion import (
+        Conversion,
+        conversion_document,
+        convert,
+    )
+    from hespas.api.documents import (
+        Result,
+        write_json,
+    )
     from hespas.api.estimation import (
         ClassTotals,
         EstimatorShare,
         NodeEstimates,
-        class_totals,
         estimate,
         estimate_document,
-        step_of,
+        op_class_summary,
+        simulated_step,
         total_duration_ns,
         write_estimates_csv,
     )
-    from hespas.api.generation import GenerationResult, generate
-    from hespas.api.grid import GridResult, simulate_grid
-    from hespas.api.io import Result, read, read_profiles, write, write_json
-    from hespas.api.joining import join_profile
-    from hespas.api.parts import Parts
-    from hespas.api.preparation import (
-        Conservation,
-        Dropped,
+    from hespas.api.generation import (
+        GenerationResult,
+        generate,
+    )
+    from hespas.api.io import (
+        WriteSharding,
+        read,
+        read_profiles,
+        write,
+    )
+    from hespas.api.lowering import (
+        ConversionAccount,
         Granularity,
+        Lowering,
+        MergedOps,
         Missing,
-        Preparation,
         graph_estimator,
     )
-    from hespas.api.profiling import ProfiledProgram, profile_program
-    from hespas.api.published_runs import FactorsReport, LeagueReport, calibrate_end_to_end, league
-    from hespas.api.run_difference import RunDifference, compare_runs
-    from hespas.api.serving import Server, ServingResult, serve, write_request_rows
-    from hespas.api.serving_accuracy import ServingAccuracyReport, validate_serving
+    from hespas.api.published_runs import (
+        FactorsReport,
+        LeagueReport,
+        ServingAccuracyReport,
+        calibrate_end_to_end,
+        league,
+        validate_serving,
+    )
+    from hespas.api.serving import (
+        Server,
+        ServingResult,
+        serve,
+        write_request_rows,
+    )
     from hespas.api.simulation import (
-        SimulationResult,
         simulate,
+    )
+    from hespas.api.simulation_result import (
+        SimulationResult,
         simulation_document,
         write_simulation_json,
     )
     from hespas.api.summary import (
         Summary,
-        devices_document,
-        estimators_document,
         summarise,
         summary_document,
         view,
     )
-    from hespas.api.systems import SystemResult, system
+    from hespas.api.systems import (
+        SystemResult,
+        devices_document,
+        estimators_document,
+        load_system,
+    )
     from hespas.api.table_estimation import (
         KindTotals,
         TableEstimates,
@@ -148,71 +192,128 @@ if TYPE_CHECKING:
         table_estimate_document,
         write_table_estimates,
     )
-    from hespas.api.timeline_file import check_timeline, write_timeline
+    from hespas.api.timeline_file import (
+        check_timeline,
+        write_timeline,
+    )
     from hespas.api.validation import (
         AccuracyReport,
         CalibrationReport,
-        CheckReport,
         ComparisonReport,
-        RoundTripReport,
         SuggestionReport,
         accuracy,
         calibrate,
-        check,
         compare,
-        roundtrip,
-        suggest,
+        suggest_shapes,
+    )
+    from hespas.api.what_if import (
+        GridResult,
+        RunDifference,
+        compare_runs,
+        simulate_grid,
     )
 
-_HOMES: dict[str, tuple[str, ...]] = {
-    "hespas.api.analysis": ("Analysis", "analysis_document", "analyze"),
-    "hespas.api.capture_check": ("CaptureCheckReport", "validate_capture"),
-    "hespas.api.capturing": ("CaptureResult", "capture"),
-    "hespas.api.profiling": ("ProfiledProgram", "profile_program"),
-    "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
-    "hespas.api.joining": ("join_profile",),
-    "hespas.api.parts": ("Parts",),
+_MODULES: dict[str, tuple[str, ...]] = {
+    "hespas.api.validation": (
+        "AccuracyReport",
+        "CalibrationReport",
+        "ComparisonReport",
+        "SuggestionReport",
+        "accuracy",
+        "calibrate",
+        "compare",
+        "suggest_shapes",
+    ),
+    "hespas.api.analysis": (
+        "Analysis",
+        "analysis_document",
+        "analyze",
+    ),
+    "hespas.api.capturing": (
+        "CaptureResult",
+        "ProfiledProgram",
+        "capture",
+        "join_profile",
+        "profile_program",
+    ),
+    "hespas.api.checks": (
+        "CaptureCheckReport",
+        "CheckReport",
+        "RoundTripReport",
+        "check",
+        "roundtrip",
+        "validate_capture",
+    ),
+    "hespas.api.conversion": (
+        "Conversion",
+        "conversion_document",
+        "convert",
+    ),
+    "hespas.api.documents": (
+        "Result",
+        "write_json",
+    ),
     "hespas.api.estimation": (
         "ClassTotals",
-        "NodeEstimates",
         "EstimatorShare",
-        "class_totals",
+        "NodeEstimates",
         "estimate",
         "estimate_document",
-        "step_of",
+        "op_class_summary",
+        "simulated_step",
         "total_duration_ns",
         "write_estimates_csv",
     ),
-    "hespas.api.generation": ("GenerationResult", "generate"),
-    "hespas.api.grid": ("GridResult", "simulate_grid"),
-    "hespas.api.io": ("Result", "read", "read_profiles", "write", "write_json"),
-    "hespas.api.preparation": (
-        "Conservation",
-        "Dropped",
+    "hespas.api.generation": (
+        "GenerationResult",
+        "generate",
+    ),
+    "hespas.api.io": (
+        "WriteSharding",
+        "read",
+        "read_profiles",
+        "write",
+    ),
+    "hespas.api.lowering": (
+        "ConversionAccount",
         "Granularity",
+        "Lowering",
+        "MergedOps",
         "Missing",
-        "Preparation",
         "graph_estimator",
     ),
-    "hespas.api.published_runs": ("FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"),
-    "hespas.api.run_difference": ("RunDifference", "compare_runs"),
-    "hespas.api.serving": ("Server", "ServingResult", "serve", "write_request_rows"),
-    "hespas.api.serving_accuracy": ("ServingAccuracyReport", "validate_serving"),
-    "hespas.api.simulation": (
+    "hespas.api.published_runs": (
+        "FactorsReport",
+        "LeagueReport",
+        "ServingAccuracyReport",
+        "calibrate_end_to_end",
+        "league",
+        "validate_serving",
+    ),
+    "hespas.api.serving": (
+        "Server",
+        "ServingResult",
+        "serve",
+        "write_request_rows",
+    ),
+    "hespas.api.simulation": ("simulate",),
+    "hespas.api.simulation_result": (
         "SimulationResult",
-        "simulate",
         "simulation_document",
         "write_simulation_json",
     ),
     "hespas.api.summary": (
         "Summary",
-        "devices_document",
-        "estimators_document",
         "summarise",
         "summary_document",
         "view",
     ),
-    "hespas.api.systems": ("SystemResult", "system"),
+    "hespas.api.systems": (
+        "SystemResult",
+        "devices_document",
+        "estimators_document",
+        "load_system",
+    ),
     "hespas.api.table_estimation": (
         "KindTotals",
         "TableEstimates",
@@ -220,26 +321,37 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "table_estimate_document",
         "write_table_estimates",
     ),
-    "hespas.api.timeline_file": ("check_timeline", "write_timeline"),
-    "hespas.api.validation": (
-        "AccuracyReport",
-        "CalibrationReport",
-        "CheckReport",
-        "ComparisonReport",
-        "RoundTripReport",
-        "SuggestionReport",
-        "accuracy",
-        "calibrate",
-        "check",
-        "compare",
-        "roundtrip",
-        "suggest",
+    "hespas.api.timeline_file": (
+        "check_timeline",
+        "write_timeline",
+    ),
+    "hespas.api.what_if": (
+        "GridResult",
+        "RunDifference",
+        "compare_runs",
+        "simulate_grid",
     ),
 }
+_RENAMED = {
+    "Conservation": "ConversionAccount",
+    "Dropped": "MergedOps",
+    "Parts": "WriteSharding",
+    "Preparation": "Lowering",
+    "class_totals": "op_class_summary",
+    "step_of": "simulated_step",
+    "suggest": "suggest_shapes",
+    "system": "load_system",
+}
+"""Deprecated names -> new names."""
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _HOMES.items():
+    if name in _RENAMED:
+        from hespas.graph.deprecation import warn_renamed
+
+        warn_renamed(f"hespas.api.{name}", f"hespas.api.{_RENAMED[name]}")
+        name = _RENAMED[name]
+    for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(module), name)
     raise AttributeError(f"module 'hespas.api' has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""Where the time of measured profiles went, and where it would be won."""
+"""Analyses of measured profiles: time breakdown, idle causes, operations against the roofline,
+communication.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
@@ -10,25 +12,39 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from hespas.analysis.breakdown import ALL_STEPS, BreakdownRow
 from hespas.analysis.collectives import CollectiveRow, InstanceRow, StragglerRow
 from hespas.analysis.critical_path import PathRow, SegmentRow
+from hespas.analysis.device_use import (
+    ALL_STEPS,
+    BreakdownRow,
+    GapRow,
+    IdleRow,
+    LaunchRow,
+    MemoryPointRow,
+    MemoryRow,
+    QueuePointRow,
+    QueueRow,
+)
 from hespas.analysis.difference import ChangeRow, Difference, PartRow, difference_of
-from hespas.analysis.idle import GapRow, IdleRow
-from hespas.analysis.launches import LaunchRow, QueuePointRow, QueueRow
-from hespas.analysis.memory import MemoryPointRow, MemoryRow
 from hespas.analysis.operations import ClassRow, KernelRow, OperationRow, WinRow
-from hespas.analysis.run import Analyses, analyses_of, device_of
+from hespas.analysis.run import (
+    AnalysisTables,
+    analysis_tables,
+    changed_text,
+    device_of,
+    step_ns_of,
+    summary_line,
+)
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow
-from hespas.analysis.verdict import changed_text, step_ns_of, verdict_of
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, read_profiles, with_capture
+from hespas.api.documents import Document, Result, findings
+from hespas.api.io import read_profiles, with_capture
 from hespas.converters import ReadOptions
 from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Profile, StepFacts
+from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
 from hespas.simulator.throughput import Throughput, rates_of, warn_of_rates
 
@@ -40,65 +56,71 @@ __all__ = ["Analysis", "AnalysisDocument", "DifferenceDocument", "analysis_docum
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Analysis(Result):
-    """Results of the analyses: ``found`` holds their tables, ``difference`` those of what changed against
-    another recording, if one was given; ``devices`` are those that the profiles name, ``throughput`` the
-    rates of a step.
+    """Analysis of profiles. ``tables`` has one attribute per table. ``difference`` has the tables of the
+    comparison with the ``baseline``, if one was given. ``devices`` are named by the profiles;
+    ``throughput`` are the rates of a step.
     """
 
-    found: Analyses
+    tables: AnalysisTables
     inputs: tuple[str, ...] = ()
-    difference: Difference | None = None
-    against: tuple[str, ...] = ()
+    baseline: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     throughput: Throughput = field(default_factory=Throughput)
+    found = RenamedAttribute("tables")
+    against = RenamedAttribute("baseline")
+
+    @property
+    def difference(self) -> Difference | None:
+        """Return the tables of the comparison with the baseline; None without a baseline."""
+        return self.tables.difference
 
     def headline(self) -> str:
-        """Return the step time, its parts, and MFU and tokens/s where their inputs are stated."""
-        told = verdict_of(self.found)
-        told += f"; {self.throughput}" if self.throughput.is_known else ""
-        return f"{told}; {changed_text(self.difference)}" if self.difference else told
+        """Return the step time and its parts, MFU and tokens/s if known, and the change from the baseline."""
+        summary = summary_line(self.tables)
+        summary += f"; {self.throughput}" if self.throughput.is_known else ""
+        return f"{summary}; {changed_text(self.difference)}" if self.difference else summary
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.analyze/1``."""
+        """Return the document of ``--json``: ``hespas.analyze/1``."""
         return document_bytes(analysis_document(self))
 
-    def tables(self) -> dict[str, Table[Any]]:
-        """All tables under their names: those of a comparison only where there was one."""
-        return {**self.found.tables(), **(self.difference.tables() if self.difference else {})}
+    def tables_by_name(self) -> Mapping[str, Table[Any]]:
+        """Return all tables by name, with those of the comparison if there is one."""
+        return self.tables.by_name()
 
     def to_pandas(self, table: str = "operations") -> pandas.DataFrame:
-        """One of the tables, as the document names them: ``breakdown``, ``kernels``, ``by_shape``, ... Raises
+        """Return a table by its name in the document: ``breakdown``, ``kernels``, ``by_shape``, ... Raises
         ``UsageError`` for another name.
         """
-        tables = self.tables()
+        tables = self.tables_by_name()
         if table not in tables:
             raise UsageError(f"there is no table {table!r}", hint=f"one of: {', '.join(tables)}")
         return tables[table].to_pandas()
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``index.html``, ``analysis.json`` and a CSV file per table into a folder. Raises
-        ``OutputError`` where one of them exists, without ``overwrite``.
+        ``OutputError`` if one of them exists, without ``overwrite``.
         """
         from hespas.analysis.report import analysis_html, write_report
 
-        device = self.found.hardware
-        about = f"Roofs are those of {device}." if device else "The device is not known: there are no roofs."
+        device = self.tables.hardware
+        about = f"The roofline is that of {device}." if device else "The device is unknown: no roofline."
         page = analysis_html(
             self.headline(),
-            self.tables(),
+            self.tables_by_name(),
             inputs=self.inputs,
-            against=self.against,
+            baseline=self.baseline,
             devices=self.devices,
             about=about,
-            notes=self.found.notes,
+            notes=self.tables.notes,
             diagnostics=self.diagnostics,
         )
-        write_report(Path(folder), page, self.to_json(), self.tables(), overwrite=overwrite)
+        write_report(Path(folder), page, self.to_json(), self.tables_by_name(), overwrite=overwrite)
 
 
 class DifferenceDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed against the inputs ``against``."""
+    """Differences from the inputs ``against``."""
 
     against: list[str]
     parts: list[PartRow]
@@ -108,8 +130,9 @@ class DifferenceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnalysisDocument(Document, frozen=True, kw_only=True):
-    """Document of `hespas analyze --json`: one list of rows per analysis. ``step_period_ns`` is from the
-    start of a step to that of the next, of a single step its length; rates are of that time.
+    """Document of ``hespas analyze --json``: one list of rows per analysis. ``step_period_ns`` is the time
+    from the start of a step to the start of the next one (of a single step its length); rates are per
+    period.
     """
 
     schema: Literal["hespas.analyze/1"] = "hespas.analyze/1"
@@ -144,11 +167,15 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
     difference: DifferenceDocument | None
 
 
+_ProfileSource = str | Path | Profile
+
+
+@renamed_arguments(against="baseline")
 @checked()
 def analyze(
     source: str | Path | Profile | Sequence[str | Path | Profile],
     *,
-    against: str | Path | Profile | Sequence[str | Path | Profile] | None = None,
+    baseline: str | Path | Profile | Sequence[str | Path | Profile] | None = None,
     capture: str | Path | Sequence[str | Path] | None = None,
     hardware: str = "",
     tokens: float | None = None,
@@ -158,166 +185,132 @@ def analyze(
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
-    """Analyse what was measured: profiles, or paths of them, each of one rank or more of one job; a folder
-    holds one per rank.
+    """Analyse profiles of one job (values or paths), each of one or more ranks; a folder holds one per
+    rank.
 
-    ``against`` is an earlier recording of the same job: what changed since is told. ``capture`` are traces in
-    which the graphs were captured that the profiles replay, or folders of them. ``hardware`` (a name or a
-    TOML file) is the device whose peaks are the roof, by default the one that the profiles name. ``tokens``
-    and ``model_flops`` are those of a step on all ranks: they give tokens/s and MFU. Raises ``UsageError``
-    for a program, which holds no measurements, for nothing, for a device that is unknown, and for tokens or
-    FLOPs that are not above 0; for paths also what ``read`` raises.
+    ``baseline`` is an earlier recording of the same job, which is compared. ``capture`` is one or more
+    traces of the graph captures that the profiles replay, or folders of them. ``hardware`` (a name or a
+    TOML file) is the device of the roofline; by default the device named by the profiles. ``tokens`` and
+    ``model_flops`` are those of one step on all ranks, for tokens/s and MFU.
+
+    Raises ``UsageError`` for a program, which has no measurements, without profiles, for an unknown device,
+    and for tokens or FLOPs that are not above 0; for paths also what ``read`` raises.
     """
-    _check_counts(tokens=tokens, model_flops=model_flops)
-    found = diagnostics if diagnostics is not None else Diagnostics()
-    sources = _listed(source)
-    options = with_capture(options or ReadOptions(), capture)
-    profiles = _profiles_of(sources, format, options, found, progress)
-    device = device_of(profiles, hardware, found)
-    analysed = analyses_of(profiles, device, found)
-    # The host may take longer for a step than the span of its device events.
-    period_ns = step_ns_of(analysed) if isnan(analysed.period_ns) else analysed.period_ns
-    rates = rates_of(_facts(profiles, analysed, tokens, model_flops), period_ns, device)
-    warn_of_rates(rates, _names(sources)[0], found)
-    done = Analysis(
-        analysed, _names(sources), devices=_devices(profiles), diagnostics=found, throughput=rates
-    )
-    if against is None:
-        return done
-    others = _listed(against)
-    before = _profiles_of(others, None, options, found, progress)
-    if set(_devices(before)) != set(_devices(profiles)):
-        listed = (", ".join(_devices(each)) or "an unnamed device" for each in (before, profiles))
-        message = "the two recordings are of different devices: {} before, {} after".format(*listed)
-        found.warning("analysis.devices-differ", _names(others)[0], message)
-    old = analyses_of(before, device, found)
-    _tell_steps(old, analysed, found, _names(others)[0])
-    changed = difference_of(old, analysed)
-    return replace(done, difference=changed, against=_names(others))
-
-
-def _check_counts(**given: float | None) -> None:
-    for name, value in given.items():
+    for name, value in {"tokens": tokens, "model_flops": model_flops}.items():
         if value is not None and not 0 < value < inf:
             raise UsageError(f"`{name}` is {value:g}", hint="give the number of one step on all ranks")
-
-
-def _facts(
-    profiles: Sequence[Profile], found: Analyses, tokens: float | None, model_flops: float | None
-) -> StepFacts:
-    """Return the facts of a recorded step. The job has as many ranks as its profiles state or record."""
-    stated = [profile.metadata.get("world_size", "") for profile in profiles]
-    sizes = [int(text) for text in stated if text.isdecimal() and len(text) < 10]
-    recorded = int((found.breakdown["step"] == ALL_STEPS).sum())
-    return StepFacts(
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    options = with_capture(options or ReadOptions(), capture)
+    names, profiles = _read_sources(source, format, options, sink, progress)
+    device = device_of(profiles, hardware, sink)
+    tables = analysis_tables(profiles, device, sink)
+    # the host may take longer for a step than the span of its device events
+    period_ns = step_ns_of(tables) if isnan(tables.period_ns) else tables.period_ns
+    # the job has as many ranks as its profiles state, or as were recorded
+    world_sizes = [profile.metadata.get("world_size", "") for profile in profiles]
+    sizes = [int(text) for text in world_sizes if text.isdecimal() and len(text) < 10]
+    recorded = int((tables.breakdown["step"] == ALL_STEPS).sum())
+    facts = StepFacts(
         kind="training",
         tokens=nan if tokens is None else tokens,
         model_flops=nan if model_flops is None else model_flops,
         ranks=max(recorded, *sizes, 0),
-        dtype=found.product_dtype,
+        dtype=tables.product_dtype,
     )
-
-
-_Source = str | Path | Profile
-
-
-def _listed(source: _Source | Sequence[_Source]) -> list[_Source]:
-    return [source] if isinstance(source, str | Path | Profile) else list(source)
-
-
-def _names(sources: Sequence[_Source]) -> tuple[str, ...]:
-    return tuple(each.name if isinstance(each, Profile) else str(each) for each in sources)
+    rates = rates_of(facts, period_ns, device)
+    warn_of_rates(rates, names[0], sink)
+    devices = _devices(profiles)
+    result = Analysis(tables, names, devices=devices, diagnostics=sink, throughput=rates)
+    if baseline is None:
+        return result
+    base_names, base_profiles = _read_sources(baseline, None, options, sink, progress)
+    base_devices = _devices(base_profiles)
+    if set(base_devices) != set(devices):
+        before, after = (", ".join(listed) or "an unnamed device" for listed in (base_devices, devices))
+        message = f"the two recordings are of different devices: {before} before, {after} after"
+        sink.warning("analysis.devices-differ", base_names[0], message)
+    base_tables = analysis_tables(base_profiles, device, sink)
+    for name in ("rank", "step"):  # times are sums over all that was recorded
+        old, new = (
+            len(np.unique(table[name][(table["step"] == ALL_STEPS) == (name == "rank")]))
+            for table in (base_tables.breakdown, tables.breakdown)
+        )
+        message = f"{old} {name}s were recorded before and {new} after: times are of all of them"
+        sink.warning("analysis.recorded-differ", base_names[0], message, count=int(old != new))
+    compared = replace(tables, difference=difference_of(base_tables, tables))
+    return replace(result, tables=compared, baseline=base_names)
 
 
 def _devices(profiles: Sequence[Profile]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for profile in profiles for name in profile.devices if name))
 
 
-def _profiles_of(
-    sources: Sequence[_Source],
+def _read_sources(
+    sources: _ProfileSource | Sequence[_ProfileSource],
     format_name: str | None,
     options: ReadOptions | None,
     diagnostics: Diagnostics,
     progress: Callable[[int, int], None] | None,
-) -> list[Profile]:
-    """The profiles of all sources. Raises ``UsageError`` where there is none."""
+) -> tuple[tuple[str, ...], list[Profile]]:
+    """Return the names of the sources, and the profiles of all of them. Raises ``UsageError`` without a
+    profile.
+    """
+    listed = [sources] if isinstance(sources, str | Path | Profile) else list(sources)
     profiles: list[Profile] = []
-    for done, each in enumerate(sources):
+    for done, source in enumerate(listed):
         if progress:
-            progress(done, len(sources))
-        if isinstance(each, Profile):
-            profiles.append(each)
+            progress(done, len(listed))
+        if isinstance(source, Profile):
+            profiles.append(source)
         else:
-            found = read_profiles(each, format=format_name, options=options, diagnostics=diagnostics)
-            profiles.extend(found)
+            profiles += read_profiles(source, format=format_name, options=options, diagnostics=diagnostics)
     if not profiles:
         raise UsageError("nothing to analyse", hint="name a profile, or a folder with one per rank")
-    return profiles
-
-
-def _tell_steps(before: Analyses, after: Analyses, diagnostics: Diagnostics, where: str) -> None:
-    """Say where the two did not record equally much: their times are of all they recorded."""
-    counts = [
-        {name: len(np.unique(each.breakdown[name][chosen])) for name, chosen in _of(each).items()}
-        for each in (before, after)
-    ]
-    for name in ("rank", "step"):
-        old, new = (each[name] for each in counts)
-        message = f"{old} {name}s were recorded before and {new} after: times are of all of them"
-        diagnostics.warning("analysis.recorded-differ", where, message, count=int(old != new))
-
-
-def _of(found: Analyses) -> dict[str, NDArray[np.bool_]]:
-    """Which rows of the breakdown are of ranks, and which of steps."""
-    whole = found.breakdown["step"] == ALL_STEPS
-    return {"rank": whole, "step": ~whole}
-
-
-def _difference_document(done: Analysis) -> DifferenceDocument | None:
-    if done.difference is None:
-        return None
-    return DifferenceDocument(
-        against=list(done.against),
-        parts=done.difference.parts.rows(),
-        by_operation=done.difference.by_operation.rows(),
-        by_shape=done.difference.by_shape.rows(),
-        by_kernel=done.difference.by_kernel.rows(),
-    )
+    return tuple(source.name if isinstance(source, Profile) else str(source) for source in listed), profiles
 
 
 def analysis_document(done: Analysis) -> AnalysisDocument:
-    """The document of an analysis."""
-    found = done.found
+    """Return the document of an analysis: ``hespas.analyze/1``."""
+    tables, difference = done.tables, done.difference
+    compared = None
+    if difference is not None:
+        compared = DifferenceDocument(
+            against=list(done.baseline),
+            parts=difference.parts.rows(),
+            by_operation=difference.by_operation.rows(),
+            by_shape=difference.by_shape.rows(),
+            by_kernel=difference.by_kernel.rows(),
+        )
     return AnalysisDocument(
         inputs=list(done.inputs),
         diagnostics=findings(done.diagnostics),
         verdict=done.headline(),
         devices=list(done.devices),
-        hardware=found.hardware,
-        step_period_ns=found.period_ns,
+        hardware=tables.hardware,
+        step_period_ns=tables.period_ns,
         model_flops_per_step=done.throughput.model_flops,
         tokens_per_step=done.throughput.tokens,
         mfu=done.throughput.mfu,
         mfu_peak_dtype=done.throughput.peak_dtype,
         tokens_per_s=done.throughput.tokens_per_s,
-        notes=list(found.notes),
-        breakdown=found.breakdown.rows(),
-        idle=found.idle.rows(),
-        gaps=found.gaps.rows(),
-        launches=found.launches.rows(),
-        queues=found.queues.rows(),
-        queue_points=found.queue_points.rows(),
-        classes=found.classes.rows(),
-        operations=found.operations.rows(),
-        kernels=found.kernels.rows(),
-        wins=found.wins.rows(),
-        tree=found.tree.rows(),
-        critical_path=found.critical_path.rows(),
-        critical_segments=found.critical_segments.rows(),
-        collectives=found.collectives.rows(),
-        collective_instances=found.collective_instances.rows(),
-        stragglers=found.stragglers.rows(),
-        memory=found.memory.rows(),
-        memory_points=found.memory_points.rows(),
-        difference=_difference_document(done),
+        notes=list(tables.notes),
+        breakdown=tables.breakdown.rows(),
+        idle=tables.idle.rows(),
+        gaps=tables.gaps.rows(),
+        launches=tables.launches.rows(),
+        queues=tables.queues.rows(),
+        queue_points=tables.queue_points.rows(),
+        classes=tables.classes.rows(),
+        operations=tables.operations.rows(),
+        kernels=tables.kernels.rows(),
+        wins=tables.wins.rows(),
+        tree=tables.tree.rows(),
+        critical_path=tables.critical_path.rows(),
+        critical_segments=tables.critical_segments.rows(),
+        collectives=tables.collectives.rows(),
+        collective_instances=tables.collective_instances.rows(),
+        stragglers=tables.stragglers.rows(),
+        memory=tables.memory.rows(),
+        memory_points=tables.memory_points.rows(),
+        difference=compared,
     )

@@ -1,4 +1,4 @@
-"""Arguments of public functions checked against their type hints, as the command line checks its options."""
+"""Checks of the arguments of public functions against their type hints."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Result = TypeVar("_Result")
 def checked(
     **lazily: str,
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator that raises ``UsageError`` for an argument that its type hint does not allow, and
-    for an option object with such a field.
+    """Return a decorator that raises ``UsageError`` for an argument, or a field of an option object, whose
+    value its type hint does not allow.
 
-    ``lazily`` maps names in the hints that are imported for type checkers alone to where they are defined
+    ``lazily`` maps names in the hints that are imported only for type checkers to their module and name
     (``FitMemory="hespas.validators.calibration:FitMemory"``).
     """
 
@@ -31,16 +31,15 @@ def checked(
 
         @cache
         def hints() -> Mapping[str, object]:
-            return get_type_hints(
-                function,
-                localns={name: _found(place) for name, place in lazily.items()},
-                include_extras=True,
-            )
+            names: dict[str, object] = {}
+            for name, target in lazily.items():
+                module, _, attribute = target.partition(":")
+                names[name] = getattr(import_module(module), attribute)
+            return get_type_hints(function, localns=names, include_extras=True)
 
         @wraps(function)
         def call(*positional: _Parameters.args, **named: _Parameters.kwargs) -> _Result:
-            given = signature.bind_partial(*positional, **named).arguments
-            for name, value in given.items():
+            for name, value in signature.bind_partial(*positional, **named).arguments.items():
                 kind = signature.parameters[name].kind
                 if kind not in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
                     check_value(name, value, hints().get(name, Any))
@@ -51,8 +50,3 @@ def checked(
         return call
 
     return decorate
-
-
-def _found(place: str) -> object:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

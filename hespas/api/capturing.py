@@ -1,22 +1,27 @@
-"""A live program as a workload, for any number of devices."""
+"""Captured programs: a JAX or PyTorch program as a workload, its profiled run, and the join of both."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, write
-from hespas.api.preparation import refuse_global
+from hespas.api.checks import validate_capture
+from hespas.api.documents import Document, Result, findings
+from hespas.api.io import read, write
+from hespas.api.lowering import refuse_global
+from hespas.api.validation import read_program
 from hespas.captures.jax.calls import name_of, resolve_arguments, unwrap_partial
 from hespas.captures.jax.lowering import LoweredProgram, Platform, lower
+from hespas.captures.jax.run import run_profiled
 from hespas.captures.mesh import CollectiveRow, JaxMesh, Mesh
 from hespas.captures.partition import (
     TIMEOUT_S,
@@ -32,21 +37,38 @@ from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_fo
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import open_output
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, Profile, Renamed, Workload
+from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import totals
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["CaptureDocument", "CaptureResult", "CollectiveDocument", "Framework", "capture"]
+    from hespas.validators.accuracy import Joined
+
+__all__ = [
+    "CaptureDocument",
+    "CaptureResult",
+    "CollectiveDocument",
+    "Framework",
+    "ProfiledProgram",
+    "ProfiledProgramDocument",
+    "RuleShare",
+    "capture",
+    "join_profile",
+    "profile_program",
+]
 
 Framework = Literal["auto", "jax", "torch"]
-"""Whose program a function is; ``auto``: of which its module has the names."""
+"""Framework of a captured function; ``auto`` selects it from the names in the function's module."""
+
+_GLOBAL_PROGRAM = "stablehlo.global-program"
+"""Diagnostic that a program is of the whole mesh, which is expected here."""
 
 
 class CollectiveDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one kind over the same axes of the mesh: of one rank in one step, payload in bytes."""
+    """Collectives of one kind over the same axes of the mesh, of one rank in one step; payload in bytes."""
 
     kind: str
     axes: str
@@ -57,7 +79,7 @@ class CollectiveDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureDocument(Document, frozen=True, kw_only=True):
-    """What hespas capture --json writes. FLOPs and bytes are those of one rank of the first class."""
+    """Document of ``hespas capture --json``. FLOPs and bytes are of one rank of the first class."""
 
     schema: Literal["hespas.capture/1"] = "hespas.capture/1"
     name: str
@@ -73,50 +95,51 @@ class CaptureDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CaptureResult(Result):
-    """A captured program. ``program`` is the StableHLO of the whole mesh (MLIR bytecode) and
-    ``partitioned`` the HLO that every device runs, where the framework has them.
+    """Captured program. ``program`` is the StableHLO of the whole mesh (MLIR bytecode) and ``spmd_hlo`` the
+    HLO of one device; both are empty for frameworks without them.
     """
 
     workload: Workload
     mesh: Mesh
     framework: str
     program: bytes
-    partitioned: str
+    spmd_hlo: str
     diagnostics: Diagnostics
     written: str = ""
     written_bytes: int = 0
+    partitioned = RenamedAttribute("spmd_hlo")
 
     @property
     def collectives(self) -> list[CollectiveRow]:
-        """Collectives of a rank of the first class, by kind and axes of the mesh."""
+        """Return the collectives of a rank of the first class, by kind and axes of the mesh."""
         return collective_rows(self.workload, self.mesh)
 
     def headline(self) -> str:
-        """The program in a few words."""
+        """Return the name, the ranks, the mesh and the number of operations."""
         graph = self.workload.classes[0]
         classes = f" in {len(self.workload.classes)} classes" if len(self.workload.classes) > 1 else ""
         ranks = f"{self.workload.num_ranks:,} ranks{classes}"
         return f"{self.workload.name}: {ranks} on {self.mesh}, {len(graph):,} ops"
 
     def write_program(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the program of the whole mesh in the form that the name asks for (``.mlir``: text).
+        """Write the program of the whole mesh; the suffix selects its form (``.mlir``: text).
 
-        Raises ``UsageError`` where the framework has none, ``OutputError`` where it cannot be written.
+        Raises ``UsageError`` for a framework without such a program, ``OutputError`` if it cannot be written.
         """
         if not self.program:
             raise UsageError(f"{self.framework} has no program of the whole mesh", hint="write the workload")
         form = form_of_name(Path(path).name, "")
         data = in_form(self.program, ProgramForm.BYTECODE, form, "", load_bindings())
-        _put(Path(path), data, overwrite=overwrite)
+        _write_bytes(Path(path), data, overwrite=overwrite)
 
     def write_partitioned(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the HLO that every device runs. Raises as :meth:`write_program` does."""
-        if not self.partitioned:
+        """Write the HLO of one device. Raises what :meth:`write_program` raises."""
+        if not self.spmd_hlo:
             raise UsageError(f"{self.framework} has no partitioned program", hint="write the workload")
-        _put(Path(path), self.partitioned.encode(), overwrite=overwrite)
+        _write_bytes(Path(path), self.spmd_hlo.encode(), overwrite=overwrite)
 
     def document(self) -> CaptureDocument:
-        """The document as a value."""
+        """Return the document as a value."""
         graph = self.workload.classes[0]
         sums = totals(graph)
         return CaptureDocument(
@@ -134,16 +157,27 @@ class CaptureResult(Result):
         )
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.capture/1``."""
+        """Return the document of ``--json``: ``hespas.capture/1``."""
         return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Collectives of a rank, a row for each kind and axes."""
+        """Return the collectives of a rank: one row per kind and axes."""
         import pandas
 
         return pandas.DataFrame(self.collectives, columns=list(CollectiveRow._fields))
 
 
+def _write_bytes(path: Path, data: bytes, *, overwrite: bool) -> None:
+    check_destination(path, overwrite=overwrite)
+
+    def fill(temporary: Path) -> None:
+        with open_output(temporary, packed=path.suffix == ".gz") as stream:
+            stream.write(data)
+
+    write_atomically(path, fill, overwrite=overwrite, directory=False)
+
+
+@renamed_arguments(missing="on_unknown")
 @checked()
 def capture(
     function: Callable[..., object] | str,
@@ -159,54 +193,90 @@ def capture(
     timeout_s: float = TIMEOUT_S,
     real_tensors: bool = False,
     compiled: bool = False,
-    missing: Literal["warn", "error"] = "warn",
+    on_unknown: Literal["warn", "error"] = "warn",
     destination: str | Path | None = None,
     format: str | None = None,  # noqa: A002 # the word users know
     overwrite: bool = False,
     options: WriteOptions | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> CaptureResult:
-    """Capture a function of JAX or PyTorch (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``,
-    of devices that need not be there, and write it where a ``destination`` is given.
+    """Capture a JAX or PyTorch function (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``,
+    and write it to ``destination`` if given. The devices of the mesh need not exist.
 
-    Of PyTorch: the function gets a ``DeviceMesh`` and ``arguments``, makes the model and returns the step
-    (:func:`hespas.captures.torch.capture_torch`); ``real_tensors`` compute, ``compiled`` records graphs of
-    AOTAutograd. Of JAX: ``arguments`` are arrays or abstract ones with shardings; ``args`` says them as text
-    (``bf16[8192,1024]@data,model; i32[8192]@data``) or is a function that makes them, given the mesh.
-    Without either, a function of the mesh alone returns the step with its arguments. ``explicit`` names mesh
-    axes that are part of types. ``compile_for`` (``gpu:h100:8``, ``tpu:v5p:8x8x8``) gives what that compiler
-    schedules instead of what the partitioner makes. ``missing="error"`` refuses a program whose control flow
-    depends on guessed values (``UnsupportedError``). Raises ``UsageError`` for what does not trace,
-    ``UnsupportedError`` for what cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
+    PyTorch: the function gets a ``DeviceMesh`` and ``arguments``, makes the model and returns the step
+    (:func:`hespas.captures.torch.capture_torch`). ``real_tensors`` run with data, ``compiled`` records the
+    graphs of AOTAutograd. JAX: ``arguments`` are arrays or abstract arrays with shardings. ``args``
+    describes them as text (``bf16[8192,1024]@data,model; i32[8192]@data``), or is a function that makes
+    them for the mesh. Without either, the function gets the mesh alone and returns the step with its
+    arguments. ``explicit`` names mesh axes that are part of types. ``compile_for`` (``gpu:h100:8``,
+    ``tpu:v5p:8x8x8``) returns the schedule of that compiler instead of the output of the partitioner.
+    ``on_unknown="error"`` refuses a program whose control flow depends on guessed values
+    (``UnsupportedError``).
+
+    Raises ``UsageError`` for a function that cannot be traced, ``UnsupportedError`` for a program that
+    cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    sink = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
     if arguments and args is not None:
         raise UsageError("arguments are given and described", hint="leave `args` out")
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
-    asked = _Asked(
-        devices, args, keywords or {}, platform, explicit, partitioner, compile_for, timeout_s, found
+    job = _CaptureJob(
+        devices, args, keywords or {}, platform, explicit, partitioner, compile_for, timeout_s, sink
     )
-    name, done = asked.capture(function, arguments, framework, real=real_tensors, compiled=compiled)
-    if missing == "error":
-        refuse_global(done.workload)
-    put = partial(write, format=format, overwrite=overwrite, options=options, diagnostics=found)
+    chosen = load_function(function) if isinstance(function, str) else function
+    if not callable(chosen):
+        raise UsageError(
+            f"{type(chosen).__name__} is not a function", hint="give a function or MODULE:FUNCTION"
+        )
+    name = _framework_of(chosen) if framework == "auto" else framework
+    if name == "torch":
+        program = job.capture_torch(chosen, arguments, real=real_tensors, compiled=compiled)
+    else:
+        module = function if isinstance(function, str) else f"{unwrap_partial(chosen).__module__}:"
+        program = job.capture_jax(chosen, arguments, module, real=real_tensors, compiled=compiled)
+    if on_unknown == "error":
+        refuse_global(program.workload)
+    written_bytes = 0
+    if destination is not None:
+        written_bytes = write(
+            program.workload,
+            destination,
+            format=format,
+            overwrite=overwrite,
+            options=options,
+            diagnostics=sink,
+        )
     return CaptureResult(
-        workload=done.workload,
+        workload=program.workload,
         mesh=devices,
         framework=name,
-        program=done.program,
-        partitioned=done.partitioned,
-        diagnostics=found,
+        program=program.program,
+        spmd_hlo=program.partitioned,
+        diagnostics=sink,
         written="" if destination is None else str(destination),
-        written_bytes=0 if destination is None else put(done.workload, destination),
+        written_bytes=written_bytes,
     )
+
+
+def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
+    """Return ``torch`` if the module of the function has names of PyTorch and none of JAX, otherwise
+    ``jax``.
+    """
+    bare = unwrap_partial(function)
+    module = sys.modules.get(bare.__module__) if hasattr(bare, "__module__") else None
+    values = list(vars(module).values()) if module is not None else [bare]
+    packages = {
+        str(getattr(value, "__module__", None) or getattr(value, "__name__", "")).partition(".")[0]
+        for value in values
+    }
+    return "torch" if "torch" in packages and not packages & {"jax", "jaxlib", "flax", "equinox"} else "jax"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """How a function is to be captured."""
+class _CaptureJob:
+    """Options of capturing a function."""
 
     mesh: Mesh
     args: str | Callable[..., object] | None
@@ -216,38 +286,17 @@ class _Asked:
     partitioner: Partitioner
     compile_for: str
     timeout_s: float
-    found: Diagnostics
+    diagnostics: Diagnostics
 
-    def capture(
-        self,
-        function: Callable[..., object] | str,
-        arguments: Sequence[object],
-        framework: Framework,
-        *,
-        real: bool,
-        compiled: bool,
-    ) -> tuple[str, CapturedProgram]:
-        """The framework that the function is of, and what came out."""
-        chosen = load_function(function) if isinstance(function, str) else function
-        if not callable(chosen):
-            raise UsageError(
-                f"{type(chosen).__name__} is no function", hint="give a function or MODULE:FUNCTION"
-            )
-        name = _framework_of(chosen) if framework == "auto" else framework
-        if name == "torch":
-            return name, self.of_torch(chosen, arguments, real=real, compiled=compiled)
-        beside = function if isinstance(function, str) else f"{unwrap_partial(chosen).__module__}:"
-        return name, self.of_jax(chosen, arguments, beside, real=real, compiled=compiled)
-
-    def of_torch(
+    def capture_torch(
         self, function: Callable[..., object], arguments: Sequence[object], *, real: bool, compiled: bool
     ) -> CapturedProgram:
-        """The workload of a program of PyTorch: there is no program of the whole mesh."""
+        """Capture a PyTorch program, which has no program of the whole mesh."""
         from hespas.captures.torch import capture_torch
 
         for option in ("args", "keywords", "platform", "explicit", "compile_for"):
             if getattr(self, option):
-                hint = "a function of PyTorch makes its data itself" if option == "args" else "leave it out"
+                hint = "a PyTorch function makes its data itself" if option == "args" else "leave it out"
                 raise UsageError(f"`{option}` is for programs of JAX", hint=hint)
         with user_code(f"capturing {name_of(function)}"):
             workload = capture_torch(
@@ -255,36 +304,47 @@ class _Asked:
                 self.mesh,
                 *arguments,
                 name=name_of(function),
-                diagnostics=self.found,
+                diagnostics=self.diagnostics,
                 tensors="real" if real or compiled else "fake",
                 compiled=compiled,
             )
         return CapturedProgram(workload, b"", "")
 
-    def of_jax(
+    def capture_jax(
         self,
         function: Callable[..., object],
         arguments: Sequence[object],
-        beside: str,
+        module: str,
         *,
         real: bool,
         compiled: bool,
     ) -> CapturedProgram:
-        """The workload of a program of JAX, partitioned or compiled."""
+        """Capture a JAX program, partitioned or compiled. ``module`` is where names in ``args`` are looked
+        up.
+        """
         for option, value in {"real_tensors": real, "compiled": compiled}.items():
             if value:
                 raise UsageError(f"`{option}` is for programs of PyTorch", hint="leave it out")
         lowering = partial(
             lower,
             function,
-            arguments or resolve_arguments(self.args, beside),
+            arguments or resolve_arguments(self.args, module),
             self.keywords,
             self.mesh,
             explicit=self.explicit,
-            diagnostics=self.found,
+            diagnostics=self.diagnostics,
         )
         if self.compile_for:
-            return self._compiled(lowering)
+            from hespas.captures.aot import Target, compile_for, workload_of_compiled
+
+            target = Target.of(self.compile_for)
+            lowered = lowering(platform=self.platform or ("cuda" if target.platform == "gpu" else "tpu"))
+            executable = compile_for(
+                lowered.program, target, self.mesh, diagnostics=self.diagnostics, timeout_s=self.timeout_s
+            )
+            workload = workload_of_compiled(executable, self.diagnostics)
+            metadata = {**workload.metadata, "framework": "jax"}
+            return CapturedProgram(replace(workload, metadata=metadata), lowered.program, executable.hlo)
         if self.partitioner != "auto":
             return self._partitioned(lowering, shardy=self.partitioner == "shardy")
         end = monotonic() + self.timeout_s
@@ -293,8 +353,8 @@ class _Asked:
         except UnsupportedError as error:
             if monotonic() >= end:
                 raise
-            told = f"{error.text}; GSPMD propagates shardings instead"
-            self.found.warning("capture.fallback", "partitioner", told)
+            message = f"{error.text}; GSPMD propagates shardings instead"
+            self.diagnostics.warning("capture.fallback", "partitioner", message)
         return self._partitioned(lowering, shardy=False)
 
     def _partitioned(self, lowering: Callable[..., LoweredProgram], *, shardy: bool) -> CapturedProgram:
@@ -306,40 +366,182 @@ class _Asked:
             partitioner="shardy" if shardy else "gspmd",
             timeout_s=self.timeout_s,
             metadata={"framework": "jax"},
-            diagnostics=self.found,
+            diagnostics=self.diagnostics,
         )
 
-    def _compiled(self, lowering: Callable[..., LoweredProgram]) -> CapturedProgram:
-        """What the compiler for a device makes of the program, lowered for its platform."""
-        from hespas.captures.aot import Target, compile_for, workload_of_compiled
 
-        target = Target.of(self.compile_for)
-        lowered = lowering(platform=self.platform or ("cuda" if target.platform == "gpu" else "tpu"))
-        done = compile_for(
-            lowered.program, target, self.mesh, diagnostics=self.found, timeout_s=self.timeout_s
+@renamed_arguments(measured="profile")
+def join_profile(
+    program: str | Path | bytes | Workload,
+    profile: str | Path | Profile,
+    *,
+    diagnostics: Diagnostics | None = None,
+) -> Joined:
+    """Join a profile with the program that ran. ``program`` is a file, a workload, or the text of a program
+    as ``bytes`` (``lowered.as_text().encode()``, with or without names). Needs no device, because nothing
+    is estimated.
+
+    The result has the share of the device time that is matched with operations, the evidence of each match,
+    and a flag if another program ran (``is_other_program``). The time of one event is never split by a
+    guess. Raises what ``read`` raises, and ``UsageError`` if program and profile are interchanged.
+    """
+    from hespas.validators.accuracy import join_program
+
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    if isinstance(program, bytes):
+        with TemporaryDirectory(prefix="hespas-") as folder:
+            path = Path(folder) / "program"
+            path.write_bytes(program)
+            workload = read_program(path, sink)
+    else:
+        workload = read_program(program, sink)
+    recorded = profile if isinstance(profile, Profile) else read(profile, diagnostics=sink)
+    if not isinstance(recorded, Profile):
+        raise UsageError(
+            "expected a profile, and this is a program", path=str(profile), hint="give it as `program`"
         )
-        workload = workload_of_compiled(done, self.found)
-        metadata = {**workload.metadata, "framework": "jax"}
-        return CapturedProgram(replace(workload, metadata=metadata), lowered.program, done.hlo)
+    if workload is None:
+        raise UsageError("no program", hint="give the program that ran")
+    return join_program(workload, recorded, sink)
 
 
-def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
-    """``torch`` where the module of the function has names of PyTorch and none of JAX."""
-    bare = unwrap_partial(function)
-    module = sys.modules.get(bare.__module__) if hasattr(bare, "__module__") else None
-    values = list(vars(module).values()) if module is not None else [bare]
-    homes = {
-        str(getattr(each, "__module__", None) or getattr(each, "__name__", "")).partition(".")[0]
-        for each in values
-    }
-    return "torch" if "torch" in homes and not homes & {"jax", "jaxlib", "flax", "equinox"} else "jax"
+class RuleShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of the device time that is matched with operations by one kind of evidence."""
+
+    rule: str
+    share: Figure
 
 
-def _put(path: Path, data: bytes, *, overwrite: bool) -> None:
-    check_destination(path, overwrite=overwrite)
+class ProfiledProgramDocument(Document, frozen=True, kw_only=True):
+    """Document ``report.json`` of a profiled program. Times are of all devices; ``differences`` counts those
+    between the compiled program and the profile.
+    """
+
+    schema: Literal["hespas.capture-profile/1"] = "hespas.capture-profile/1"
+    program: str
+    mesh: str
+    steps: Count
+    device_time_ns: Figure
+    joined_share: Figure
+    joined_by: list[RuleShare]
+    groups: Count
+    is_what_ran: bool
+    differences: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ProfiledProgram(Result):
+    """Program that ran under a profiler. ``matched_fraction`` of the device time is matched with operations
+    of the program, by the evidence in ``joined_by``. ``matches_profile`` is True if the compiled program is
+    the one in the profile.
+    """
+
+    program: str
+    mesh: Mesh
+    steps: int
+    device_time_ns: float
+    matched_fraction: float
+    joined_by: tuple[tuple[str, float], ...]
+    groups: int
+    matches_profile: bool
+    differences: int
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    joined_share = RenamedAttribute("matched_fraction")
+    is_what_ran = RenamedAttribute("matches_profile")
+
+    def headline(self) -> str:
+        """Return steps, device time, matched share, and whether the compiled program matches the profile."""
+        if self.matches_profile:
+            verdict = "matches the profile"
+        else:
+            verdict = f"does not match the profile ({self.differences:,} differences)"
+        time_ms = self.device_time_ns / 1e6
+        return (
+            f"{self.program}: ran {self.steps} steps on {self.mesh}, {time_ms:,.3f} ms of device time, "
+            f"{self.matched_fraction:.1%} of it joined; the compiled program {verdict}"
+        )
+
+    def document(self) -> ProfiledProgramDocument:
+        """Return the document as a value."""
+        return ProfiledProgramDocument(
+            inputs=[],
+            diagnostics=findings(self.diagnostics),
+            program=self.program,
+            mesh=str(self.mesh),
+            steps=self.steps,
+            device_time_ns=self.device_time_ns,
+            joined_share=self.matched_fraction,
+            joined_by=[RuleShare(rule=rule, share=share) for rule, share in self.joined_by],
+            groups=self.groups,
+            is_what_ran=self.matches_profile,
+            differences=self.differences,
+        )
+
+    def to_json(self) -> bytes:
+        """Return the document of ``report.json``: ``hespas.capture-profile/1``."""
+        return document_bytes(self.document())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the matched share of the device time: one row per kind of evidence."""
+        import pandas
+
+        return pandas.DataFrame(list(self.joined_by), columns=["rule", "share"])
+
+
+@checked()
+def profile_program(
+    target: str,
+    *,
+    mesh: str,
+    folder: str | Path,
+    args: str = "",
+    explicit: Sequence[str] = (),
+    steps: int = 3,
+    timeout_s: float = TIMEOUT_S,
+    overwrite: bool = False,
+    diagnostics: Diagnostics | None = None,
+) -> ProfiledProgram:
+    """Run ``module:function`` of JAX for ``steps`` steps under JAX's profiler, on as many devices of this
+    host as ``mesh`` has. ``folder`` gets ``program.mlir`` (StableHLO with names), ``compiled.hlo``,
+    ``profile.xplane.pb``, and ``report.json`` with the share of the device time that joins to the program
+    and the result of comparing the compiled program with the profile.
+
+    Raises ``UsageError`` for an exception in the user's code, ``UnsupportedError`` for a mesh of more than
+    64 devices, ``OutputError`` if the folder cannot be written.
+    """
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    devices, path, results = Mesh.of(mesh), Path(folder), list[ProfiledProgram]()
 
     def fill(temporary: Path) -> None:
-        with open_output(temporary, packed=path.suffix == ".gz") as stream:
-            stream.write(data)
+        temporary.mkdir(exist_ok=True)
+        files = run_profiled(
+            target,
+            devices,
+            temporary.resolve(),
+            args=args,
+            explicit=explicit,
+            steps=steps,
+            timeout_s=timeout_s,
+        )
+        renamed = Renamed(sink, str(temporary), str(path), without=(_GLOBAL_PROGRAM,))
+        joined = join_profile(files.program, files.profile, diagnostics=renamed)
+        check = validate_capture(files.compiled, files.profile, diagnostics=renamed)
+        shares = {rule: time / joined.time_ns for rule, time in joined.by_rule.items() if joined.time_ns}
+        result = ProfiledProgram(
+            program=joined.program,
+            mesh=devices,
+            steps=steps,
+            device_time_ns=joined.time_ns,
+            matched_fraction=joined.share,
+            joined_by=tuple(shares.items()),
+            groups=joined.groups,
+            matches_profile=check.equal,
+            differences=check.details.differences,
+            diagnostics=sink,
+        )
+        (temporary / "report.json").write_bytes(result.to_json())
+        results.append(result)
 
-    write_atomically(path, fill, overwrite=overwrite, directory=False)
+    check_destination(path, overwrite=overwrite)
+    write_atomically(path, fill, overwrite=overwrite, directory=True)
+    return results[-1]

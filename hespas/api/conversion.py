@@ -1,4 +1,4 @@
-"""The main job: read, rewrite, estimate, write, and account for everything that went in and came out."""
+"""Conversion between formats: read, rescale or partition, lower, write, and account for the differences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,33 +14,33 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hespas.api.arguments import checked
-from hespas.api.event_account import EventConservation, event_account
-from hespas.api.io import (
+from hespas.api.conversion_account import AccountedWrite, EventAccount
+from hespas.api.documents import (
     STANDARD_STREAM,
     Document,
     Result,
-    as_workload,
     check_streams,
-    check_version,
     findings,
-    read,
     spooled_input,
-    spooled_output,
-    with_capture,
-    write,
 )
-from hespas.api.parts import Parts, check_parts
-from hespas.api.preparation import (
+from hespas.api.io import (
+    WriteSharding,
+    as_workload,
+    check_sharding,
+    check_version,
+    read,
+    with_capture,
+)
+from hespas.api.lowering import (
     STEP_ESTIMATOR,
-    Conservation,
-    Dropped,
+    ConversionAccount,
     Granularity,
+    Lowering,
+    MergedOps,
     Missing,
-    Preparation,
     rank_totals,
     step_estimator,
 )
-from hespas.api.rescaling import Rescaling, rescaled
 from hespas.converters import (
     Format,
     ReadOptions,
@@ -56,7 +55,9 @@ from hespas.converters import (
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
+from hespas.generators.rescale import Rescale, parse_sizes
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
+from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import (
     FormatError,
     HespasError,
@@ -66,21 +67,21 @@ from hespas.graph.errors import (
     UsageError,
 )
 from hespas.graph.hints import PositiveInt
-from hespas.graph.passes import Totals
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Conversion", "ConversionDocument", "conversion_document", "convert"]
+__all__ = ["Conversion", "ConversionDocument", "Rescaling", "conversion_document", "convert"]
 
-_NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source_row", "framework_row"})
-"""Columns that no account sums."""
+_VIEWER_FORMAT = "chrome-trace"
+"""Format of trace viewers: files that are already of this kind are copied, not rewritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion(Result):
-    """What a conversion did. ``value`` is what was written; ``bytes_written`` counts all its files.
-    ``conservation`` is the account of a workload, ``events`` that of a profile. ``captures`` were read too.
+    """Result of a conversion. ``value`` is what was written, ``bytes_written`` the size of all its files.
+    ``conservation`` is the account of a workload, ``events`` that of a profile. ``captures`` are the traces
+    of graph captures that were read too.
     """
 
     source: str
@@ -89,24 +90,24 @@ class Conversion(Result):
     target_format: str
     value: Value
     bytes_written: Count
-    conservation: Conservation | None
-    events: EventConservation | None = None
+    conservation: ConversionAccount | None
+    events: EventAccount | None = None
     hardware: str = ""
     estimator: str = ""
     captures: tuple[str, ...] = ()
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
-        """What became what."""
+        """Return source, destination, their formats and the size."""
         formats = f"{self.source_format} -> {self.destination} ({self.target_format})"
         return f"{self.source}, {formats}, {self.bytes_written:,} bytes"
 
     def to_json(self) -> bytes:
-        """The document of ``--log-json``: ``hespas.convert/1``."""
+        """Return the document of ``--log-json``: ``hespas.convert/1``."""
         return document_bytes(conversion_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per figure that a conversion conserves: before, after."""
+        """Return one row per figure of the account: before, after."""
         import pandas as pd
 
         account = self.conservation or self.events
@@ -117,6 +118,19 @@ class Conversion(Result):
         return pd.DataFrame(rows, columns=["figure", "before", "after"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescaling:
+    """Rescaling of a trace: ``sizes`` are the new sizes of axes (``dp=512`` or a mapping), ``mesh`` names
+    the axes of the trace, outermost first, and ``others`` are traces of the same program, each with another
+    size of one axis.
+    """
+
+    sizes: Mapping[str, int] | str
+    mesh: str = ""
+    others: Sequence[str | Path | Workload] = ()
+
+
+@renamed_arguments(missing="on_unknown")
 @checked()
 def convert(
     source: str | Path | Value,
@@ -137,138 +151,130 @@ def convert(
     rescale: Rescaling | Mapping[str, int] | str | None = None,
     mesh: Mapping[str, int] | str | None = None,
     granularity: Granularity | None = None,
-    missing: Missing = "warn",
+    on_unknown: Missing = "warn",
     overwrite: bool = False,
     jobs: PositiveInt = 1,
-    parts: Parts | None = None,
+    parts: WriteSharding | None = None,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
-    With ``hardware``, operations take the time that ``estimator`` gives. ``granularity`` merges operations
-    (default: those of an unoptimised program that gets times or becomes a trace); ``missing`` is for unknown
-    times and trip counts; ``dims``, ``capture`` and ``recover`` are as in ``read``; ``rescale`` (``dp=512``)
-    makes axes longer;
-    ``mesh`` (``data=64,model=8``) partitions a StableHLO program with shardings; ``parts`` is for big jobs. A
-    PyTorch profile that goes to ``.json`` is copied clean. Raises what ``read`` and ``write`` do.
+    With ``hardware``, operations get the times of ``estimator``. ``granularity`` selects the operations to
+    merge (default: an unoptimised program is fused if it gets times or becomes a trace). ``on_unknown``
+    (``warn``, ``error``, ``zero``) is the policy for unknown times and trip counts. ``dims``, ``capture``
+    and ``recover`` are as in ``read``. ``rescale`` (``dp=512``) enlarges parallel axes; ``mesh``
+    (``data=64,model=8``) partitions a StableHLO program with shardings. ``parts`` writes a large job in
+    parts. A PyTorch profile that is converted to ``.json`` is copied without damaged events. Raises what
+    ``read`` and ``write`` raise.
     """
-    found = Diagnostics() if diagnostics is None else diagnostics
+    sink = Diagnostics() if diagnostics is None else diagnostics
     name = source.name if isinstance(source, Workload | Profile) else str(source)
-    said = _reading(source_version, num_devices, num_replicas, dims, capture)
-    said = replace(said, recover=recover, progress=progress)
+    reading = ReadOptions(version=source_version, num_devices=num_devices, num_replicas=num_replicas)
+    reading = replace(with_capture(reading, capture), recover=recover, progress=progress)
+    if dims is not None:
+        reading = replace(reading, dims=dims)
     if not (capture or rescale or mesh) and (
-        copied := _copied(name, str(destination), source_format, target_format)
+        copied := _format_to_copy(name, str(destination), source_format, target_format)
     ):
-        return _clean_copy(copied, name, str(destination), said, found, overwrite=overwrite)
-    writing = (parts or Parts()).options(ranks, target_version, jobs, progress)
-    target = _target(name, str(destination), target_format, writing, overwrite=overwrite)
-    preparation = _preparation(granularity, missing, hardware, estimator, target)
+        return _copy_clean(copied, name, str(destination), reading, sink, overwrite=overwrite)
+    writing = (parts or WriteSharding()).options(ranks, target_version, jobs, progress)
+    target = _check_target(name, str(destination), target_format, writing, overwrite=overwrite)
+    lowering = _checked_lowering(
+        granularity=granularity, on_unknown=on_unknown, hardware=hardware, estimator=estimator, target=target
+    )
     with ExitStack() as stack:
-        into = partial(_format_of, str(destination), target_format)
-        needs_workload = bool(rescale or mesh) or not into(profile=True).profiles
-        origin, value = _opened(source, source_format, said, found, stack, workload=needs_workload, mesh=mesh)
-        value, accounted = rescaled(value, rescale, said, found)
-        if hardware and isinstance(value, Workload):
-            estimator = step_estimator(value, hardware, estimator)
-        value, conservation = _prepared(value, origin, preparation, ranks, found)
-        target = into(profile=isinstance(value, Profile))
-        account = _Account(value, accounted(conservation), target, writing, found)
-        size = account.put(destination, stack, overwrite=overwrite)
-    done = account.conversion(name, str(destination), origin, size)
-    captures = tuple(map(str, said.capture))
-    return replace(done, hardware=hardware or "", estimator=estimator if hardware else "", captures=captures)
+        takes_profiles = _target_format(str(destination), target_format, profile=True).profiles
+        as_graph = bool(rescale or mesh) or not takes_profiles
+        origin, value = _open_source(
+            source, source_format, reading, sink, stack, workload=as_graph, mesh=mesh
+        )
+        account: ConversionAccount | None = None
+        if isinstance(value, Workload):
+            value, with_rescaling = _rescaled(value, rescale, reading, sink)
+            estimator = step_estimator(value, hardware, estimator) if hardware else ""
+            lowering = replace(lowering, folds=not is_flat(value.metadata, origin))
+            value, account = lowering.run(value, _ranks_to_write(value, ranks), sink)
+            account = with_rescaling(account)
+        target = _target_format(str(destination), target_format, profile=isinstance(value, Profile))
+        job = AccountedWrite(value, account, target, writing, sink)
+        size = job.put(destination, stack, overwrite=overwrite)
+    return replace(
+        _conversion_of(job, name, str(destination), origin, size),
+        hardware=hardware or "",
+        estimator=estimator if hardware else "",
+        captures=tuple(map(str, reading.capture)),
+    )
 
 
-_VIEWED = "chrome-trace"
-"""The format of viewers: what is already of its kind is not rewritten for them."""
-
-
-def _copied(source: str, destination: str, name: str | None, target: str | None) -> Format | None:
-    """The format of a file that is to be copied clean, None for any other job: its own is asked for, or that
-    of viewers by a suffix that both have.
+def _format_to_copy(source: str, destination: str, name: str | None, target: str | None) -> Format | None:
+    """Return the format of a file that is copied without damaged events; None for any other conversion. A
+    file is copied to its own format, or to the format of viewers if both paths have its suffix.
     """
     path = Path(source)
     if STANDARD_STREAM in (source, destination) or not path.is_file():
         return None
-    if target is None and (".chrome" in Path(destination).suffixes or not Path(destination).suffixes):
+    suffixes = Path(destination).suffixes
+    if target is None and (".chrome" in suffixes or not suffixes):
         return None
-    wanted = target or _format_of(destination, None, profile=True).name
-    if wanted != _VIEWED and (target is None or load_format(target).copy is None):
+    wanted = target or _target_format(destination, None, profile=True).name
+    if wanted != _VIEWER_FORMAT and (target is None or load_format(target).copy is None):
         return None
     origin = find_format(path, name)
     return origin if origin.copy and (wanted == origin.name or target is None) else None
 
 
-def _clean_copy(
-    form: Format, source: str, destination: str, reading: ReadOptions, found: Diagnostics, *, overwrite: bool
+def _copy_clean(
+    form: Format,
+    source: str,
+    destination: str,
+    reading: ReadOptions,
+    diagnostics: Diagnostics,
+    *,
+    overwrite: bool,
 ) -> Conversion:
-    """Copy what is whole of a file; the account compares what is read of both."""
-    value = read(source, format=form.name, options=reading, diagnostics=found)
-    place = Path(destination)
-    account = _Account(value, None, form, WriteOptions(), found)
+    """Copy the intact events of a file; the account compares both files."""
+    value = read(source, format=form.name, options=reading, diagnostics=diagnostics)
+    path = Path(destination)
+    job = AccountedWrite(value, None, form, WriteOptions(), diagnostics)
     copy = form.copy
     if copy is None:
         raise InvariantError(f"format {form.name} was chosen for copying and cannot copy")
 
     def fill(temporary: Path) -> None:
-        copy(Path(source), temporary, reading, WriteOptions(name=place.name), found)
-        account.take(temporary)
+        copy(Path(source), temporary, reading, WriteOptions(name=path.name), diagnostics)
+        job.verify(temporary)
 
-    check_destination(place, overwrite=overwrite)
-    size = write_atomically(place, fill, overwrite=overwrite, directory=False)
-    return account.conversion(source, destination, form, size)
-
-
-def _reading(
-    version: str,
-    num_devices: int | None,
-    num_replicas: int | None,
-    dims: Mapping[str, int] | None,
-    capture: str | Path | Sequence[str | Path] | None,
-) -> ReadOptions:
-    """How to read the source; what it is said to be where nobody says it here stands in the defaults."""
-    said = ReadOptions(version=version, num_devices=num_devices, num_replicas=num_replicas)
-    said = with_capture(said, capture)
-    return said if dims is None else replace(said, dims=dims)
+    check_destination(path, overwrite=overwrite)
+    size = write_atomically(path, fill, overwrite=overwrite, directory=False)
+    return _conversion_of(job, source, destination, form, size)
 
 
-def _prepared(
-    value: Value, origin: Format, preparation: Preparation, ranks: range | None, found: Diagnostics
-) -> tuple[Value, Conservation | None]:
-    """A workload made ready for its destination, with its account; a profile as it is."""
-    if not isinstance(value, Workload):
-        return value, None
-    if is_flat(value.metadata, origin):
-        preparation = replace(preparation, folds=False)
-    return preparation.run(value, _chosen_ranks(value, ranks), found)
+def _conversion_of(
+    job: AccountedWrite, source: str, destination: str, origin: Format, size: int
+) -> Conversion:
+    return Conversion(
+        source=source,
+        destination=destination,
+        source_format=origin.name,
+        target_format=job.target.name,
+        value=job.value,
+        bytes_written=size,
+        conservation=job.account,
+        events=job.events,
+        diagnostics=job.diagnostics,
+    )
 
 
-def _target(source: str, destination: str, name: str | None, how: WriteOptions, *, overwrite: bool) -> Format:
-    """The format to write. Finds before a long read where that, its version or the destination cannot be."""
-    target = _format_of(destination, name)
-    check_version(how.version, target.write_versions, target.name, "`target_version`")
-    check_parts(how, target)
-    check_streams(source, destination)
-    if destination != STANDARD_STREAM:  # a share may find others there
-        check_destination(Path(destination), overwrite=overwrite or how.shard is not None)
-    return target
-
-
-def _format_of(destination: str, name: str | None, *, profile: bool | None = None) -> Format:
-    """The format to write. What is named as a folder, or is one, takes a trace per rank."""
-    folder = destination.endswith(("/", os.sep)) or Path(destination).is_dir()
-    return format_for_output(Path(destination), name or ("chakra" if folder else None), profile=profile)
-
-
-def _preparation(
+def _checked_lowering(
+    *,
     granularity: Granularity | None,
-    missing: Missing,
+    on_unknown: Missing,
     hardware: str | None,
     estimator: str,
     target: Format,
-) -> Preparation:
-    """How a workload is made ready. Finds an unknown device or estimator before a long read."""
+) -> Lowering:
+    """Return the options of lowering. Raises for an unknown device or estimator before a long read."""
     if hardware is not None:
         from hespas.estimators import load_estimator
         from hespas.hardware import load_device
@@ -276,89 +282,95 @@ def _preparation(
         load_device(hardware)
         if estimator != STEP_ESTIMATOR:
             load_estimator(estimator)
-    return Preparation(
-        granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
+    return Lowering(
+        granularity=granularity, on_unknown=on_unknown, hardware=hardware, estimator=estimator, target=target
     )
 
 
-def _opened(
+def _check_target(
+    source: str, destination: str, name: str | None, options: WriteOptions, *, overwrite: bool
+) -> Format:
+    """Return the target format. Raises for an impossible format, version or path before a long read."""
+    target = _target_format(destination, name)
+    check_version(options.version, target.write_versions, target.name, "`target_version`")
+    check_sharding(options, target)
+    check_streams(source, destination)
+    if destination != STANDARD_STREAM:  # other shares may exist already
+        check_destination(Path(destination), overwrite=overwrite or options.shard is not None)
+    return target
+
+
+def _target_format(destination: str, name: str | None, *, profile: bool | None = None) -> Format:
+    """Return the target format. An existing folder, or a path with a closing slash, gets one trace per
+    rank.
+    """
+    folder = destination.endswith(("/", os.sep)) or Path(destination).is_dir()
+    return format_for_output(Path(destination), name or ("chakra" if folder else None), profile=profile)
+
+
+def _open_source(
     source: str | Path | Value,
     name: str | None,
     reading: ReadOptions,
-    found: Diagnostics,
+    diagnostics: Diagnostics,
     stack: ExitStack,
     *,
     workload: bool,
     mesh: Mapping[str, int] | str | None,
 ) -> tuple[Format, Value]:
-    """The format of the source, or the one that makes a ``workload`` of it; and what is read. A value is of
-    the format that it was read from. With a ``mesh``, a program is partitioned over it.
+    """Return the format of the source and its value, as a ``workload`` if requested. The format of a value is
+    the one that it was read from. With a ``mesh``, a StableHLO program is partitioned over it.
     """
+    if isinstance(source, Workload | Profile):
+        if mesh:
+            raise UsageError(
+                "`mesh` partitions a program file, and the source is a value",
+                hint="name the file, or leave `mesh` out",
+            )
+        read_from = name or source.metadata.get("format", "")
+        origin = load_format(read_from if read_from in format_names() else "op-graph")
+        return origin, as_workload(source, diagnostics) if workload else source
+    path = _source_path(source, name, stack)
     if mesh:
-        return _partitioned(source, name, mesh, found, stack)
-    if isinstance(source, Workload | Profile):
-        stated = name or source.metadata.get("format", "")
-        origin, value = load_format(stated if stated in format_names() else "op-graph"), source
-    else:
-        path = _spooled(source, name, stack)
-        origin = find_format(path, name, workload=workload)
-        value = _read_named(str(source), path, origin.name, reading, found)
-    return origin, as_workload(value, found) if workload else value
+        from hespas.captures.mesh import Mesh
+        from hespas.captures.partition import capture_program
+
+        origin = find_format(path, name, workload=True)
+        if origin.name != "stablehlo" or path.is_dir():
+            raise UsageError(
+                f"format {origin.name!r} has no shardings to partition by",
+                path=str(source),
+                hint="leave `mesh` out: it is for one StableHLO program, or goes with `rescale`",
+            )
+        data = read_bytes(path, ReadOptions().max_bytes)
+        program = capture_program(data, str(source), mesh=Mesh.of(mesh), diagnostics=diagnostics)
+        return origin, program.workload
+    origin = find_format(path, name, workload=workload)
+    renamed = Renamed(diagnostics, str(path), str(source))
+    value = read(path, format=origin.name, options=reading, diagnostics=renamed)
+    return origin, as_workload(value, diagnostics) if workload else value
 
 
-def _partitioned(
-    source: str | Path | Value,
-    name: str | None,
-    mesh: Mapping[str, int] | str,
-    found: Diagnostics,
-    stack: ExitStack,
-) -> tuple[Format, Value]:
-    """The workload of a StableHLO program that is sharded over a mesh, and the format it was read in."""
-    from hespas.captures.mesh import Mesh
-    from hespas.captures.partition import capture_program
-
-    if isinstance(source, Workload | Profile):
-        raise UsageError("a value is no program with shardings", hint="name the file, or leave `mesh` out")
-    path = _spooled(source, name, stack)
-    origin = find_format(path, name, workload=True)
-    if origin.name != "stablehlo" or path.is_dir():
-        raise UsageError(
-            f"format {origin.name!r} has no shardings to partition by",
-            path=str(source),
-            hint="leave `mesh` out: it is for one StableHLO program, or goes with `rescale`",
-        )
-    data = read_bytes(path, ReadOptions().max_bytes)
-    return origin, capture_program(data, str(source), mesh=Mesh.of(mesh), diagnostics=found).workload
-
-
-def _spooled(source: str | Path, name: str | None, stack: ExitStack) -> Path:
-    """The path to read: standard input is copied to a file first, since formats are told by content.
-    Errors that pass the stack name ``source``.
+def _source_path(source: str | Path, name: str | None, stack: ExitStack) -> Path:
+    """Return the path to read. Standard input is copied to a file first, because formats are sniffed from the
+    content. Until ``stack`` closes, errors name ``source``.
     """
     if str(source) != STANDARD_STREAM:
-        stack.enter_context(_named(str(source), Path(source)))
+        stack.enter_context(_errors_named(str(source), Path(source)))
         return Path(source)
 
-    def check(beginning: Path) -> None:
-        with _named(str(source), beginning):
-            find_format(beginning, name)
+    def check(head: Path) -> None:
+        with _errors_named(str(source), head):
+            find_format(head, name)
 
     spool = spooled_input(stack, check)
-    stack.enter_context(_named(str(source), spool))
+    stack.enter_context(_errors_named(str(source), spool))
     return spool
 
 
-def _read_named(
-    name: str, path: Path, format_name: str, options: ReadOptions, diagnostics: Diagnostics
-) -> Value:
-    """Read ``path``; findings are told of ``name``."""
-    findings = Renamed(diagnostics, str(path), name)
-    return read(path, format=format_name, options=options, diagnostics=findings)
-
-
 @contextmanager
-def _named(name: str, path: Path) -> Generator[None]:
-    """Errors say which input they are about, under the name that users know."""
+def _errors_named(name: str, path: Path) -> Generator[None]:
+    """Replace ``path`` in errors by the name of the input that users know."""
     try:
         yield
     except HespasError as error:
@@ -370,8 +382,44 @@ def _named(name: str, path: Path) -> Generator[None]:
         raise
 
 
-def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
-    """The ranks to write. Raises ``UsageError`` for ranks that the job does not have, or are not here."""
+def _rescaled(
+    workload: Workload,
+    rescale: Rescaling | Mapping[str, int] | str | None,
+    reading: ReadOptions,
+    diagnostics: Diagnostics,
+) -> tuple[Workload, Callable[[ConversionAccount], ConversionAccount]]:
+    """Return the rescaled workload, and the function that adds the differences in operations and traffic to
+    its account. Raises what the pass and ``read`` raise.
+    """
+    if not rescale:
+        return workload, lambda account: account
+    rescaling = rescale if isinstance(rescale, Rescaling) else Rescaling(sizes=rescale)
+    sizes = rescaling.sizes
+    others = tuple(
+        other
+        if isinstance(other, Workload)
+        else as_workload(read(other, options=replace(reading, num_devices=None)), diagnostics)
+        for other in rescaling.others
+    )
+    own = Diagnostics()
+    scaled = Rescale(
+        sizes=parse_sizes(sizes) if isinstance(sizes, str) else dict(sizes),
+        mesh=rescaling.mesh,
+        others=others,
+    )(workload, own)
+    diagnostics.extend(own)
+    before = rank_totals(workload.classes, workload.class_sizes)
+    after = rank_totals(scaled.classes, scaled.class_sizes)
+    added = MergedOps("rescale.ranks", "run on ranks that the trace does not have", before.ops - after.ops)
+    saved = before.bytes_moved / workload.num_available * scaled.num_available - after.bytes_moved
+    message = "operations of a rank have other shapes, FLOPs or bytes"
+    changed = MergedOps("rescale.work", message, own.counts().get("rescale.work", 0), saved)
+    rescaled_ops = tuple(row for row in (added, changed) if row.count)
+    return scaled, lambda account: replace(account, before=before, dropped=(*rescaled_ops, *account.dropped))
+
+
+def _ranks_to_write(workload: Workload, ranks: range | None) -> range:
+    """Return the ranks to write. Raises ``UsageError`` for ranks that the job or the input does not have."""
     if ranks is None:
         return range(workload.num_ranks)
     if ranks.start < 0 or ranks.stop > workload.num_ranks or not len(ranks):
@@ -379,10 +427,10 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
             f"`ranks={ranks.start}-{ranks.stop - 1}` is outside the job's ranks 0-{workload.num_ranks - 1}",
             hint="`num_devices` states the number of ranks where the program does not",
         )
-    here = sum(workload.sizes_within(ranks))
-    if here < len(ranks):
+    available = sum(workload.sizes_within(ranks))
+    if available < len(ranks):
         raise UsageError(
-            f"`ranks={ranks.start}-{ranks.stop - 1}`: the input lacks {len(ranks) - here} of them; "
+            f"`ranks={ranks.start}-{ranks.stop - 1}`: the input lacks {len(ranks) - available} of them; "
             f"it holds {workload.num_available} of the job's {workload.num_ranks} ranks (the first is "
             f"rank {int(workload.present[0])})",
             hint="choose among these, or give the whole set",
@@ -390,119 +438,12 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
     return ranks
 
 
-class _Account:
-    """What went in and what came out, taken from what was written before it replaces anything."""
-
-    def __init__(
-        self,
-        value: Value,
-        conservation: Conservation | None,
-        target: Format,
-        options: WriteOptions,
-        found: Diagnostics,
-    ) -> None:
-        self.conservation = conservation
-        self.events: EventConservation | None = None
-        self._value, self._target, self._options, self._found = value, target, options, found
-        self._noted = found.counts()
-
-    def put(self, destination: str | Path, stack: ExitStack, *, overwrite: bool) -> int:
-        """Write to the destination, or to a file that goes to standard output when it is finished; the bytes
-        written. Raises what ``write`` does.
-        """
-        put = partial(
-            write,
-            self._value,
-            format=self._target.name,
-            overwrite=overwrite,
-            options=self._options,
-            diagnostics=self._found,
-            check=self.take,
-        )
-        if str(destination) != STANDARD_STREAM:
-            return put(str(destination))
-        with spooled_output(stack) as spool:
-            return put(str(spool))
-
-    def take(self, written: Path) -> None:
-        """Raise ``UnsupportedError`` where what was written cannot be read again."""
-        told = self._told()
-        try:
-            self.events = event_account(self._value, written, self._target, told, self._found)
-            sums = _as_written(self.conservation, written, self._target, self._options.ranks, told)
-        except (FormatError, UnsupportedError) as error:
-            raise UnsupportedError(
-                f"format {self._target.name!r} cannot hold this so that it is read again: {error.message}",
-                hint="choose another format: see hespas-convert --list-formats",
-            ) from error
-        self.conservation = _with_losses(sums, told, self._found)
-
-    def conversion(self, source: str, destination: str, origin: Format, size: int) -> Conversion:
-        """What was done, once it is written."""
-        return Conversion(
-            source=source,
-            destination=destination,
-            source_format=origin.name,
-            target_format=self._target.name,
-            value=self._value,
-            bytes_written=size,
-            conservation=self.conservation,
-            events=self.events,
-            diagnostics=self._found,
-        )
-
-    def _told(self) -> dict[str, int]:
-        """How many findings of each code the writer added."""
-        counts = ((code, count - self._noted.get(code, 0)) for code, count in self._found.counts().items())
-        return {code: count for code, count in counts if count > 0}
-
-
-def _as_written(
-    conservation: Conservation | None,
-    place: Path,
-    target: Format,
-    ranks: range | None,
-    told: Mapping[str, int],
-) -> Conservation | None:
-    """The account with the sums of the file where its writer told that they are others. A trace holds what
-    its writer is given but for what it reports.
-    """
-    differs = any(code in told and not set(columns) <= _NOT_SUMMED for code, columns in target.losses.items())
-    if conservation is None or target.flat or target.read is None or not differs:
-        return conservation
-    again = read(place, format=target.name, options=ReadOptions(locations=False, comm_groups=None, dims={}))
-    if not isinstance(again, Workload):  # events have no such sums
-        return conservation
-    return replace(conservation, after=_sums_written(again, ranks, conservation.num_ranks))
-
-
-def _with_losses(
-    conservation: Conservation | None, told: Mapping[str, int], found: Diagnostics
-) -> Conservation | None:
-    """The account with what the writer reported: it happened after the sums were taken."""
-    if conservation is None:
-        return None
-    examples = {diagnostic.code: diagnostic.message for diagnostic in found}
-    dropped = tuple(Dropped(code, examples.get(code, ""), count) for code, count in told.items())
-    return replace(conservation, dropped=(*conservation.dropped, *dropped))
-
-
-def _sums_written(again: Workload, ranks: range | None, written: int) -> Totals:
-    """The sums over the ``written`` ranks of a file that was read again."""
-    if len(again.classes) == 1:  # a program of all ranks need not say how many these are
-        return rank_totals(again.classes, [written])
-    return rank_totals(again.classes, again.sizes_within(ranks or range(again.num_ranks)))
-
-
-# --- The document
-
-
 class _InOut(msgspec.Struct, frozen=True, rename={"before": "in", "after": "out"}):
     before: Figure
     after: Figure
 
 
-class _Conservation(msgspec.Struct, frozen=True, kw_only=True):
+class _ConservationDocument(msgspec.Struct, frozen=True, kw_only=True):
     events_in: Figure
     events_out: Figure
     device_time_ns_in: Figure
@@ -511,11 +452,11 @@ class _Conservation(msgspec.Struct, frozen=True, kw_only=True):
     bytes: _InOut
     totals_in: dict[str, Figure]
     totals_out: dict[str, Figure]
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[MergedOps, ...]
 
 
 class ConversionDocument(Document, frozen=True, kw_only=True):
-    """What hespas-convert --log-json writes."""
+    """Document of ``hespas-convert --log-json``."""
 
     schema: Literal["hespas.convert/1"] = "hespas.convert/1"
     output: str
@@ -526,12 +467,27 @@ class ConversionDocument(Document, frozen=True, kw_only=True):
     bytes_written: Count
     num_ranks: Count | UnsetType = UNSET
     rank_classes: Count | UnsetType = UNSET
-    conservation: _Conservation | UnsetType = UNSET
+    conservation: _ConservationDocument | UnsetType = UNSET
 
 
 def conversion_document(done: Conversion) -> msgspec.Struct:
-    """What a conversion did: ``hespas.convert/1``."""
-    account = done.conservation
+    """Return the document of a conversion: ``hespas.convert/1``."""
+    account = done.conservation or done.events
+    conservation: _ConservationDocument | UnsetType = UNSET
+    if account is not None:
+        before, after = asdict(account.before), asdict(account.after)
+        count = "ops" if done.conservation else "events"
+        conservation = _ConservationDocument(
+            events_in=before[count],
+            events_out=after[count],
+            device_time_ns_in=before["device_time_ns"],
+            device_time_ns_out=after["device_time_ns"],
+            flops=_InOut(before.get("flops", nan), after.get("flops", nan)),
+            bytes=_InOut(before["bytes_moved"], after["bytes_moved"]),
+            totals_in=before,
+            totals_out=after,
+            dropped=account.dropped,
+        )
     return ConversionDocument(
         inputs=[done.source, *done.captures],
         diagnostics=findings(done.diagnostics),
@@ -541,27 +497,7 @@ def conversion_document(done: Conversion) -> msgspec.Struct:
         hardware=done.hardware,
         estimator=done.estimator,
         bytes_written=done.bytes_written,
-        num_ranks=account.num_ranks if account else UNSET,
-        rank_classes=account.rank_classes if account else UNSET,
-        conservation=_conservation(done),
-    )
-
-
-def _conservation(done: Conversion) -> _Conservation | UnsetType:
-    """The account of a workload or of a profile."""
-    account = done.conservation or done.events
-    if account is None:
-        return UNSET
-    before, after = asdict(account.before), asdict(account.after)
-    count = "ops" if done.conservation else "events"
-    return _Conservation(
-        events_in=before[count],
-        events_out=after[count],
-        device_time_ns_in=before["device_time_ns"],
-        device_time_ns_out=after["device_time_ns"],
-        flops=_InOut(before.get("flops", nan), after.get("flops", nan)),
-        bytes=_InOut(before["bytes_moved"], after["bytes_moved"]),
-        totals_in=before,
-        totals_out=after,
-        dropped=account.dropped,
+        num_ranks=done.conservation.num_ranks if done.conservation else UNSET,
+        rank_classes=done.conservation.rank_classes if done.conservation else UNSET,
+        conservation=conservation,
     )

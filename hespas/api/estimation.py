@@ -1,11 +1,10 @@
-"""Durations for a workload, and the sums people ask of them."""
+"""Estimated durations of a workload: per operation, per operation class, and as a step."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,8 +13,9 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, opened_program, put
-from hespas.api.preparation import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
+from hespas.api.documents import Document, Result, findings, put
+from hespas.api.io import opened_program
+from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.configuration import default_configuration
@@ -40,10 +40,10 @@ __all__ = [
     "EstimateDocument",
     "EstimatorShare",
     "NodeEstimates",
-    "class_totals",
     "estimate",
     "estimate_document",
-    "step_of",
+    "op_class_summary",
+    "simulated_step",
     "total_duration_ns",
     "write_estimates_csv",
 ]
@@ -51,9 +51,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NodeEstimates(Result):
-    """The estimate of each rank class of a workload, in order of the classes, and the energy of a step.
+    """Estimates of a workload and energies of a step, one per rank class.
 
-    ``workload`` is what was estimated: its operations merged as ``granularity`` says (None: as they stood).
+    ``workload`` is the estimated workload, whose operations are merged by ``granularity`` (None: not merged).
     """
 
     workload: Workload
@@ -66,19 +66,19 @@ class NodeEstimates(Result):
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def headline(self) -> str:
-        """Of what, on what, and how much of it."""
+        """Return source, device, estimator, number of operations and the share with a time."""
         nodes = sum(map(len, self.estimates))
-        timed = sum(each.coverage * len(each) for each in self.estimates)
+        timed = sum(estimate.coverage * len(estimate) for estimate in self.estimates)
         share = timed / nodes if nodes else 1.0
         by = f"{self.source} on {self.hardware} by {self.estimator}"
         return f"{by}, {nodes:,} operations, {share:.1%} with a time"
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.estimate/1``."""
-        return document_bytes(estimate_document(self, step_of(self)))
+        """Return the document of ``--json``: ``hespas.estimate/1``."""
+        return document_bytes(estimate_document(self, simulated_step(self)))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per operation of each rank class, as ``hespas estimate --out`` writes it."""
+        """Return one row per operation of each rank class, as written by ``hespas estimate --out``."""
         import pandas as pd
 
         return pd.DataFrame(list(_node_rows(self)), columns=_HEADER)
@@ -86,7 +86,7 @@ class NodeEstimates(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatorShare:
-    """What one estimator said of one operation class: nodes that take time, and their sum over a step."""
+    """Share of one estimator in an operation class: number of nodes, and time per step."""
 
     estimator: str
     nodes: Count
@@ -95,8 +95,8 @@ class EstimatorShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTotals:
-    """One operation class of one rank: sums over a step. ``unknown`` counts nodes without a duration,
-    ``estimators`` shares the others out among those that gave them.
+    """Totals of one operation class of one rank over a step. ``unknown`` counts nodes without a duration;
+    ``estimators`` divides the other nodes by the estimator of their time.
     """
 
     op_class: str
@@ -120,58 +120,50 @@ def estimate(
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NodeEstimates:
-    """What ``estimator`` says of each node of each rank class on ``hardware`` (a name or a TOML file).
+    """Estimate the time of each operation of each rank class on ``hardware`` (a name or a TOML file).
 
-    ``source`` is a workload, or the path of one, read as ``format`` (else the one sniffed) with ``options``.
-    The default ``estimator`` depends on the kind of workload (:mod:`hespas.estimators.configuration`).
-    ``granularity`` says which operations are one (by default an unoptimised program is fused first). Of a
-    profile it is the device work that was measured. Raises ``UsageError`` for an unknown name,
-    ``UnsupportedError`` for a profile without device work; for a path also what ``read`` raises.
+    ``source`` is a workload, a profile (its device events are estimated), or the path of one, which is read
+    as ``format`` (default: sniffed) with ``options``. The default ``estimator`` depends on the kind of
+    workload (:mod:`hespas.estimators.configuration`). ``granularity`` selects the operations to merge; by
+    default an unoptimised program is fused. Raises ``UsageError`` for an unknown name, ``UnsupportedError``
+    for a profile without device events; for a path also what ``read`` raises.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
-    name, workload = opened_program(source, format, options, found)
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    name, workload = opened_program(source, format, options, sink)
     device, estimator = load_device(hardware), step_estimator(workload, hardware, estimator)
     model = for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     chosen = granularity_of(workload, granularity)
-    workload = merged(workload, chosen, found)
+    workload = merged(workload, chosen, sink)
     estimates: list[Estimate] = []
-    heard = Diagnostics()
+    own = Diagnostics()
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
-        own = of_own_ranks(workload, done, graph)
-        estimates.append(estimate_with(model, as_run_on(own, device, found), device, heard))
-        _tell_waits(graph, device.name, found)
-    found.extend(weighed(heard, workload, estimates, device.name))
+        own_graph = of_own_ranks(workload, done, graph)
+        estimates.append(estimate_with(model, as_run_on(own_graph, device, sink), device, own))
+        waits = is_recorded_wait(graph)
+        sink.info(
+            "estimate.recorded-waits",
+            graph.name,
+            f"host time and waits are as recorded, not estimated for {device.name}: "
+            f"{float(graph.duration_ns[waits].sum()) / 1e6:,.3f} ms, summed over threads and streams",
+            count=int(waits.sum()),
+        )
+    sink.extend(weighed(own, workload, estimates, device.name))
     if chosen == "region":
-        workload, estimates = _grouped(workload, estimates, model.name)
+        workload, estimates = _estimates_of_regions(workload, estimates, model.name)
     energies = [
-        step_energy(graph, device, total_duration_ns(class_totals(graph, each)))
-        for graph, each in zip(workload.classes, estimates, strict=True)
+        step_energy(graph, device, total_duration_ns(op_class_summary(graph, estimated)))
+        for graph, estimated in zip(workload.classes, estimates, strict=True)
     ]
-    return NodeEstimates(
-        workload, tuple(estimates), tuple(energies), chosen, name, hardware, estimator, found
-    )
+    return NodeEstimates(workload, tuple(estimates), tuple(energies), chosen, name, hardware, estimator, sink)
 
 
-def _tell_waits(graph: OpGraph, hardware: str, found: Diagnostics) -> None:
-    """Say that recorded waits are not estimated."""
-    waits = is_recorded_wait(graph)
-    time_ns = float(graph.duration_ns[waits].sum())
-    found.info(
-        "estimate.recorded-waits",
-        graph.name,
-        f"time of the host and waits are as they were recorded, not estimated for {hardware}: "
-        f"{time_ns / 1e6:,.3f} ms, side by side where threads and streams are",
-        count=int(waits.sum()),
-    )
-
-
-def step_of(done: NodeEstimates) -> Simulation | None:
-    """Return the step that the estimates make, as :func:`hespas.api.simulate` does on the same device: times
-    that the workload states count where the estimator has none. None where they cannot be scheduled (a time
-    without end, a cycle), which :func:`hespas.api.simulate` reports.
+def simulated_step(done: NodeEstimates) -> Simulation | None:
+    """Simulate a step with the estimates, as :func:`hespas.api.simulate` does on the same device.
+    Operations without an estimate take the time that the workload states. Return None if the operations
+    cannot be scheduled (an infinite time, a cycle), which :func:`hespas.api.simulate` reports.
     """
     from hespas.simulator import simulate
 
@@ -183,91 +175,92 @@ def step_of(done: NodeEstimates) -> Simulation | None:
         return None
 
 
-def _grouped(workload: Workload, estimates: Sequence[Estimate], name: str) -> tuple[Workload, list[Estimate]]:
-    """One node per region between collectives, which takes as long as its operations together. Those without
-    an interval err as the others do; a region most of whose time has none has none.
+def _estimates_of_regions(
+    workload: Workload, estimates: Sequence[Estimate], name: str
+) -> tuple[Workload, list[Estimate]]:
+    """Merge operations into regions between collectives, and their estimates by sums. Intervals of operations
+    without one are scaled from the others; a region has none if most of its time has none.
     """
     group = GroupRegions()
     sums: list[Estimate] = []
-    for graph, said in zip(workload.classes, estimates, strict=True):
-        bounded = ~(np.isnan(said.low_ns) | np.isnan(said.high_ns))
-        widths = (said.duration_ns, said.duration_ns - said.low_ns, said.high_ns - said.duration_ns)
-        columns = (said.duration_ns, *(np.where(bounded, width, 0.0) for width in widths))
+    for graph, estimated in zip(workload.classes, estimates, strict=True):
+        bounded = ~(np.isnan(estimated.low_ns) | np.isnan(estimated.high_ns))
+        widths = (
+            estimated.duration_ns,
+            estimated.duration_ns - estimated.low_ns,
+            estimated.high_ns - estimated.duration_ns,
+        )
+        columns = (estimated.duration_ns, *(np.where(bounded, width, 0.0) for width in widths))
         parts = (group(with_durations(graph, column), Diagnostics()) for column in columns)
-        duration, known, below, above = (part.duration_ns for part in parts)
+        duration, bounded_ns, below, above = (part.duration_ns for part in parts)
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.where(known > duration / 2, duration / known, np.nan)
-        nobody = np.full(len(duration), -1, np.int8)
+            share = np.where(bounded_ns > duration / 2, duration / bounded_ns, np.nan)
+        no_estimator = np.full(len(duration), -1, np.int8)
         sums.append(
             replace(
-                said,
+                estimated,
                 estimators=(name,),
                 bounds=(),
                 duration_ns=duration,
                 low_ns=np.maximum(duration - below * share, 0.0),
                 high_ns=duration + above * share,
-                estimator=np.where(np.isnan(duration), nobody, np.int8(0)).astype(np.int8),
-                bound=nobody,
+                estimator=np.where(np.isnan(duration), no_estimator, np.int8(0)).astype(np.int8),
+                bound=no_estimator,
             )
         )
     return replace(workload, classes=tuple(group(graph, Diagnostics()) for graph in workload.classes)), sums
 
 
 def total_duration_ns(rows: Sequence[ClassTotals]) -> float:
-    """The work of one rank and step: what is known, NaN where nothing is."""
+    """Return the total time of one rank and step; unknown times are not included, NaN if all are unknown."""
     return known_sum(np.array([row.duration_ns for row in rows], np.float64))
 
 
-def _longest_first(row: ClassTotals) -> float:
-    return inf if isnan(row.duration_ns) else -row.duration_ns
-
-
-@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
-def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
-    """Sums per operation class of one step, longest first; durations of the graph where none is given.
-    Recorded waits are no operations.
+@np.errstate(over="ignore", invalid="ignore")  # sums beyond the range of a float are infinite
+def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
+    """Return totals per operation class of one step, longest first, of estimated durations or, without an
+    estimate, of the durations in the graph. Recorded waits are not included.
 
     Raises ``UsageError`` for an estimate of another graph.
     """
     if estimated is not None and len(estimated) != len(graph):
         raise UsageError(
-            f"an estimate of {len(estimated)} nodes is not one of a graph of {len(graph)}",
+            f"an estimate of {len(estimated)} nodes does not belong to a graph of {len(graph)}",
             hint="the graphs that were estimated are in the estimates' own workload",
         )
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
     runs = graph.multiplicity
-    works = (runs != 0) & ~is_recorded_wait(graph)
+    is_work = (runs != 0) & ~is_recorded_wait(graph)
     rows: list[ClassTotals] = []
     for code in np.unique(graph.op_class).tolist():
-        of_class: BoolArray = (graph.op_class == code) & works
-        times = runs[of_class]
+        of_class: BoolArray = (graph.op_class == code) & is_work
+        executions = runs[of_class]
         rows.append(
             ClassTotals(
                 op_class=OpClass(code).name.lower(),
-                nodes=float(np.nansum(times)),
-                flops=known_sum(graph.flops[of_class] * times),
-                bytes_moved=known_sum(graph.bytes_moved[of_class] * times),
-                duration_ns=known_sum(durations[of_class] * times),
-                unknown=int((np.isnan(durations[of_class]) | np.isnan(times)).sum()),
+                nodes=float(np.nansum(executions)),
+                flops=known_sum(graph.flops[of_class] * executions),
+                bytes_moved=known_sum(graph.bytes_moved[of_class] * executions),
+                duration_ns=known_sum(durations[of_class] * executions),
+                unknown=int((np.isnan(durations[of_class]) | np.isnan(executions)).sum()),
                 estimators=() if estimated is None else tuple(_estimator_shares(estimated, of_class, runs)),
             )
         )
-    return tuple(sorted((row for row in rows if row.nodes or row.unknown), key=_longest_first))
+    used = (row for row in rows if row.nodes or row.unknown)
+    return tuple(sorted(used, key=lambda row: inf if isnan(row.duration_ns) else -row.duration_ns))
 
 
 def _estimator_shares(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterator[EstimatorShare]:
-    """Each estimator's part of some nodes, in the order they are asked; what takes no time is nobody's."""
+    """Yield the share of each estimator in some nodes that take time, in the order of the estimators."""
     durations = estimated.duration_ns * runs
     counted = nodes & (durations > 0)
     for number, name in enumerate(estimated.estimators):
-        mine = counted & (estimated.estimator == number)
-        if mine.any():
+        own = counted & (estimated.estimator == number)
+        if own.any():
             yield EstimatorShare(
-                estimator=name, nodes=int(mine.sum()), duration_ns=float(durations[mine].sum())
+                estimator=name, nodes=int(own.sum()), duration_ns=float(durations[own].sum())
             )
 
-
-# --- The table of operations, and the document
 
 _HEADER = (
     "rank_class",
@@ -292,8 +285,8 @@ _HEADER = (
 
 
 def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
-    """Write all nodes of all rank classes, at once or not at all; unknown is an empty field, ``-`` is
-    standard output. Raises ``OutputError`` where the file exists already, without ``overwrite``.
+    """Write one row per operation of each rank class atomically; an unknown figure is an empty field, ``-``
+    is standard output. Raises ``OutputError`` if the file exists, without ``overwrite``.
     """
 
     def fill(temporary: Path) -> None:
@@ -306,43 +299,36 @@ def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = Fa
 
 
 def _node_rows(done: NodeEstimates) -> Iterator[tuple[object, ...]]:
-    pairs = zip(done.workload.classes, done.estimates, strict=True)
-    return chain.from_iterable(_node_rows_of(index, *pair) for index, pair in enumerate(pairs))
-
-
-def _node_rows_of(index: int, graph: OpGraph, estimated: Estimate) -> Iterator[tuple[object, ...]]:
-    strings = list(graph.strings)
-    names: list[str] = [strings[row] for row in graph.name_row.tolist()]
-    ops: list[str] = [strings[row] for row in graph.op_row.tolist()]
-    classes = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
-    numbers = (
-        graph.multiplicity,
-        graph.flops,
-        graph.useful_flops,
-        graph.transcendentals,
-        graph.bytes_read,
-        graph.bytes_written,
-        estimated.duration_ns,
-        estimated.low_ns,
-        estimated.high_ns,
-    )
-    figures = [[_cell(value) for value in column.tolist()] for column in numbers]
-    said = _named(estimated.estimator.tolist(), estimated.estimators)
-    bound = _named(estimated.bound.tolist(), estimated.bounds)
-    frameworks: list[str] = [strings[row] for row in graph.framework_row.tolist()]
-    sources: list[str] = [strings[row] for row in graph.source_row.tolist()]
-    for node, row in enumerate(
-        zip(names, ops, classes, *figures, said, bound, frameworks, sources, strict=True)
-    ):
-        yield (index, node, *row)
-
-
-def _named(codes: list[int], names: tuple[str, ...]) -> list[str]:
-    return [names[code] if code >= 0 else "" for code in codes]
-
-
-def _cell(value: float) -> float | str:
-    return value if value == value else ""  # noqa: PLR0124 # NaN is the only number unlike itself
+    """Yield the cells of the columns in ``_HEADER``, node by node."""
+    for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
+        strings = list(graph.strings)
+        names, ops, frameworks, sources = (
+            [strings[row] for row in rows.tolist()]
+            for rows in (graph.name_row, graph.op_row, graph.framework_row, graph.source_row)
+        )
+        classes = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
+        numbers = (
+            graph.multiplicity,
+            graph.flops,
+            graph.useful_flops,
+            graph.transcendentals,
+            graph.bytes_read,
+            graph.bytes_written,
+            estimated.duration_ns,
+            estimated.low_ns,
+            estimated.high_ns,
+        )
+        figures = [["" if isnan(value) else value for value in column.tolist()] for column in numbers]
+        estimators, bounds = (
+            [labels[code] if code >= 0 else "" for code in codes.tolist()]
+            for codes, labels in (
+                (estimated.estimator, estimated.estimators),
+                (estimated.bound, estimated.bounds),
+            )
+        )
+        columns = (names, ops, classes, *figures, estimators, bounds, frameworks, sources)
+        for node, row in enumerate(zip(*columns, strict=True)):
+            yield (index, node, *row)
 
 
 class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,7 +341,7 @@ class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EstimateDocument(Document, frozen=True, kw_only=True):
-    """What hespas estimate --json writes."""
+    """Document of ``hespas estimate --json``."""
 
     schema: Literal["hespas.estimate/1"] = "hespas.estimate/1"
     hardware: str
@@ -373,13 +359,15 @@ class EstimateDocument(Document, frozen=True, kw_only=True):
 
 
 def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.Struct:
-    """Times per operation class of each rank class, and the ``step`` they make: ``hespas.estimate/1``."""
+    """Return times per operation class of each rank class, and the simulated ``step``:
+    ``hespas.estimate/1``.
+    """
     from hespas.simulator.throughput import Throughput
 
     classes: list[_EstimatedClass] = []
-    of_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)
-    for index, (graph, estimated, energy) in enumerate(of_class):
-        rows = class_totals(graph, estimated)
+    per_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)
+    for index, (graph, estimated, energy) in enumerate(per_class):
+        rows = op_class_summary(graph, estimated)
         classes.append(
             _EstimatedClass(
                 rank_class=index,
@@ -391,6 +379,7 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
             )
         )
     rates = step.throughput if step else Throughput()
+    low_ns, high_ns = step.interval_ns if step else (nan, nan)
     return EstimateDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),
@@ -398,8 +387,8 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
         estimator=done.estimator,
         granularity=done.granularity or "",
         step_ns=step.step_ns if step else nan,
-        step_low_ns=step.low_ns if step else nan,
-        step_high_ns=step.high_ns if step else nan,
+        step_low_ns=low_ns,
+        step_high_ns=high_ns,
         model_flops_per_step=rates.model_flops,
         tokens_per_step=rates.tokens,
         mfu=rates.mfu,

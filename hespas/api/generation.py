@@ -1,4 +1,4 @@
-"""Workloads from settings alone: made, written, and accounted for without being written."""
+"""Generated workloads: made from settings, written, simulated, and accounted for without being written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, write
+from hespas.api.documents import Document, Result, findings
+from hespas.api.io import write
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.sizes import trace_bytes
 from hespas.files.documents import Count, Figure, document_bytes
@@ -24,20 +25,20 @@ from hespas.hardware import System, load_device
 if TYPE_CHECKING:
     import pandas
 
-    from hespas.api.simulation import SimulationResult
+    from hespas.api.simulation_result import SimulationResult
 
-__all__ = ["GenerationDocument", "GenerationResult", "MemoryRow", "StepDocument", "generate"]
+__all__ = ["GenerationDocument", "GenerationResult", "MemoryShare", "StepDocument", "generate"]
 
 
-class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the memory of the fullest rank."""
+class MemoryShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of the memory of the fullest rank."""
 
     what: str
     size_bytes: Figure
 
 
 class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The predicted step of a generated workload: the figures of hespas simulate."""
+    """Predicted step of a generated workload: figures of ``hespas simulate``."""
 
     hardware: str
     system: str
@@ -51,9 +52,9 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationDocument(Document, frozen=True, kw_only=True):
-    """What hespas generate --json writes. FLOPs are of all ranks, memory of the fullest one, collective bytes
-    the mean of the payloads of a rank; et_bytes is what the traces of all ranks take. capacity_bytes is the
-    memory of the device, where one is named.
+    """Document of ``hespas generate --json``. FLOPs are of all ranks, memory is of the fullest rank,
+    collective bytes are the mean payload per rank. et_bytes is the size of the traces of all ranks,
+    capacity_bytes the memory of the device if one is named.
     """
 
     schema: Literal["hespas.generate/1"] = "hespas.generate/1"
@@ -69,14 +70,14 @@ class GenerationDocument(Document, frozen=True, kw_only=True):
     capacity_bytes: Figure
     fits: bool | None
     collective_bytes_per_rank: Figure
-    memory: list[MemoryRow]
+    memory: list[MemoryShare]
     step: StepDocument | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GenerationResult(Result):
-    """A generated workload and its account; ``et_bytes`` is NaN unless it was measured. ``step`` is the
-    simulation of the workload on the device or system that was named.
+    """Generated workload and its account. ``et_bytes`` is NaN unless it was measured. ``step`` is the
+    simulation on the device or system, if one was named.
     """
 
     workload: Workload
@@ -91,30 +92,43 @@ class GenerationResult(Result):
 
     @property
     def fits(self) -> bool | None:
-        """Return whether the fullest rank fits the device; None where either memory is unknown."""
+        """Return True if the fullest rank fits into the memory of the device; None if either is unknown."""
         if isnan(self.account.peak_memory_bytes) or isnan(self.capacity_bytes):
             return None
         return self.account.peak_memory_bytes <= self.capacity_bytes
 
     @property
     def nodes_per_rank_max(self) -> int:
-        """Nodes of the longest program, loops unrolled."""
+        """Return the number of nodes of the longest program, with unrolled loops."""
         return int(max(graph.multiplicity.sum() for graph in self.workload.classes))
 
     @property
     def collective_bytes_per_rank(self) -> float:
-        """Payloads of collectives of a rank in a step, in the mean."""
+        """Return the mean payload of the collectives of a rank in a step."""
         pairs = zip(self.workload.classes, self.workload.class_sizes, strict=True)
         return sum(totals(graph).collective_bytes * count for graph, count in pairs) / self.workload.num_ranks
 
     def headline(self) -> str:
-        """The job in a few words."""
+        """Return the name, and the numbers of ranks and rank classes."""
         ranks, classes = self.workload.num_ranks, len(self.workload.classes)
         return f"{self.workload.name}: {ranks:,} ranks in {classes:,} class{'es' if classes > 1 else ''}"
 
     def document(self) -> GenerationDocument:
-        """The document as a value."""
-        account = self.account
+        """Return the document as a value."""
+        account, step = self.account, self.step
+        step_document = None
+        if step is not None:
+            step_document = StepDocument(
+                hardware=step.hardware,
+                system=step.system,
+                estimator=step.estimator,
+                step_ns=step.step_ns,
+                step_low_ns=step.interval_ns[0],
+                step_high_ns=step.interval_ns[1],
+                mfu=step.throughput.mfu,
+                mfu_peak_dtype=step.throughput.peak_dtype,
+                tokens_per_s=step.throughput.tokens_per_s,
+            )
         return GenerationDocument(
             inputs=[],
             diagnostics=findings(self.diagnostics),
@@ -130,19 +144,19 @@ class GenerationResult(Result):
             capacity_bytes=self.capacity_bytes,
             fits=self.fits,
             collective_bytes_per_rank=self.collective_bytes_per_rank,
-            memory=[MemoryRow(what=each.what, size_bytes=each.size_bytes) for each in account.memory],
-            step=None if self.step is None else _step_document(self.step),
+            memory=[MemoryShare(what=share.what, size_bytes=share.size_bytes) for share in account.memory],
+            step=step_document,
         )
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.generate/1``."""
+        """Return the document of ``--json``: ``hespas.generate/1``."""
         return document_bytes(self.document())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """What fills the memory of the fullest rank, a row each."""
+        """Return the memory of the fullest rank: one row per kind of content."""
         import pandas
 
-        rows = [(each.what, each.size_bytes) for each in self.account.memory]
+        rows = [(share.what, share.size_bytes) for share in self.account.memory]
         return pandas.DataFrame(rows, columns=["what", "size_bytes"])
 
 
@@ -160,15 +174,15 @@ def generate(
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GenerationResult:
-    """Make a workload and write it where a ``destination`` is given (Chakra traces unless its suffix or
-    ``format`` says otherwise). ``measure``: find out how many bytes the traces of all ranks take. With
-    ``hardware`` or ``system`` the step is also simulated, as :func:`hespas.api.simulate` does by default, and
-    the memory of the fullest rank is compared with that of its device.
+    """Make a workload, and write it to ``destination`` if given (Chakra traces unless its suffix or
+    ``format`` selects another format). ``measure`` computes the size of the traces of all ranks. With
+    ``hardware`` or ``system`` the step is also simulated, as by default in :func:`hespas.api.simulate`, and
+    the memory of the fullest rank is compared with the memory of its device.
 
-    Raises ``UsageError`` for settings that contradict each other, ``OutputError`` where nothing can be
-    written. Equal settings write equal bytes.
+    Raises ``UsageError`` for contradicting settings, ``OutputError`` if nothing can be written. Equal
+    settings write equal bytes.
     """
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    sink = diagnostics if diagnostics is not None else Diagnostics()
     if hardware:
         load_device(hardware)  # an unknown name is reported before anything is written
     workload = generator.workload()
@@ -176,46 +190,31 @@ def generate(
     if destination is not None:
         chosen = options or WriteOptions(progress=progress)
         size = write(
-            workload, destination, format=format, overwrite=overwrite, options=chosen, diagnostics=found
+            workload, destination, format=format, overwrite=overwrite, options=chosen, diagnostics=sink
         )
     step = None
     if hardware or system is not None:
         from hespas.api.simulation import simulate
 
-        step = simulate(workload, hardware, system=system, diagnostics=found)
+        step = simulate(workload, hardware, system=system, diagnostics=sink)
     device = step.hardware if step is not None else ""
     capacity = load_device(device).main_memory.capacity_bytes if device else -1
+    account = generator.account()
+    et_bytes = nan
+    if measure:
+        try:
+            et_bytes = float(trace_bytes(workload))
+        except UnsupportedError as error:  # too large to be written
+            message = f"traces cannot be written: {error.message}"
+            sink.warning("generate.no-traces", workload.name, message)
     return GenerationResult(
         workload=workload,
-        account=generator.account(),
-        diagnostics=found,
-        et_bytes=_trace_bytes(workload, found) if measure else nan,
+        account=account,
+        diagnostics=sink,
+        et_bytes=et_bytes,
         written="" if destination is None else str(destination),
         written_bytes=size,
         hardware=device,
         capacity_bytes=float(capacity) if capacity >= 0 else nan,
         step=step,
     )
-
-
-def _step_document(step: SimulationResult) -> StepDocument:
-    return StepDocument(
-        hardware=step.hardware,
-        system=step.system,
-        estimator=step.estimator,
-        step_ns=step.step_ns,
-        step_low_ns=step.low_ns,
-        step_high_ns=step.high_ns,
-        mfu=step.throughput.mfu,
-        mfu_peak_dtype=step.throughput.peak_dtype,
-        tokens_per_s=step.throughput.tokens_per_s,
-    )
-
-
-def _trace_bytes(workload: Workload, diagnostics: Diagnostics) -> float:
-    """Return the bytes that the traces of all ranks take, NaN where they are too large to be written."""
-    try:
-        return float(trace_bytes(workload))
-    except UnsupportedError as error:
-        diagnostics.warning("generate.no-traces", workload.name, f"traces cannot be written: {error.message}")
-        return nan

@@ -1,68 +1,81 @@
-"""The league: every published run of a table predicted and judged, and the calibration of a site."""
+"""Predictions of measured runs: steps of a league table, LLM serving runs, and correction factors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hespas.api.arguments import checked
-from hespas.api.io import Result
+from hespas.api.documents import Result
+from hespas.graph import Diagnostics
+from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import PositiveInt
 
 if TYPE_CHECKING:
     import pandas
 
-    from hespas.graph import Diagnostics
     from hespas.validators.league.document import League
-    from hespas.validators.league.fit import Factor
-    from hespas.validators.league.judged import CalibrateBy, Calibration
-    from hespas.validators.league.predict import LeagueRow
+    from hespas.validators.league.judged import CalibrateBy, Calibration, JudgedRow
+    from hespas.validators.serving import Calibrate, RunReplay, ServingErrors
 
-__all__ = ["FactorsReport", "LeagueReport", "calibrate_end_to_end", "league"]
+__all__ = [
+    "FactorsReport",
+    "LeagueReport",
+    "ServingAccuracyReport",
+    "calibrate_end_to_end",
+    "league",
+    "validate_serving",
+]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LeagueReport(Result):
-    """Rows of a table beside their predictions."""
+    """Rows of a league table with their predictions and errors. ``details`` is the validator's own result."""
 
-    result: League
+    details: League
+    result = RenamedAttribute("details")
+
+    @property
+    def rows(self) -> tuple[JudgedRow, ...]:
+        """Return the rows of the table with their predictions."""
+        return self.details.rows
 
     def headline(self) -> str:
-        """How many rows are predicted, and how far they are off."""
-        whole = self.result.whole
+        """Return the number of predicted rows, and their errors."""
+        whole = self.details.whole
         if whole is None:
-            return f"{self.result.table}, no row is both predicted and measured"
+            return f"{self.details.table}, no row is both predicted and measured"
         return (
-            f"{self.result.table}, calibration {self.result.calibrate}: {whole.n:,} of "
-            f"{len(self.result.rows):,} rows, median error {whole.median_ape:.1%}, mean {whole.mean_ape:.1%}"
+            f"{self.details.table}, calibration {self.details.calibrate}: {whole.n:,} of "
+            f"{len(self.rows):,} rows, median error {whole.median_ape:.1%}, mean {whole.mean_ape:.1%}"
         )
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.league/1``."""
+        """Return the document of ``--json``: ``hespas.league/1``."""
         from hespas.validators.league.document import league_json
 
-        return league_json(self.result)
+        return league_json(self.details)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per row of the table."""
+        """Return one row per row of the table."""
         import pandas as pd
 
         return pd.json_normalize(self.to_dict()["rows"])
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` where one exists,
-        without ``overwrite``.
+        """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` if one of them
+        exists, without ``overwrite``.
         """
         from hespas.validators.league.report import write_report
 
-        write_report(self.result, Path(folder), overwrite=overwrite)
+        write_report(self.details, Path(folder), overwrite=overwrite)
 
 
-@checked(CalibrateBy="hespas.validators.league.judged:CalibrateBy", Diagnostics="hespas.graph:Diagnostics")
+@checked(CalibrateBy="hespas.validators.league.judged:CalibrateBy")
 def league(
     table: str | Path,
     *,
@@ -73,52 +86,50 @@ def league(
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
-    """The step of every row of ``table`` (the columns of ``docs/league.md``), predicted from its settings
-    and judged beside its ``step_time_ms``; models that do not ship are read from ``models.csv`` beside it.
+    """Predict the step of every row of ``table`` (columns: ``docs/league.md``) from its settings, and
+    compare it with ``step_time_ms``. Models that are not in the package are read from ``models.csv`` in the
+    same folder.
 
-    ``calibrate``: ``none``; ``one-per-accelerator``, on one row of each accelerator and source;
-    ``leave-group-out``, each source, model and accelerator on all other rows. ``factors`` instead: a file of
-    :func:`calibrate_end_to_end`, of other rows; nothing is fitted to the table, which needs no measured
-    times. Rows are predicted by ``jobs`` processes and kept between runs; ``diagnostics`` is told where they
-    cannot be. Raises ``UsageError`` for another word and for factors of another ``estimator``,
-    ``FormatError`` for a table that is none, measured figures that cannot be and a file without factors, and
-    where no row can be predicted (``UnsupportedError`` where none is at fault).
+    ``calibrate``: ``none``; ``one-per-accelerator``, fit on one row of each accelerator and source;
+    ``leave-group-out``, fit each source, model and accelerator on all other rows. ``factors`` instead
+    applies a file of :func:`calibrate_end_to_end`, fitted on other rows; the table then needs no measured
+    times. Rows are predicted by ``jobs`` processes and cached between runs; ``diagnostics`` report rows
+    that cannot be cached.
+
+    Raises ``UsageError`` for another mode and for factors of another ``estimator``, ``FormatError`` for a
+    broken table, impossible measured figures and a file without factors, and if no row can be predicted
+    (``UnsupportedError`` if no row has a fault).
     """
     from hespas.validators.league.document import league_of, read_factors
     from hespas.validators.league.predict import predicted_rows
 
     if factors is not None and calibrate != "none":
         raise UsageError(f"`factors` and `calibrate={calibrate}`", hint="one of both")
-    known = [] if factors is None else read_factors(Path(factors), estimator)
+    fitted = [] if factors is None else read_factors(Path(factors), estimator)
     rows = predicted_rows(
         Path(table), estimator=estimator, jobs=jobs, progress=progress, diagnostics=diagnostics
     )
     mode: Calibration = calibrate if factors is None else "factors"
-    if known and diagnostics is not None:
-        _say_without_factors(rows, known, str(factors), diagnostics)
-    return LeagueReport(league_of(str(table), rows, mode, known, estimator=estimator))
-
-
-def _say_without_factors(
-    rows: Sequence[LeagueRow], factors: Sequence[Factor], path: str, diagnostics: Diagnostics
-) -> None:
-    """Rows that no factor is of are findings: they stay as they are predicted."""
-    of = {(each.source, each.accelerator) for each in factors}
-    missed = [row for row in rows if (row.cells.get("source", ""), row.cells["accelerator"]) not in of]
-    if missed:
-        names = sorted({" on ".join(pair) for pair in of})
+    if fitted and diagnostics is not None:
+        pairs = {(factor.source, factor.accelerator) for factor in fitted}
+        uncorrected = [
+            row for row in rows if (row.cells.get("source", ""), row.cells["accelerator"]) not in pairs
+        ]
+        names = sorted({" on ".join(pair) for pair in pairs})
         diagnostics.warning(
             "league.no-factors",
-            path,
-            f"no factor is of their source and accelerator, they stay as they are: it has {', '.join(names)}",
-            count=len(missed),
+            str(factors),
+            f"no correction factor for this source and accelerator; left uncorrected (factors are for "
+            f"{', '.join(names)})",
+            count=len(uncorrected),
         )
+    return LeagueReport(league_of(str(table), rows, mode, fitted, estimator=estimator))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FactorsReport(Result):
-    """The factors of an accelerator in each software stack of a table, and what they are worth on groups that
-    were left out of their fit.
+    """Correction factors of an accelerator per software stack of a table, and the errors before and after on
+    groups that were held out of the fit.
     """
 
     hardware: str
@@ -126,26 +137,31 @@ class FactorsReport(Result):
     after: League
 
     def headline(self) -> str:
-        """How far steps are off before and on groups left out."""
-        errors = [_of_device(done, self.hardware) for done in (self.before, self.after)]
-        return f"{self.hardware}, median error {errors[0]:.1%} before, {errors[1]:.1%} on groups left out"
+        """Return the median errors before, and on held-out groups."""
+        before, after = (
+            next(
+                (
+                    group.median_ape
+                    for group in rows.groups
+                    if (group.by, group.value) == ("accelerator", self.hardware)
+                ),
+                nan,
+            )
+            for rows in (self.before, self.after)
+        )
+        return f"{self.hardware}, median error {before:.1%} before, {after:.1%} on groups left out"
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.league_factors/1``."""
+        """Return the document of ``--json``: ``hespas.league_factors/1``."""
         from hespas.validators.league.document import factors_json
 
         return factors_json(self.before, self.after, self.hardware)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per factor."""
+        """Return one row per factor."""
         import pandas as pd
 
         return pd.json_normalize(self.to_dict()["factors"])
-
-
-def _of_device(done: League, hardware: str) -> float:
-    found = (each.median_ape for each in done.groups if (each.by, each.value) == ("accelerator", hardware))
-    return next(found, nan)
 
 
 def calibrate_end_to_end(
@@ -157,11 +173,11 @@ def calibrate_end_to_end(
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> FactorsReport:
-    """By how much each component of a step takes longer on ``hardware`` than predicted, per software stack
-    (the column ``source``), fitted on all rows of ``table`` with shrinkage to the fits per operation. They
-    hold for what ``estimator`` says.
+    """Fit the ratio of measured to predicted time for each component of a step on ``hardware``, per
+    software stack (the column ``source``), on all rows of ``table``, with shrinkage to the fits per
+    operation. The factors are valid for ``estimator`` only.
 
-    Raises ``UsageError`` where the table has no measured row of the device, and as :func:`league` does.
+    Raises ``UsageError`` if the table has no measured row of the device, and what :func:`league` raises.
     """
     from hespas.hardware import load_device
     from hespas.validators.league.document import league_of
@@ -174,8 +190,110 @@ def calibrate_end_to_end(
     before, after = (
         league_of(str(table), rows, mode, estimator=estimator) for mode in ("none", "leave-group-out")
     )
-    if not any(each.accelerator == name for each in after.factors):
+    if not any(factor.accelerator == name for factor in after.factors):
         raise UsageError(
             f"no row of {table} is of {name}, predicted and measured", hint="name another device"
         )
     return FactorsReport(name, before, after)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ServingAccuracyReport(Result):
+    """Measured serving runs with the errors of their predictions, and recorded runs that were replayed."""
+
+    errors: ServingErrors
+    recorded: tuple[RunReplay, ...]
+    inputs: tuple[str, ...]
+    diagnostics: Diagnostics
+    judgement = RenamedAttribute("errors")
+
+    def headline(self) -> str:
+        """Return the numbers of evaluated runs and their errors."""
+        rows, traces = self.errors.rows, {replay.trace for replay in self.recorded}
+        parts = [f"{len(traces):,} recorded runs replayed"] if traces else []
+        if rows:
+            count = sum(row.status == "predicted" for row in rows)
+            totals = [summary for summary in self.errors.summaries() if summary.by == "all"]
+            errors = [
+                f"median error of {summary.metric} {summary.median_ape:.1%}"
+                for summary in totals
+                if summary.n
+            ]
+            parts = [f"{count:,} of {len(rows):,} runs evaluated", *errors, *parts]
+        return ", ".join(parts) or "nothing evaluated"
+
+    def to_json(self) -> bytes:
+        """Return the document of ``--json``: ``hespas.serving_accuracy/1``."""
+        from hespas.validators.serving import serving_json
+
+        return serving_json(self.errors, self.recorded, self.inputs, self.diagnostics)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per run of the table; without a table, one row per recorded run."""
+        import pandas as pd
+
+        document = self.to_dict()
+        return pd.json_normalize(document["rows"] or document["recorded"])
+
+
+@checked(Calibrate="hespas.validators.serving:Calibrate")
+def validate_serving(
+    table: str | Path | None = None,
+    *,
+    recorded: tuple[str | Path, str | Path] | None = None,
+    split: str = "",
+    calibrate: Calibrate = "none",
+    estimator: str = "composite",
+    progress: Callable[[int, int], None] | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> ServingAccuracyReport:
+    """Compare predicted TTFT and TPOT with measured serving runs.
+
+    ``table`` has one row per run, with means over its requests (columns: ``model_path, system, backend,
+    mode, isl, osl, tp_size, silicon_ttft_ms, silicon_tpot_ms`` and others of aiconfigurator's sample of
+    measurements). ``split`` selects the rows to evaluate (empty: all). ``recorded`` are two tables, of runs
+    and of their requests, which are replayed request by request: the first fifth of the requests
+    calibrates, the others are compared.
+
+    ``calibrate``: ``none``; ``one-per-stack``, fit on one run of each device and framework;
+    ``one-per-deployment``, fit on one run of each release, model and format of these; ``stack``, fit a few
+    parameters of each device and framework, and for mixtures of experts of each expert format, on all rows
+    except the split ``devval``; ``stack-and-one``, these, then one run of each deployment;
+    ``stack-and-deployment``, these, then all runs of each deployment.
+
+    Raises ``UsageError`` for another mode, a split without rows and if there is nothing to evaluate,
+    ``FormatError`` for a broken table.
+    """
+    from hespas.validators.serving import (
+        ServingErrors,
+        ServingPredictor,
+        evaluate_runs,
+        read_recorded,
+        read_rows,
+        refuse_empty_split,
+        replay_runs,
+    )
+
+    if table is None and recorded is None:
+        raise UsageError("nothing to evaluate", hint="name runs (`table`), or recorded ones (`recorded`)")
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    errors, replays = ServingErrors(calibrate=calibrate, rows=()), list["RunReplay"]()
+    if table is not None:
+        rows = read_rows(Path(table))
+        refuse_empty_split(rows, split)
+        predictor = ServingPredictor(estimator=estimator, progress=progress)
+        errors = evaluate_runs(rows, calibrate=calibrate, split=split, predictor=predictor)
+        for run in errors.rows:
+            if run.status not in {"predicted", "calibrating"}:
+                sink.info("serving.not-predicted", f"row {run.row.row}", run.status, path=str(table))
+        sink.info(
+            "serving.calibrating",
+            str(table),
+            "rows that were fitted on are not evaluated; `split` devval in the table keeps rows from fits",
+            count=sum(run.status == "calibrating" for run in errors.rows),
+        )
+    if recorded is not None:
+        runs = read_recorded(Path(recorded[0]), Path(recorded[1]), diagnostics=sink)
+        replays = replay_runs(runs, estimator=estimator, diagnostics=sink)
+    inputs = tuple(str(path) for path in (table, *(recorded or ())) if path is not None)
+    return ServingAccuracyReport(errors, tuple(replays), inputs, sink)

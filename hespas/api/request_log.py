@@ -1,12 +1,12 @@
-"""Requests that a command names: a recorded log, or an arrival process in a few words."""
+"""Requests of a serving simulation: a recorded log, or an arrival process as a short text."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ import numpy as np
 from hespas.files.documents import check_column_names
 from hespas.files.limits import limits
 from hespas.files.streams import read_bytes
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.simulator.serving import Requests, arrivals_of_bursts, arrivals_of_poisson, lengths
 
@@ -25,19 +26,19 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt_tokens", "input_tokens", "prompt", "num_prefill_tokens", "contexttokens", "input_len"),
     "output": ("output_tokens", "output", "num_decode_tokens", "generatedtokens", "completion_tokens"),
 }
-"""Names of columns of a log, the first that is there counts: those of vLLM's and Vidur's and of Azure's
-published traces among them. Arrivals are in seconds.
+"""Names of the columns of a log; the first one that exists is used. They include the names of vLLM, of
+Vidur and of Azure's published traces. Arrivals are in seconds.
 """
-_MOST_TOKENS, _LONGEST_S = 10**9, 1e9
-"""Of a request, and from the first arrival to the last: what is longer is no log of a server, and beyond it
-a float64 of nanoseconds is off by a tenth of a microsecond.
+_MAX_TOKENS, _MAX_SPAN_S = 10**9, 1e9
+"""Limits of the tokens of a request, and of the time from the first arrival to the last. Longer spans are
+not logs of a server, and a float64 of nanoseconds has then an error of more than a tenth of a microsecond.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    """What the words of an arrival process set. ``ratio``: lengths are spread evenly over ratio x the stated
-    length .. the stated length, as serving benchmarks draw them.
+class _ArrivalProcess:
+    """Settings of an arrival process. Lengths are drawn uniformly from ``ratio`` x length .. length, as in
+    serving benchmarks.
     """
 
     requests: int = 1000
@@ -55,51 +56,24 @@ PROCESSES: Mapping[str, tuple[str, ...]] = {
     "bursts": ("rate", "burst"),
     "closed": ("concurrency",),
 }
-"""Arrival processes, and what each reads beside the number of requests, their lengths and the seed."""
-_OF_ALL = ("requests", "prompt", "output", "ratio", "seed")
-_MOST_STATED = 2**53
-"""Of any count: beyond it not every whole number is one of float64."""
+"""Arrival processes -> their own settings, in addition to the number of requests, their lengths and the
+seed.
+"""
+_SHARED_SETTINGS = ("requests", "prompt", "output", "ratio", "seed")
+_MAX_COUNT = 2**53
+"""Limit of counts: not every larger whole number is a float64."""
 
 
 def requests_of(spelling: str | Path) -> Requests:
-    """The requests that ``poisson:rate=4,prompt=1024,output=256`` or the path of a log (CSV or JSON lines)
-    names. Raises ``UsageError`` for words that no process has, ``FormatError`` for a log that cannot be read.
+    """Return the requests of an arrival process (``poisson:rate=4,prompt=1024,output=256``), or of a log
+    (the path of a CSV or JSON lines file). Raises ``UsageError`` for unknown settings, ``FormatError`` for
+    a broken log.
     """
     log = log_of(spelling)
     if log is not None:
-        return _read(log)
-    name, _, words = str(spelling).partition(":")
-    return _drawn(name, _stated(name, words))
-
-
-def log_of(spelling: str | Path) -> Path | None:
-    """The log that is named; None where it is a process."""
-    return None if str(spelling).partition(":")[0] in PROCESSES else Path(spelling)
-
-
-def _stated(name: str, words: str) -> _Process:
-    known = (*PROCESSES[name], *_OF_ALL)
-    values: dict[str, int | float] = {}
-    defaults = {field.name: field.default for field in fields(_Process)}
-    for word in filter(None, words.split(",")):
-        key, _, text = word.partition("=")
-        if key not in known:
-            raise UsageError(f"{name} has no {clipped(key)!r}", hint=f"known are {', '.join(known)}")
-        if key in values:
-            raise UsageError(f"{name}: {key} is stated twice", hint="state it once")
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        whole = isinstance(defaults[key], int)
-        if not isfinite(value) or (whole and not (value.is_integer() and abs(value) <= _MOST_STATED)):
-            what = f"a whole number of at most {_MOST_STATED:,}" if whole else "a number"
-            raise UsageError(f"{name}: {key} is {clipped(text)!r}", hint=what)
-        values[key] = int(value) if whole else value
-    return _Process(**values)  # type: ignore[arg-type] # whole where the field is
-
-
-def _drawn(name: str, process: _Process) -> Requests:
+        return _read_log(log)
+    name, _, settings = str(spelling).partition(":")
+    process = _parsed_process(name, settings)
     if process.seed < 0:
         raise UsageError(f"a seed of {process.seed}", hint="`seed=0` or more")
     generator = np.random.default_rng(process.seed)
@@ -116,39 +90,77 @@ def _drawn(name: str, process: _Process) -> Requests:
         if name == "poisson"
         else arrivals_of_bursts(count, process.rate, process.burst)
     )
-    if not arrival[-1] <= _LONGEST_S * 1e9:
+    if not arrival[-1] <= _MAX_SPAN_S * 1e9:
         raise UsageError(
-            f"at a rate of {process.rate:g} the last of {count:,} requests comes after {_LONGEST_S:,.0f} s",
+            f"at a rate of {process.rate:g} the last of {count:,} requests comes after {_MAX_SPAN_S:,.0f} s",
             hint="a larger `rate`, or fewer `requests`",
         )
     return Requests(arrival_ns=arrival, prompt=prompt, output=output)
 
 
-def _read(path: Path) -> Requests:
-    """A log in order of arrival, the first at 0."""
+def log_of(spelling: str | Path) -> Path | None:
+    """Return the path of a log; None for an arrival process."""
+    return None if str(spelling).partition(":")[0] in PROCESSES else Path(spelling)
+
+
+def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
+    allowed = (*PROCESSES[name], *_SHARED_SETTINGS)
+    values: dict[str, int | float] = {}
+    defaults = {field.name: field.default for field in fields(_ArrivalProcess)}
+    for setting in filter(None, settings.split(",")):
+        key, _, text = setting.partition("=")
+        if key not in allowed:
+            raise UsageError(f"{name} has no {clipped(key)!r}", hint=f"one of {', '.join(allowed)}")
+        if key in values:
+            raise UsageError(f"{name}: {key} is stated twice", hint="state it once")
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        whole = isinstance(defaults[key], int)
+        if not isfinite(value) or (whole and not (value.is_integer() and abs(value) <= _MAX_COUNT)):
+            expected = f"a whole number of at most {_MAX_COUNT:,}" if whole else "a number"
+            raise UsageError(f"{name}: {key} is {clipped(text)!r}", hint=expected)
+        values[key] = int(value) if whole else value
+    return _ArrivalProcess(**values)  # type: ignore[arg-type] # int for fields of int
+
+
+def _read_log(path: Path) -> Requests:
+    """Read a log; requests are sorted by arrival, and the first one arrives at 0."""
     rows = _json_rows(path) if path.suffix in {".jsonl", ".ndjson"} else _csv_rows(path)
-    names, columns = _found(rows, path)
-    values = [_column(column, name, path) for column, name in zip(columns, names, strict=True)]
-    arrival, prompt, output = values
-    for name, column in zip(names[1:], values[1:], strict=True):
-        is_none = (column < 1) | (column > _MOST_TOKENS) | (column != np.floor(column))
-        if is_none.any():
-            at = int(np.argmax(is_none))
+    if not rows:
+        raise FormatError("no requests", path=str(path), hint="a log has a row for each request")
+    present = {name.strip().casefold(): name for name in rows[0]}
+    names: list[str] = []
+    for quantity, candidates in _COLUMNS.items():
+        name = next((present[candidate] for candidate in candidates if candidate in present), "")
+        if not name:
             raise FormatError(
-                f"{column[at]:g} tokens", path=str(path), position=f"request {at}, {name}",
-                hint=f"whole numbers from 1 to {_MOST_TOKENS:,}",
+                f"no column of {quantity}", path=str(path), position="header",
+                hint=f"one of {', '.join(candidates)}",
+            )  # fmt: skip
+        names.append(name)
+    arrival, prompt, output = (_numbers(rows, name, path) for name in names)
+    for name, column in zip(names[1:], (prompt, output), strict=True):
+        is_wrong = (column < 1) | (column > _MAX_TOKENS) | (column != np.floor(column))
+        if is_wrong.any():
+            index = int(np.argmax(is_wrong))
+            raise FormatError(
+                f"{column[index]:g} tokens", path=str(path), position=f"request {index}, {name}",
+                hint=f"whole numbers from 1 to {_MAX_TOKENS:,}",
             )  # fmt: skip
     order = np.argsort(arrival, kind="stable")
     first, last = arrival[order[0]].item(), arrival[order[-1]].item()
-    if not last - first <= _LONGEST_S:
+    if not last - first <= _MAX_SPAN_S:
         raise FormatError(
             f"arrives {last - first:g} s after the first", path=str(path),
             position=f"request {order[-1]}, {names[0]}",
-            hint=f"arrivals in seconds, the last at most {_LONGEST_S:,.0f} after the first",
+            hint=f"arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
         )  # fmt: skip
-    arrival = (arrival - first)[order] * 1e9
     return Requests(
-        arrival_ns=arrival, prompt=prompt[order].astype(np.int64), output=output[order].astype(np.int64)
+        arrival_ns=(arrival - first)[order] * 1e9,
+        prompt=prompt[order].astype(np.int64),
+        output=output[order].astype(np.int64),
     )
 
 
@@ -166,17 +178,10 @@ def _csv_rows(path: Path) -> list[Mapping[str, object]]:
             rows.append(row)
     except csv.Error as error:
         raise FormatError(
-            f"no row of CSV: {error}", path=str(path), position=f"line {reader.line_num + 1}",
-            hint="a request a line, cells divided by commas",
+            f"not a row of CSV: {error}", path=str(path), position=f"line {reader.line_num + 1}",
+            hint="one request per line, cells separated by commas",
         ) from error  # fmt: skip
     return rows
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path, limits().table_bytes).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError("no UTF-8 text", path=str(path), position=f"byte {error.start}") from error
 
 
 def _json_rows(path: Path) -> list[Mapping[str, object]]:
@@ -188,41 +193,32 @@ def _json_rows(path: Path) -> list[Mapping[str, object]]:
             rows.append(msgspec.json.decode(line, type=dict[str, object]))
         except (msgspec.DecodeError, RecursionError) as error:
             raise FormatError(
-                f"no JSON object: {error}", path=str(path), position=f"line {number + 1}",
-                hint="one object a line",
+                f"not a JSON object: {error}", path=str(path), position=f"line {number + 1}",
+                hint="one object per line",
             ) from error  # fmt: skip
     return rows
 
 
-def _found(
-    rows: Sequence[Mapping[str, object]], path: Path
-) -> tuple[tuple[str, ...], tuple[list[object], ...]]:
-    """Names and values of the columns of arrival, prompt and output."""
-    if not rows:
-        raise FormatError("no requests", path=str(path), hint="a log has a row for each request")
-    present = {name.strip().casefold(): name for name in rows[0]}
-    names: list[str] = []
-    for what, wanted in _COLUMNS.items():
-        name = next((present[each] for each in wanted if each in present), "")
-        if not name:
-            raise FormatError(
-                f"no column of {what}", path=str(path), position="header", hint=f"one of {', '.join(wanted)}"
-            )
-        names.append(name)
-    return tuple(names), tuple([row.get(name) for row in rows] for name in names)
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path, limits().table_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError("not UTF-8 text", path=str(path), position=f"byte {error.start}") from error
 
 
-def _column(values: Iterable[object], name: str, path: Path) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _numbers(rows: list[Mapping[str, object]], name: str, path: Path) -> FloatArray:
+    """Return a column of a log. Raises ``FormatError`` for a cell that is not a finite number."""
     numbers: list[float] = []
-    for place, value in enumerate(values):
+    for index, row in enumerate(rows):
+        value = row.get(name)
         try:
-            number = float(value) if isinstance(value, str | int | float) else float("nan")
+            number = float(value) if isinstance(value, str | int | float) else nan
         except (ValueError, OverflowError):
-            number = float("nan")
+            number = nan
         if not isfinite(number):
             raise FormatError(
-                f"{clipped(repr(value))} is no number", path=str(path), position=f"request {place}, {name}",
-                hint="arrivals in seconds, lengths in tokens",
+                f"{clipped(repr(value))} is not a number", path=str(path),
+                position=f"request {index}, {name}", hint="arrivals in seconds, lengths in tokens",
             )  # fmt: skip
         numbers.append(number)
     return np.array(numbers, np.float64)

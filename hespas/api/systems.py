@@ -1,4 +1,4 @@
-"""Systems: devices and the networks that join them, as a table and as ASTRA-sim's configuration files."""
+"""Catalogue of devices, systems and estimators: documents, and a system's ASTRA-sim files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings
+from hespas.api.documents import Document, Result, findings
+from hespas.estimators.registry import ListedEstimator
 from hespas.files.documents import Figure, document_bytes
 from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
-from hespas.hardware import System, load_system
+from hespas.hardware import Device, System
+from hespas.hardware import load_system as read_system
 from hespas.simulator.astra.system_files import astra_sim_files
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "DevicesDocument",
     "DimensionRow",
+    "EstimatorsDocument",
     "SystemDocument",
     "SystemResult",
-    "dimension_rows",
+    "devices_document",
+    "estimators_document",
+    "load_system",
     "sized_for",
-    "system",
 ]
 
 
 class DimensionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One level of the network of a system: figures are per device, one direction."""
+    """One dimension of the network of a system; figures are per device and direction."""
 
     name: str
     topology: str
@@ -49,7 +54,7 @@ class DimensionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SystemDocument(Document, frozen=True, kw_only=True):
-    """What hespas hardware system --json writes."""
+    """Document of ``hespas hardware system --json``."""
 
     schema: Literal["hespas.system/1"] = "hespas.system/1"
     name: str
@@ -61,22 +66,22 @@ class SystemDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SystemResult(Result):
-    """A system; sized where a number of devices was asked for."""
+    """A system: devices and the network that connects them, with a fixed size if one was requested."""
 
     system: System
     diagnostics: Diagnostics
 
     def headline(self) -> str:
-        """What it is, and its shape."""
+        """Return the name, the shape and the device."""
         shape = "x".join("any" if size < 0 else str(size) for size in self.system.shape)
         return f"{self.system.name}, {shape} {self.system.device or 'devices'}"
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.system/1``."""
+        """Return the document of ``--json``: ``hespas.system/1``."""
         return document_bytes(self.document())
 
     def document(self) -> SystemDocument:
-        """The same as a value."""
+        """Return the document as a value."""
         return SystemDocument(
             inputs=[self.system.name],
             diagnostics=findings(self.diagnostics),
@@ -84,87 +89,173 @@ class SystemResult(Result):
             description=self.system.description,
             device=self.system.device,
             devices=self.system.devices,
-            dimensions=dimension_rows(self.system),
+            dimensions=_dimension_rows(self.system),
         )
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per dimension, innermost first."""
+        """Return one row per dimension, innermost first."""
         import pandas as pd
 
-        rows = [msgspec.structs.astuple(row) for row in dimension_rows(self.system)]
+        rows = [msgspec.structs.astuple(row) for row in _dimension_rows(self.system)]
         return pd.DataFrame(rows, columns=list(DimensionRow.__struct_fields__))
 
     def write_astra_sim(self, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
-        """Write ``system.json``, ``network.yml`` and ``remote_memory.json`` into a folder; returns their
-        paths. What ASTRA-sim has no word for is added to ``diagnostics``.
+        """Write ``system.json``, ``network.yml`` and ``remote_memory.json`` into a folder and return their
+        paths. Properties that ASTRA-sim cannot express are added to ``diagnostics``.
 
-        Raises ``UsageError`` where the system is not sized or not filled, ``UnsupportedError`` for a latency
-        that is not known, ``OutputError`` for a folder that holds files, without ``overwrite``; others stay.
+        Raises ``UsageError`` if the size of the system is not fixed or not filled, ``UnsupportedError`` for
+        an unknown latency, ``OutputError`` for a folder that holds files, without ``overwrite``. Other
+        files stay.
         """
-        place, files = Path(folder), astra_sim_files(self.system, self.diagnostics)
+        path, files = Path(folder), astra_sim_files(self.system, self.diagnostics)
 
         def fill(temporary: Path) -> None:
             temporary.mkdir()
             for name, text in files.items():
                 (temporary / name).write_text(text, encoding="utf-8")
 
-        write_atomically(place, fill, overwrite=overwrite, directory=True)
-        return [place / name for name in files]
+        write_atomically(path, fill, overwrite=overwrite, directory=True)
+        return [path / name for name in files]
 
 
 @checked()
-def system(
+def load_system(
     name: str | os.PathLike[str],
     devices: int | Sequence[int] | None = None,
     *,
     diagnostics: Diagnostics | None = None,
 ) -> SystemResult:
-    """A system that ships with the package, or one of your own (a TOML file).
+    """Load a system of the catalogue by name, or a system of your own from a TOML file.
 
-    ``devices`` is how many a job takes, or the sizes of the dimensions, innermost first. Raises
-    ``UsageError`` for an unknown name or a number of devices that there is not, ``FormatError`` for a
-    damaged file.
+    ``devices`` is the number of devices of a job, or the sizes of the dimensions, innermost first. Raises
+    ``UsageError`` for an unknown name or an impossible number of devices, ``FormatError`` for a damaged file.
     """
-    found = load_system(name)
+    system = read_system(name)
     return SystemResult(
-        system=found if devices is None else found.sized(devices),
+        system=system if devices is None else system.sized(devices),
         diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
     )
 
 
-def sized_for(named: str | os.PathLike[str] | System | None, ranks: int) -> System | None:
-    """A system with a device for each rank; one that has a size is taken as it is, and none for None.
+def sized_for(source: str | os.PathLike[str] | System | None, ranks: int) -> System | None:
+    """Return a system with one device per rank; a system of fixed size is returned unchanged, None for None.
 
-    Raises ``UsageError`` where that has fewer, and as :func:`system` does.
+    Raises ``UsageError`` if its fixed size is smaller, and what :func:`load_system` raises.
     """
-    if named is None:
+    if source is None:
         return None
-    found = named if isinstance(named, System) else load_system(named)
-    if found.devices < 0:
-        return found.sized(ranks)
-    if found.devices < ranks:
+    system = source if isinstance(source, System) else read_system(source)
+    if system.devices < 0:
+        return system.sized(ranks)
+    if system.devices < ranks:
         raise UsageError(
-            f"{found.name} is sized to {found.devices:,} devices, and the job has {ranks:,} ranks",
+            f"{system.name} is sized to {system.devices:,} devices, and the job has {ranks:,} ranks",
             hint=f"a system of {ranks:,}",
         )
-    return found
+    return system
 
 
-def dimension_rows(found: System) -> list[DimensionRow]:
-    """The dimensions of a system as rows of a document."""
+def _dimension_rows(system: System) -> list[DimensionRow]:
     return [
         DimensionRow(
-            name=each.name,
-            topology=each.topology,
-            size=each.size,
-            bandwidth_bytes_per_s=each.bandwidth_bytes_per_s,
-            down_bandwidth_bytes_per_s=each.received_bytes_per_s,
-            link_bandwidth_bytes_per_s=each.link_bytes_per_s,
-            latency_ns=each.latency_ns,
-            oversubscription=each.oversubscription,
-            reduction=each.reduction,
-            reduction_share=each.reduction_share,
-            source=found.source_text(each.source),
+            name=dimension.name,
+            topology=dimension.topology,
+            size=dimension.size,
+            bandwidth_bytes_per_s=dimension.bandwidth_bytes_per_s,
+            down_bandwidth_bytes_per_s=dimension.received_bytes_per_s,
+            link_bandwidth_bytes_per_s=dimension.link_bytes_per_s,
+            latency_ns=dimension.latency_ns,
+            oversubscription=dimension.oversubscription,
+            reduction=dimension.reduction,
+            reduction_share=dimension.reduction_share,
+            source=system.source_text(dimension.source),
         )
-        for each in found.dimensions
+        for dimension in system.dimensions
     ]
+
+
+class EstimatorsDocument(Document, frozen=True, kw_only=True):
+    """Document of ``hespas estimators --json``."""
+
+    schema: Literal["hespas.estimators/1"] = "hespas.estimators/1"
+    estimators: list[ListedEstimator]
+
+
+def estimators_document(rows: Sequence[ListedEstimator]) -> msgspec.Struct:
+    """Return the list of estimators: ``hespas.estimators/1``."""
+    return EstimatorsDocument(inputs=[], diagnostics=[], estimators=list(rows))
+
+
+class _ListedPeak(msgspec.Struct, frozen=True):
+    unit: str
+    dtype: str
+    density: str
+    flops_per_s: Figure
+
+
+class _ListedMemory(msgspec.Struct, frozen=True):
+    level: str
+    name: str
+    capacity_bytes: int
+    bandwidth_bytes_per_s: Figure
+
+
+class _ListedLink(msgspec.Struct, frozen=True):
+    name: str
+    kind: str
+    bandwidth_bytes_per_s: Figure
+    latency_ns: Figure
+    links_per_device: int
+    devices_per_domain: int
+
+
+class _ListedDevice(msgspec.Struct, frozen=True):
+    name: str
+    vendor: str
+    family: str
+    kind: str
+    description: str
+    aliases: tuple[str, ...]
+    tdp_w: Figure
+    peaks: tuple[_ListedPeak, ...]
+    memories: tuple[_ListedMemory, ...]
+    links: tuple[_ListedLink, ...]
+
+
+class _ListedSystem(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str
+    device: str
+    aliases: tuple[str, ...]
+    max_devices: int
+    dimensions: list[DimensionRow]
+
+
+class DevicesDocument(Document, frozen=True, kw_only=True):
+    """Document of ``hespas hardware list --json``."""
+
+    schema: Literal["hespas.devices/1"] = "hespas.devices/1"
+    devices: list[_ListedDevice]
+    systems: list[_ListedSystem]
+
+
+def devices_document(devices: Sequence[Device], systems: Sequence[System] = ()) -> msgspec.Struct:
+    """Return the document of devices and systems: ``hespas.devices/1``. A maximum of -1 means no limit. A
+    peak is per device, with its ``density`` (dense or sparse); ``hespas hardware show`` prints the sources.
+    """
+    return DevicesDocument(
+        inputs=[],
+        diagnostics=[],
+        devices=msgspec.convert(list(devices), list[_ListedDevice], from_attributes=True),
+        systems=[
+            _ListedSystem(
+                name=system.name,
+                description=system.description,
+                device=system.device,
+                aliases=system.aliases,
+                max_devices=system.most,
+                dimensions=_dimension_rows(system),
+            )
+            for system in systems
+        ],
+    )

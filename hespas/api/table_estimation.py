@@ -1,4 +1,4 @@
-"""Times for the operations of a table, one per row: what ``hespas estimate --table`` does."""
+"""Estimated times of the operations in a table, one per row (``hespas estimate --table``)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from hespas.api.arguments import checked
-from hespas.api.io import Document, Result, findings, put
-from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.api.documents import Document, Result, findings, put
+from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.configuration import operation_estimator
 from hespas.estimators.registry import (
@@ -53,8 +53,8 @@ class _CountsCycles(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class TableEstimates(Result):
-    """What a model says of each row of a table; columns of shape ``(rows,)``. ``totals`` are sums per kind
-    and element type, in the order of the table; ``cycles`` is None for models that count none.
+    """Estimates of the rows of a table; columns of shape ``(rows,)``. ``totals`` are per kind and element
+    type, in the order of the table; ``cycles`` is None for estimators that do not count cycles.
     """
 
     path: Path
@@ -66,27 +66,27 @@ class TableEstimates(Result):
     diagnostics: Diagnostics
 
     def headline(self) -> str:
-        """Of what, on what, and how long one after another."""
+        """Return table, device, estimator, number of operations and total time."""
         total_ns = known_sum(np.array([row.duration_ns for row in self.totals]))
         rows = len(self.prediction.duration_ns)
         by = f"{self.path} on {self.hardware} by {self.estimator}"
         return f"{by}, {rows:,} operations, {total_ns / 1e6:,.3f} ms"
 
     def to_json(self) -> bytes:
-        """The document of ``--json``: ``hespas.estimate_table/1``."""
+        """Return the document of ``--json``: ``hespas.estimate_table/1``."""
         return document_bytes(table_estimate_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per row of the table: the columns that ``--out`` adds to it."""
+        """Return one row per row of the table, with the columns that ``--out`` adds to it."""
         import pandas as pd
 
-        return pd.DataFrame(dict(_gained(self, slice(None))))
+        return pd.DataFrame(dict(_estimate_columns(self, slice(None))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindTotals:
-    """Rows of one kind of operation and element type: sums over those with a time. ``unknown`` have none;
-    ``estimators`` says who spoke.
+    """Totals of one kind of operation and element type over the rows with a time. ``unknown`` counts the rows
+    without one; ``estimators`` are those that gave the times.
     """
 
     kind: str
@@ -108,11 +108,11 @@ def estimate_table(
     estimator: str = DEFAULT_ESTIMATOR,
     diagnostics: Diagnostics | None = None,
 ) -> TableEstimates:
-    """What ``estimator`` says of each operation of a table (CSV, CSV.gz, Parquet) on ``hardware``.
+    """Estimate the time of each operation of a table (CSV, CSV.gz, Parquet) on ``hardware``.
 
-    The table is one that :mod:`hespas.measurements` knows, or lists sizes; times in it and the
-    devices it names play no part. Raises ``FormatError`` for another, ``UsageError`` for an unknown name,
-    ``UnsupportedError`` for an estimator that takes programs only.
+    The table has a layout of :mod:`hespas.measurements`, or lists sizes. Its times and devices are ignored.
+    Raises ``FormatError`` for another table, ``UsageError`` for an unknown name, ``UnsupportedError`` for an
+    estimator of programs only.
     """
     from hespas.measurements.read import DEFAULT_DTYPE, read_operations
 
@@ -120,102 +120,123 @@ def estimate_table(
     model = load_estimator(estimator)
     candidate: object = model
     if not isinstance(candidate, OperationModel):
+        usable = (listed.name for listed in list_estimators() if listed.available)
+        names = [name for name in usable if callable(getattr(estimator_factory(name), "predict", None))]
         raise UnsupportedError(
             f"estimator {model.name!r} takes programs, not tables",
-            hint=f"one of: {', '.join(_names_for_tables())}",
+            hint=f"one of: {', '.join(names)}",
         )
-    found = diagnostics if diagnostics is not None else Diagnostics()
-    collected = _Collected(Path(path))
-    for asked in read_operations(path):
-        collected.add(asked, candidate, device, found)
-    if collected.assumed_dtype:
-        text = f"no column dtype: taken to be {DEFAULT_DTYPE}"
-        found.warning("table.no-dtype", collected.path.name, text, count=collected.rows)
-    return collected.done(device, estimator, found)
-
-
-def _names_for_tables() -> list[str]:
-    """Registered estimators that can be used here and take operations one by one."""
-    usable = (listed.name for listed in list_estimators() if listed.available)
-    return [name for name in usable if callable(getattr(estimator_factory(name), "predict", None))]
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    job = _TableJob(Path(path))
+    for batch in read_operations(path):
+        job.add(batch, candidate, device, sink)
+    if job.assumed_dtype:
+        text = f"no column dtype: {DEFAULT_DTYPE} is assumed"
+        sink.warning("table.no-dtype", job.path.name, text, count=job.rows)
+    return job.result(device, estimator, sink)
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Rows of one kind and element type so far."""
+class _KindSums:
+    """Sums over the rows of one kind and element type that were estimated so far."""
 
     operations: int = 0
     unknown: int = 0
     parts: list[tuple[float, float, float, float]] = field(
         default_factory=list[tuple[float, float, float, float]]
     )
-    speakers: dict[str, None] = field(default_factory=dict[str, None])
+    estimators: dict[str, None] = field(default_factory=dict[str, None])
 
 
 @dataclass(slots=True)
-class _Collected:
-    """What is kept of the rows that were asked: their times, and sums. Operations themselves are let go."""
+class _TableJob:
+    """Times and sums of the rows that were estimated so far. The operations themselves are not stored."""
 
     path: Path
     rows: int = 0
     assumed_dtype: bool = False
-    sums: dict[tuple[str, str], _Sums] = field(default_factory=dict[tuple[str, str], _Sums])
+    sums: dict[tuple[str, str], _KindSums] = field(default_factory=dict[tuple[str, str], _KindSums])
     models: dict[str, int] = field(default_factory=dict[str, int])
     times: list[Prediction] = field(default_factory=list[Prediction])
     cycles: list[FloatArray] = field(default_factory=list[FloatArray])
 
-    def add(self, asked: OperationRows, model: OperationModel, device: Device, found: Diagnostics) -> None:
-        """Ask about some rows."""
-        count = len(asked.ops)
-        rows = np.flatnonzero(asked.kept)
-        text = "rows stand for no operation: no duration"
-        found.warning("table.no-operation", self.path.name, text, count=count - len(rows))
-        ops = asked.ops.take(rows)
-        distinct, place = ops.distinct()
-        of_row = np.full(count, -1, np.int64)
-        of_row[rows] = place
-        said = predict_with(model, distinct, device, found).take(of_row)
+    def add(
+        self, batch: OperationRows, model: OperationModel, device: Device, diagnostics: Diagnostics
+    ) -> None:
+        """Estimate a batch of rows."""
+        count = len(batch.ops)
+        rows = np.flatnonzero(batch.kept)
+        text = "rows are not operations: no duration"
+        diagnostics.warning("table.no-operation", self.path.name, text, count=count - len(rows))
+        ops = batch.ops.take(rows)
+        distinct, index = ops.distinct()
+        index_of_row = np.full(count, -1, np.int64)
+        index_of_row[rows] = index
+        prediction = predict_with(model, distinct, device, diagnostics).take(index_of_row)
         cycles = None
         if isinstance(model, _CountsCycles):
             cycles = np.full(count, np.nan)
             cycles[rows] = model.cycles(ops, device)
         self.rows += count
-        self.assumed_dtype = asked.assumed_dtype
-        self._sum(asked.ops, said, cycles)
-        place = np.array([self.models.setdefault(name, len(self.models)) for name in said.models], np.int8)
-        said_by = np.where(said.estimator < 0, -1, place[said.estimator]).astype(np.int8)
-        self.times.append(replace(said, estimator=said_by))
+        self.assumed_dtype = batch.assumed_dtype
+        self._add_sums(batch.ops, prediction, cycles)
+        numbers = np.array(
+            [self.models.setdefault(name, len(self.models)) for name in prediction.models], np.int8
+        )
+        estimator = np.where(prediction.estimator < 0, -1, numbers[prediction.estimator]).astype(np.int8)
+        self.times.append(replace(prediction, estimator=estimator))
         if cycles is not None:
             self.cycles.append(cycles)
 
-    def _sum(self, ops: Operations, said: Prediction, cycles: FloatArray | None) -> None:
+    def _add_sums(self, ops: Operations, prediction: Prediction, cycles: FloatArray | None) -> None:
+        """Add the rows of a batch to the sums of their kinds and element types."""
         key = ops.kind.row.astype(np.int64) * len(ops.scheme.names) + ops.scheme.row
         _, first = np.unique(key, return_index=True)
         for start in sorted(first.tolist()):
             rows = np.flatnonzero(key == key[start])
-            sums = self.sums.setdefault((ops.kind[start], ops.scheme[start]), _Sums())
-            duration = said.duration_ns[rows]
-            speakers: list[int] = np.unique(said.estimator[rows]).tolist()
+            sums = self.sums.setdefault((ops.kind[start], ops.scheme[start]), _KindSums())
+            duration = prediction.duration_ns[rows]
+            numbers: list[int] = np.unique(prediction.estimator[rows]).tolist()
             sums.operations += len(rows)
             sums.unknown += int(np.isnan(duration).sum())
-            sums.speakers.update(dict.fromkeys(said.models[number] for number in speakers if number >= 0))
+            sums.estimators.update(
+                dict.fromkeys(prediction.models[number] for number in numbers if number >= 0)
+            )
             columns = (ops.flops[rows], ops.bytes_moved[rows], duration)
             counted = np.nan if cycles is None else known_sum(cycles[rows])
             flops, moved, time = (known_sum(column) for column in columns)
             sums.parts.append((flops, moved, time, counted))
 
-    def done(self, device: Device, estimator: str, diagnostics: Diagnostics) -> TableEstimates:
-        """The answer."""
+    def result(self, device: Device, estimator: str, diagnostics: Diagnostics) -> TableEstimates:
+        """Return the estimates of all rows."""
+        totals: list[KindTotals] = []
+        for (kind, dtype), sums in self.sums.items():
+            flops, moved, time, cycles = (
+                known_sum(np.array(column)) for column in zip(*sums.parts, strict=True)
+            )
+            totals.append(
+                KindTotals(
+                    kind=kind,
+                    dtype=dtype,
+                    operations=sums.operations,
+                    unknown=sums.unknown,
+                    flops=flops,
+                    bytes_moved=moved,
+                    duration_ns=time,
+                    cycles=cycles,
+                    estimators=tuple(sums.estimators),
+                )
+            )
         return TableEstimates(
             path=self.path,
             hardware=device.name,
-            totals=tuple(_total(kind, dtype, sums) for (kind, dtype), sums in self.sums.items()),
+            totals=tuple(totals),
             prediction=Prediction(
-                duration_ns=np.concatenate([each.duration_ns for each in self.times]),
-                low_ns=np.concatenate([each.low_ns for each in self.times]),
-                high_ns=np.concatenate([each.high_ns for each in self.times]),
+                duration_ns=np.concatenate([batch.duration_ns for batch in self.times]),
+                low_ns=np.concatenate([batch.low_ns for batch in self.times]),
+                high_ns=np.concatenate([batch.high_ns for batch in self.times]),
                 models=tuple(self.models),
-                estimator=np.concatenate([each.estimator for each in self.times]),
+                estimator=np.concatenate([batch.estimator for batch in self.times]),
             ),
             cycles=np.concatenate(self.cycles) if self.cycles else None,
             estimator=estimator,
@@ -223,23 +244,8 @@ class _Collected:
         )
 
 
-def _total(kind: str, dtype: str, sums: _Sums) -> KindTotals:
-    flops, moved, time, cycles = (known_sum(np.array(column)) for column in zip(*sums.parts, strict=True))
-    return KindTotals(
-        kind=kind,
-        dtype=dtype,
-        operations=sums.operations,
-        unknown=sums.unknown,
-        flops=flops,
-        bytes_moved=moved,
-        duration_ns=time,
-        cycles=cycles,
-        estimators=tuple(sums.speakers),
-    )
-
-
 class TableDocument(Document, frozen=True, kw_only=True):
-    """What hespas estimate --table --json writes."""
+    """Document of ``hespas estimate --table --json``."""
 
     schema: Literal["hespas.estimate_table/1"] = "hespas.estimate_table/1"
     hardware: str
@@ -251,7 +257,7 @@ class TableDocument(Document, frozen=True, kw_only=True):
 
 
 def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
-    """Sums per kind of operation: ``hespas.estimate_table/1``."""
+    """Return totals per kind of operation: ``hespas.estimate_table/1``."""
     return TableDocument(
         inputs=[str(done.path)],
         diagnostics=findings(done.diagnostics),
@@ -267,51 +273,41 @@ def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
 def write_table_estimates(
     done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None, *, overwrite: bool = False
 ) -> None:
-    """Write the table as CSV, row by row as it is, with the columns ``duration_ns``, ``low_ns``, ``high_ns``,
-    ``estimator`` and where the model counts them ``cycles``. Unknown is an empty field. At once or not at
-    all; ``-`` is standard output. Raises ``OutputError`` where the file exists, without ``overwrite``.
+    """Write the table as CSV with the columns ``duration_ns``, ``low_ns``, ``high_ns``, ``estimator`` and,
+    for estimators that count them, ``cycles``. Unknown figures are empty. The file is written atomically;
+    ``-`` is standard output. Raises ``OutputError`` if the file exists, without ``overwrite``.
 
-    A column of the table that has one of these names is written as ``table_NAME``, and said so. Texts that a
-    spreadsheet would calculate get an apostrophe before them.
+    A column of the table with one of these names is renamed to ``table_NAME``, with a warning. Texts that a
+    spreadsheet would calculate get an apostrophe in front.
     """
-    writer = _Rows(done)
-    put(path, writer.fill, overwrite=overwrite)
-    if writer.taken and diagnostics is not None:
-        listed = ", ".join(f"{name} as table_{name}" for name in writer.taken)
-        text = f"the table's own columns are written under other names: {listed}"
-        diagnostics.warning("table.renamed-column", done.path.name, text, count=len(writer.taken))
+    from hespas.measurements import text_batches
 
+    renamed_columns: list[str] = []
 
-@dataclass(slots=True)
-class _Rows:
-    """The table read again and written with what was said of it, some rows at a time."""
-
-    done: TableEstimates
-    taken: list[str] = field(default_factory=list[str])
-
-    def fill(self, temporary: Path) -> None:
-        """Write all of it."""
-        from hespas.measurements import text_batches
-
-        kept = _named_columns(self.done.path)
-        at = 0
+    def fill(temporary: Path) -> None:
+        columns = _named_columns(done.path)
+        start = 0
         with temporary.open("w", encoding="utf-8", errors="replace", newline="") as stream:
-            for frame in text_batches(self.done.path):
-                rows = slice(at, at + len(frame))
-                gained = dict(_gained(self.done, rows))
-                self.taken = sorted(set(gained) & set(kept))
-                renamed = frame[kept].rename(columns={name: f"table_{name}" for name in self.taken})
+            for frame in text_batches(done.path):
+                rows = slice(start, start + len(frame))
+                added = dict(_estimate_columns(done, rows))
+                renamed_columns[:] = sorted(set(added) & set(columns))
+                renamed = frame[columns].rename(columns={name: f"table_{name}" for name in renamed_columns})
                 texts = renamed.select_dtypes(exclude="number").map(inert_cell)
                 safe = renamed.assign(**{str(name): column for name, column in texts.items()})
-                whole = safe.rename(columns={name: inert(str(name)) for name in safe.columns}).assign(
-                    **gained
-                )
-                whole.to_csv(stream, index=False, header=not at)
-                at = rows.stop
+                safe = safe.rename(columns={name: inert(str(name)) for name in safe.columns})
+                safe.assign(**added).to_csv(stream, index=False, header=not start)
+                start = rows.stop
+
+    put(path, fill, overwrite=overwrite)
+    if renamed_columns and diagnostics is not None:
+        listed = ", ".join(f"{name} as table_{name}" for name in renamed_columns)
+        text = f"the table's own columns are written under other names: {listed}"
+        diagnostics.warning("table.renamed-column", done.path.name, text, count=len(renamed_columns))
 
 
 def _named_columns(path: Path) -> list[str]:
-    """The columns of a table, but for those that a trailing comma makes: without a name or content."""
+    """Return the columns of a table, without the empty nameless columns that a trailing comma makes."""
     from hespas.measurements import text_batches
 
     names: list[str] = []
@@ -325,21 +321,16 @@ def _named_columns(path: Path) -> list[str]:
     return [name for name in names if not name.startswith("Unnamed:") or name in used]
 
 
-def _gained(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float | str]]]:
-    said = done.prediction
+def _estimate_columns(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float | str]]]:
+    """Yield the columns that are added to the table, with empty texts for unknown figures."""
+    prediction = done.prediction
     for name, column in (
-        ("duration_ns", said.duration_ns),
-        ("low_ns", said.low_ns),
-        ("high_ns", said.high_ns),
+        ("duration_ns", prediction.duration_ns),
+        ("low_ns", prediction.low_ns),
+        ("high_ns", prediction.high_ns),
     ):
-        yield name, _cells(column[rows])
-    speakers: list[int] = said.estimator[rows].tolist()
-    yield "estimator", [said.models[number] if number >= 0 else "" for number in speakers]
+        yield name, ["" if isnan(value) else value for value in column[rows].tolist()]
+    numbers: list[int] = prediction.estimator[rows].tolist()
+    yield "estimator", [prediction.models[number] if number >= 0 else "" for number in numbers]
     if done.cycles is not None:
-        cells = _cells(done.cycles[rows])
-        yield "cycles", [int(each) if isinstance(each, float) else each for each in cells]
-
-
-def _cells(column: FloatArray) -> list[float | str]:
-    values: list[float] = column.tolist()
-    return ["" if isnan(value) else value for value in values]
+        yield "cycles", ["" if isnan(value) else int(value) for value in done.cycles[rows].tolist()]

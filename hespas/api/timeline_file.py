@@ -1,4 +1,4 @@
-"""When everything ran, as a file that a viewer or a spreadsheet opens."""
+"""Timeline files: a simulated step, with measured profiles as overlay, for viewers or spreadsheets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hespas.converters.tracks import Displayed, SimulatedRun, TrackSet, joined_t
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import OutputError, UsageError
 
 __all__ = ["aligned", "check_timeline", "write_timeline"]
 
-_VIEWED = {
+_VIEWER_WRITERS = {
     ".json": "hespas.converters.chrome_trace.writer",
     ".pftrace": "hespas.converters.perfetto.writer",
     ".perfetto-trace": "hespas.converters.perfetto.writer",
@@ -29,14 +30,13 @@ _VIEWED = {
 _TABLE = ".csv"
 _HINT = "name it FILE.json or FILE.pftrace for a viewer, FILE.csv for a table (all of them also .gz)"
 _SIMULATED_DEVICE = "simulated"
-_OURS = (
+_TIMELINE_MARKS = (
     b'timeline":"simulated"',  # in the header of a Chrome trace
     b"timeline\x1a\x09simulated",  # an attribute of a Perfetto trace
 )
-_OUR_TABLE = re.compile(rb'"hardware"[^\n]*\n"simulated')
-"""A table whose first row is of a simulated device."""
+_TIMELINE_TABLE = re.compile(rb'"hardware"[^\n]*\n"simulated')
+"""Start of a table whose first row is of a simulated device."""
 _HEAD_BYTES = 65_536
-
 
 _WriteScene = Callable[[TrackSet, Path, WriteOptions], None]
 
@@ -45,114 +45,104 @@ def _suffix(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix
 
 
-def check_timeline(path: Path | None, *, beside: bool = False, overwrite: bool = False) -> None:
+@renamed_arguments(beside="overlay")
+def check_timeline(path: Path | None, *, overlay: bool = False, overwrite: bool = False) -> None:
     """Refuse a file that :func:`write_timeline` cannot write, before any work is done.
 
-    Raises ``UsageError`` where its name tells no format, and where a profile is to stand ``beside`` a run in
-    a table or in no file at all; ``OutputError`` where it exists already (without ``overwrite``), cannot be
-    written, or holds a workload or a measured profile.
+    Raises ``UsageError`` for an unknown suffix, and for an ``overlay`` in a table or without a file;
+    ``OutputError`` if the file exists (without ``overwrite``), cannot be written, or holds a workload or a
+    measured profile.
     """
     if path is None:
-        if beside:
-            raise UsageError("`beside` shows a profile in a timeline", hint="add `timeline=FILE.json`")
+        if overlay:
+            raise UsageError("`overlay` shows a profile in a timeline", hint="add `timeline=FILE.json`")
         return
     suffix = _suffix(path)
-    if suffix != _TABLE and suffix not in _VIEWED:
+    if suffix != _TABLE and suffix not in _VIEWER_WRITERS:
         named = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
-        raise UsageError(f"{named} tells no format of timelines", path=str(path), hint=_HINT)
-    if beside and suffix == _TABLE:
+        raise UsageError(f"{named} is not of a timeline format", path=str(path), hint=_HINT)
+    if overlay and suffix == _TABLE:
         raise UsageError(
-            "a table holds one run, nothing beside it", path=str(path),
-            hint="name it FILE.json or FILE.pftrace, or leave out `beside`",
+            "a table holds one run, without an overlay", path=str(path),
+            hint="name it FILE.json or FILE.pftrace, or leave out `overlay`",
         )  # fmt: skip
     if path.is_dir():
         raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
     check_destination(path, overwrite=overwrite)
-    if path.exists() and is_recognised(path) and not _is_timeline(path):
-        raise OutputError(
-            "holds a workload or a measured profile, and no earlier timeline", path=str(path),
-            hint="choose another file",
-        )  # fmt: skip
+    if path.exists() and is_recognised(path):
+        head = first_bytes(path, _HEAD_BYTES)
+        is_timeline = any(mark in head for mark in _TIMELINE_MARKS) or _TIMELINE_TABLE.match(head) is not None
+        if not is_timeline:
+            raise OutputError(
+                "holds a workload or a measured profile, not an earlier timeline", path=str(path),
+                hint="choose another file",
+            )  # fmt: skip
 
 
-def _is_timeline(path: Path) -> bool:
-    """Whether a file was written by :func:`write_timeline`."""
-    data = first_bytes(path, _HEAD_BYTES)
-    return any(sign in data for sign in _OURS) or _OUR_TABLE.match(data) is not None
-
-
+@renamed_arguments(beside="overlay")
 def write_timeline(
     timeline: Timeline,
     workload: Workload,
     path: Path,
     *,
-    beside: Sequence[Profile] = (),
+    overlay: Sequence[Profile] = (),
     hardware: str = "",
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a simulated run, and measured profiles ``beside`` it, at once or not at all: their first step
-    begins where the run does, see :func:`aligned`.
+    """Write a simulated run atomically, with measured profiles as ``overlay``, whose first step starts when
+    the run starts: see :func:`aligned`.
 
-    The name tells the format: Chrome trace, Perfetto trace, or a table of the spans, whose device is
-    ``simulated HARDWARE``. Returns the bytes written. Raises as :func:`check_timeline` does, and
-    ``UsageError`` where the timeline is not of this workload.
+    The suffix selects the format: a Chrome trace, a Perfetto trace, or a table of the spans, whose device
+    is ``simulated HARDWARE``. Returns the number of bytes written. Raises what :func:`check_timeline`
+    raises, and ``UsageError`` if the timeline is not of this workload.
     """
-    check_timeline(path, beside=bool(beside), overwrite=overwrite)
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    check_timeline(path, overlay=bool(overlay), overwrite=overwrite)
+    sink = diagnostics if diagnostics is not None else Diagnostics()
     options = WriteOptions(name=path.name, progress=progress)
     run = SimulatedRun(timeline, workload)
 
     def fill(temporary: Path) -> None:
         suffix = _suffix(path)
         if suffix == _TABLE:
-            _write_table(run, hardware, temporary, options, found)
+            from hespas.converters.ops_table.writer import write_ops_table
+            from hespas.converters.tracks.simulated import profile_of_run
+
+            profile = profile_of_run(run, f"{_SIMULATED_DEVICE} {hardware}".rstrip())
+            write_ops_table(profile, temporary, options, sink)
             return
         values: list[tuple[str, Displayed]] = [("", run)]
-        if beside:
-            values = [*(("measured", each) for each in aligned(beside)), ("simulated", run)]
-        write = cast("_WriteScene", import_module(_VIEWED[suffix]).write_scene)
-        write(joined_tracks(values, found), temporary, options)
+        if overlay:
+            values = [*(("measured", profile) for profile in aligned(overlay)), ("simulated", run)]
+        write_scene = cast("_WriteScene", import_module(_VIEWER_WRITERS[suffix]).write_scene)
+        write_scene(joined_tracks(values, sink), temporary, options)
 
     return write_atomically(path, fill, overwrite=overwrite, directory=False)
 
 
 def aligned(profiles: Sequence[Profile]) -> list[Profile]:
-    """Profiles of one job on the clock of a simulated step: device work of the first recorded step (without
-    steps, all of it) begins at 0.
+    """Move profiles of one job to the clock of a simulated step: the device events of the first recorded
+    step (without steps: all device events) start at 0.
 
-    Recordings of several processes have clocks of their own. All ranks leave a collective together: a later
-    profile is moved so that the ends of those it shares with an earlier one, by group and number, agree in
-    the median (see :mod:`hespas.converters.comm_matching`); one that shares none begins at 0 itself.
+    Recordings of several processes have different clocks. All ranks leave a collective at the same time, so
+    a later profile is shifted until the ends of the collectives that it shares with an earlier one, by
+    group and sequence number, agree in the median (see :mod:`hespas.converters.comm_matching`). A profile
+    that shares none starts at 0.
     """
-    found = match_profiles(profiles)
-    owners: list[int] = found.profile.tolist()
+    events = match_profiles(profiles)
+    owners: list[int] = events.profile.tolist()
     ends_ns = [
-        float(profiles[which].start_ns[event] + profiles[which].duration_ns[event])
-        for which, event in zip(owners, found.event.tolist(), strict=True)
+        float(profiles[owner].start_ns[event] + profiles[owner].duration_ns[event])
+        for owner, event in zip(owners, events.event.tolist(), strict=True)
     ]
-    starts_ns = [_step_start(profile) for profile in profiles]
-    # a message may be sent long before it is received: only collectives are left together
-    together = np.where(found.sends < 0, found.instance, -1)
-    shifts = clock_shifts(owners, together, ends_ns, starts_ns)
-    return [profile.shifted(shifts[which]) for which, profile in enumerate(profiles)]
-
-
-def _step_start(profile: Profile) -> float:
-    """When the device begins with the first recorded step; 0 where nothing has a start."""
-    known = ~np.isnan(profile.start_ns)
-    inside = known & (profile.run >= 0)
-    chosen = inside if bool(inside.any()) else known
-    return float(profile.start_ns[chosen].min()) if bool(chosen.any()) else 0.0
-
-
-def _write_table(
-    run: SimulatedRun, hardware: str, path: Path, options: WriteOptions, diagnostics: Diagnostics
-) -> None:
-    from hespas.converters.ops_table.writer import write_ops_table
-    from hespas.converters.tracks.simulated import profile_of_run
-
-    write_ops_table(
-        profile_of_run(run, f"{_SIMULATED_DEVICE} {hardware}".rstrip()), path, options, diagnostics
-    )
+    starts_ns: list[float] = []
+    for profile in profiles:
+        has_start = ~np.isnan(profile.start_ns)
+        in_step = has_start & (profile.run >= 0)
+        chosen = in_step if bool(in_step.any()) else has_start
+        starts_ns.append(float(profile.start_ns[chosen].min()) if bool(chosen.any()) else 0.0)
+    # a message may be sent long before it is received: only collectives end at the same time
+    collective = np.where(events.sends < 0, events.instance, -1)
+    shifts = clock_shifts(owners, collective, ends_ns, starts_ns)
+    return [profile.shifted(shifts[index]) for index, profile in enumerate(profiles)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.cli import options
 from hespas.cli.destinations import (
     check_apart,
@@ -161,7 +161,7 @@ def accuracy(
         if report:
             done.write(report, overwrite=overwrite)
         report_diagnostics(diagnostics, "" if table else inputs[0])  # findings name their table
-        show_accuracy(done.result)
+        show_accuracy(done.details)
         _verdict(done.exceeded, len(done.exceeded))
 
 
@@ -216,7 +216,7 @@ def compare(
         done = run(base, new, max_regression=max_regression)
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
-        show_changes(done.result)
+        show_changes(done.details)
         _verdict(done.exceeded, _MOST_SENTENCES)
 
 

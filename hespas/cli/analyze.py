@@ -24,7 +24,7 @@ from hespas.cli.text import bytes_text, count_text, op_class_text, table_text, t
 
 if TYPE_CHECKING:
     from hespas.analysis.difference import Difference
-    from hespas.analysis.run import Analyses
+    from hespas.analysis.run import AnalysisTables
     from hespas.analysis.tree import TreeRow
 
 __all__ = ["analyze"]
@@ -108,7 +108,7 @@ def analyze(
         with progress_bar("reading", progress) as callback:
             done = api.analyze(
                 profiles,
-                against=before or None,
+                baseline=before or None,
                 capture=capture,
                 hardware=hardware,
                 tokens=tokens,
@@ -123,11 +123,11 @@ def analyze(
             done.write(report, overwrite=overwrite)
         report_diagnostics(diagnostics, source)
         emit(done.headline())
-        print_info(f"note: {text}" for text in done.found.notes)
+        print_info(f"note: {text}" for text in done.tables.notes)
         if done.difference:
             _print_difference(done.difference, top)
         else:
-            _print_analyses(done.found, top)
+            _print_analyses(done.tables, top)
 
 
 def _print_difference(changed: Difference, top: int) -> None:
@@ -207,7 +207,7 @@ def _shapes(text: str) -> str:
     return ",".join("x".join(map(str, shape)) for shape in shapes if shape) or "-"
 
 
-def _print_analyses(tables: Analyses, top: int) -> None:
+def _print_analyses(tables: AnalysisTables, top: int) -> None:
     """Print all tables that have rows."""
     _print_device_time(tables, top)
     _print_collectives(tables, top)
@@ -218,7 +218,7 @@ def _print_analyses(tables: Analyses, top: int) -> None:
         _print_opportunities(tables, top)
 
 
-def _print_device_time(tables: Analyses, top: int) -> None:
+def _print_device_time(tables: AnalysisTables, top: int) -> None:
     """Print the time breakdown of ranks and steps, causes of idle time, and launch queues."""
     rows = tables.breakdown.rows()
     ranks = [row for row in rows if row.step < 0]
@@ -276,7 +276,7 @@ def _print_device_time(tables: Analyses, top: int) -> None:
         _print_table("launch queue depth", heads, lines, len(queues))
 
 
-def _print_collectives(tables: Analyses, top: int) -> None:
+def _print_collectives(tables: AnalysisTables, top: int) -> None:
     """Print collectives with their bus bandwidth, and the ranks that arrive late."""
     lines: list[tuple[str, ...]] = [
         (
@@ -312,7 +312,7 @@ def _print_collectives(tables: Analyses, top: int) -> None:
         _print_table(title, heads, lines, len(tables.stragglers))
 
 
-def _print_operations(tables: Analyses, top: int) -> None:
+def _print_operations(tables: AnalysisTables, top: int) -> None:
     """Print operation classes, operations by shape, and kernels."""
     lines: list[tuple[str, ...]] = [
         (
@@ -358,7 +358,7 @@ def _print_operations(tables: Analyses, top: int) -> None:
     _print_table("kernels", heads, lines, len(tables.kernels))
 
 
-def _print_calls(tables: Analyses, top: int) -> None:
+def _print_calls(tables: AnalysisTables, top: int) -> None:
     """Print the calls with most device time. Of a chain of calls that only forward it, the last is printed,
     with the name of the innermost module in the chain.
     """
@@ -391,7 +391,7 @@ def _print_calls(tables: Analyses, top: int) -> None:
     _print_table("device time by call tree", heads, lines, len(rows))
 
 
-def _print_path_and_memory(tables: Analyses, top: int) -> None:
+def _print_path_and_memory(tables: AnalysisTables, top: int) -> None:
     """Print the critical path of each rank, and peak memory."""
     path = tables.critical_path.largest("total_ns")
     with_rank = len(set(tables.critical_path["rank"].tolist())) > 1
@@ -424,7 +424,7 @@ def _print_path_and_memory(tables: Analyses, top: int) -> None:
         _print_table("memory", heads, lines, len(lines))
 
 
-def _print_opportunities(tables: Analyses, top: int) -> None:
+def _print_opportunities(tables: AnalysisTables, top: int) -> None:
     """Print the operations with most time above the roofline."""
     rows = [row for row in tables.wins.rows() if row.win_ns > 0]
     lines = [

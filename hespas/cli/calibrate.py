@@ -203,7 +203,7 @@ def calibrate(
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
         report_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
-        _show(done.result)
+        _show(done.details)
         _write(asked, done)
 
 
@@ -318,7 +318,7 @@ def _calibrated(
     with progress_bar("fitting", progress) as callback:
         return api.calibrate(
             asked.hardware,
-            measured=asked.measured,
+            profiles=asked.measured,
             table=asked.tables,
             workload=asked.workload,
             estimator=asked.estimators,
@@ -391,7 +391,7 @@ def _write(asked: _Asked, report: CalibrationReport) -> None:
 
     if asked.json_file:
         write_document(report.to_json(), asked.json_file, overwrite=asked.overwrite)
-    done = report.result
+    done = report.details
     if asked.report:
         _write_reports(asked, done)
     report.write(asked.out, overwrite=asked.overwrite)

@@ -170,7 +170,7 @@ def capture(
                 partitioner=partitioner,
                 compile_for=compile_for,
                 timeout_s=timeout_s,
-                missing=missing,
+                on_unknown=missing,
                 destination=out,
                 format=form,
                 overwrite=overwrite,

@@ -59,7 +59,7 @@ def capture(
 
 def _show(report: CaptureCheckReport) -> None:
     """A table of what was counted, then each difference, then one verdict."""
-    done = report.result
+    done = report.details
     if not is_quiet():
         emit(table_text(("", "captured", "measured", "different"), _rows(done), left=(0,)))
         _show_explained(done)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import STEP_ESTIMATOR, Dropped
+from hespas.api.lowering import STEP_ESTIMATOR, MergedOps
 from hespas.cli import options
 from hespas.cli.destinations import check_reports, list_file
 from hespas.cli.session import command_line
@@ -187,7 +187,7 @@ def convert(
         if with_trace and not rescale:
             raise UsageError("--with requires --rescale", hint="--rescale dp=512")
         from hespas import api
-        from hespas.api.rescaling import Rescaling
+        from hespas.api.conversion import Rescaling
 
         rescaling = Rescaling(sizes=rescale, mesh=mesh, others=with_trace or []) if rescale else None
         with progress_bar("converting", progress) as callback:
@@ -208,7 +208,7 @@ def convert(
                 rescale=rescaling,
                 mesh=mesh if mesh and not rescale else None,
                 granularity=granularity,
-                missing=missing,
+                on_unknown=missing,
                 overwrite=overwrite,
                 jobs=jobs,
                 parts=options.parts_of(shard, cluster, only_classes=only_classes, resume=resume),
@@ -331,7 +331,7 @@ _REMOVALS = {
 """Code of a pass that removes operations -> its line in the account."""
 
 
-def _print_dropped(dropped: Iterable[Dropped], target: str) -> None:
+def _print_dropped(dropped: Iterable[MergedOps], target: str) -> None:
     """Print the operations and columns that a conversion drops, merges or adds, with their reasons."""
     from hespas.converters import load_format
 

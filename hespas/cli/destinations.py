@@ -35,7 +35,7 @@ def check_reports(
     that the command reads or writes, an existing file without ``overwrite``, or a workload or profile.
     Standard output (``-``), pipes and devices are allowed.
     """
-    from hespas.api.io import check_document, is_standard_output, is_stream
+    from hespas.api.documents import check_document, is_standard_output, is_stream
     from hespas.converters import is_recognised
 
     taken = {role: list(paths) for role, paths in others.items()}
@@ -145,7 +145,7 @@ def check_report_folder(
 
 def write_document(content: bytes, path: Path, *, overwrite: bool) -> None:
     """Write a document atomically; ``-`` is standard output."""
-    from hespas.api.io import put
+    from hespas.api.documents import put
 
     def fill(temporary: Path) -> None:
         temporary.write_bytes(content)

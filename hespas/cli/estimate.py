@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import STEP_ESTIMATOR, Granularity
+from hespas.api.lowering import STEP_ESTIMATOR, Granularity
 from hespas.cli import options
 from hespas.cli.destinations import check_reports, estimator_files, hardware_files
 from hespas.cli.session import command_line
@@ -196,7 +196,7 @@ def _estimate_program(
             diagnostics=diagnostics,
             progress=callback,
         )
-    step = api.step_of(done)
+    step = api.simulated_step(done)
     if settings.out:
         api.write_estimates_csv(done, settings.out, overwrite=settings.overwrite)
     if settings.json_file:
@@ -259,11 +259,11 @@ def _print_table(done: TableEstimates) -> None:
 
 
 def _print_estimates(done: NodeEstimates) -> None:
-    from hespas.api import class_totals, total_duration_ns
+    from hespas.api import op_class_summary, total_duration_ns
 
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         ranks = int((done.workload.rank_class == index).sum())
-        rows = class_totals(graph, estimated)
+        rows = op_class_summary(graph, estimated)
         total_ns = total_duration_ns(rows)
         at_least = _at_least(total_ns, sum(row.unknown for row in rows))
         contributing = {part.estimator for row in rows for part in row.estimators}

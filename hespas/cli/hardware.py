@@ -187,7 +187,7 @@ def hardware_system(
         from hespas import api
         from hespas.hardware import system_to_toml
 
-        system = api.system(name, parse_devices(devices), diagnostics=diagnostics)
+        system = api.load_system(name, parse_devices(devices), diagnostics=diagnostics)
         written = system.write_astra_sim(folder, overwrite=overwrite) if folder else []
         if json_file:
             api.write_json(system.document(), json_file, overwrite=overwrite)

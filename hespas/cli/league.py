@@ -91,7 +91,7 @@ def league(
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
             done.write(report, overwrite=overwrite)
-        _show(done.result)
+        _show(done.details)
 
 
 def _show(done: League) -> None:

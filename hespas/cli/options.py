@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hespas.api import preparation
-from hespas.api.parts import Parts
+from hespas.api import lowering
+from hespas.api.io import WriteSharding
 from hespas.cli.session import version
 from hespas.cli.terminal import set_verbosity
 from hespas.converters import format as formats
@@ -184,21 +184,23 @@ def _assume_dims(context: typer.Context, values: list[str] | None) -> None:
         context.with_resource(formats.assuming(dims=dims))
 
 
-def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> Parts:
+def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> WriteSharding:
     """Return how a large job is written.
 
     ``shard`` is empty or a text such as ``2/8``, the second of eight. Raises :class:`UsageError` for any
     other text.
     """
     if not shard:
-        return Parts(only_classes=only_classes, shard=None, resume=resume, cluster=cluster)
+        return WriteSharding(only_classes=only_classes, shard=None, resume=resume, cluster=cluster)
     index, slash, count = shard.partition("/")
     is_valid = slash and all(
         part.isascii() and part.isdigit() and len(part) <= _MAX_SHARD_DIGITS for part in (index, count)
     )
     if not is_valid:
         raise UsageError(f"invalid --shard {shard!r}: expected I/N", hint="the first of four: --shard 1/4")
-    return Parts(only_classes=only_classes, shard=(int(index), int(count)), resume=resume, cluster=cluster)
+    return WriteSharding(
+        only_classes=only_classes, shard=(int(index), int(count)), resume=resume, cluster=cluster
+    )
 
 
 def workload_format(destination: Path | None, target_format: str) -> str | None:
@@ -367,7 +369,7 @@ Estimators = Annotated[
         metavar="NAME",
         help="Estimate durations with this estimator (see 'hespas estimators'); repeat to compare.",
         autocompletion=estimator_names,
-        show_default=f"{preparation.STEP_ESTIMATOR}: by kind of workload",
+        show_default=f"{lowering.STEP_ESTIMATOR}: by kind of workload",
         rich_help_panel=DEVICE,
     ),
 ]
@@ -382,7 +384,7 @@ AllowPrograms = Annotated[
     ),
 ]
 Granularity = Annotated[
-    preparation.Granularity | None,
+    lowering.Granularity | None,
     typer.Option(
         help="Use one node per operation, elementwise chain, or region between collectives "
         "(default: fused if durations are estimated and no compiler has fused the program, else op).",
@@ -391,7 +393,7 @@ Granularity = Annotated[
     ),
 ]
 Missing = Annotated[
-    preparation.Missing,
+    lowering.Missing,
     typer.Option(
         help="Handle unknown durations and trip counts: warn, fail, or count as zero.", rich_help_panel=DEVICE
     ),

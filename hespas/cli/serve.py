@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.cli import options
 from hespas.cli.destinations import check_reports, hardware_files
 from hespas.cli.session import command_line
@@ -162,15 +162,15 @@ def serve(
         from hespas import api
 
         server = api.Server(
-            model=model, hardware=hardware, stack=engine, dp=dp, tp=tp, ep=ep, precision=precision,
-            experts=expert_dtype, cache=kv_cache_dtype, max_batched_tokens=max_batched_tokens,
-            max_sequences=max_num_seqs, chunked=chunked, memory_share=gpu_memory_utilization,
-            cache_tokens=kv_cache_tokens, host_us=step_overhead_us, sequence_us=sequence_us,
-            prompt_us=prompt_us, request_ms=request_overhead_ms, estimator=estimator,
+            model=model, hardware=hardware, engine=engine, dp=dp, tp=tp, ep=ep, precision=precision,
+            expert_dtype=expert_dtype, kv_cache_dtype=kv_cache_dtype, max_batched_tokens=max_batched_tokens,
+            max_num_seqs=max_num_seqs, chunked=chunked, gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_tokens=kv_cache_tokens, step_overhead_us=step_overhead_us, sequence_us=sequence_us,
+            prompt_us=prompt_us, request_overhead_ms=request_overhead_ms, estimator=estimator,
         )  # fmt: skip
         with progress_bar("serving", progress) as callback:
             done = api.serve(
-                server, requests, with_rows=per_request, diagnostics=diagnostics, progress=callback
+                server, requests, per_request=per_request, diagnostics=diagnostics, progress=callback
             )
         if out:
             api.write_request_rows(done, out, overwrite=overwrite)

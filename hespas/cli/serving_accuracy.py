@@ -98,7 +98,7 @@ def serving(
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         report_diagnostics(diagnostics, str(table or ""))
-        _show(done.judgement)
+        _show(done.errors)
         _show_recorded(done.recorded)
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from hespas.api.io import is_standard_output, spooled_input
+from hespas.api.documents import is_standard_output, spooled_input
 from hespas.cli.terminal import (
     ClosedOutput,
     discard_output,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hespas.api.preparation import STEP_ESTIMATOR, Mode
+from hespas.api.lowering import STEP_ESTIMATOR, Mode
 from hespas.cli import options
 from hespas.cli.destinations import (
     check_apart,
@@ -332,9 +332,9 @@ def simulate(
                 format=source_format or None,
                 options=reading,
                 simulator=_scheduler(mode, *settings),
-                missing=missing,
+                on_unknown=missing,
                 timeline=timeline,
-                beside=outputs.overlay_profiles(callback),
+                overlay=outputs.overlay_profiles(callback),
                 overwrite=overwrite,
                 mode=mode,
                 system=system or None,
@@ -432,7 +432,7 @@ class _SimulationOutputs:
             taken["--overlay"] = [self.overlay]
         if self.timeline:
             check_apart("--timeline", self.timeline, taken)
-        api.check_timeline(self.timeline, beside=self.overlay is not None, overwrite=self.overwrite)
+        api.check_timeline(self.timeline, overlay=self.overlay is not None, overwrite=self.overwrite)
         if self.timeline:
             taken["--timeline"] = [self.timeline]
         check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
@@ -488,7 +488,7 @@ def _print_result(done: SimulationResult) -> None:
             _percent(row.utilization_share),
             _percent(row.in_use_utilization_share),
         )
-        for row in (done.links.links.rows() if done.links else [])
+        for row in (done.network_utilization.links.rows() if done.network_utilization else [])
     ]
     if links:
         emit("")
@@ -599,10 +599,10 @@ def _print_references(done: SimulationResult) -> None:
         return f"{done.step_ns / reference_ns - 1.0:+.2%}" if reference_ns else ""
 
     rows = [(f"hespas, mode {done.mode}", time_text(done.step_ns), "", "")]
-    if done.external is not None and done.statistics is not None:
-        from hespas.api.external import external_document
+    if done.astra_reference is not None and done.astra_statistics is not None:
+        from hespas.api.simulation_result import external_document
 
-        astra = external_document(done.external, done.statistics)
+        astra = external_document(done.astra_reference, done.astra_statistics)
         rows.append(
             (
                 f"ASTRA-sim ({Path(astra.binary).name})",

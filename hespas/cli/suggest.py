@@ -48,14 +48,14 @@ def suggest_shapes(
         if count is None:
             raise UsageError("--kind and --dtype say what to suggest", hint="add --suggest N")
         _check(hardware, tables, out, json_file, fitting, overwrite=overwrite)
-        report = api.suggest(
+        report = api.suggest_shapes(
             hardware, count, table=tables, kind=kinds, dtype=dtypes, seed=seed, diagnostics=diagnostics
         )
         report_diagnostics(diagnostics, source)
         if json_file:
             write_document(report.to_json(), json_file, overwrite=overwrite)
         report.write(out, overwrite=overwrite)
-        _show(report.result, hardware, out)
+        _show(report.details, hardware, out)
 
 
 def _check(

@@ -43,7 +43,7 @@ _SAME_NAME = (
     "context_all_to_all cp default_dtype devices dp engine ep estimator etp expert_dtype expert_node "
     "explicit factors framework global_batch gpu_memory_utilization granularity grid hardware imbalance "
     "kv_cache_dtype kv_cache_tokens limit lora_rank max_batched_tokens max_e2e max_input_bytes max_mape "
-    "max_num_seqs max_regression memory_config mesh micro_batch min_coverage missing mode model_flops "
+    "max_num_seqs max_regression memory_config mesh micro_batch min_coverage mode model_flops "
     "network_config num_devices num_replicas num_speculative_tokens only_classes out overlap overlay "
     "overwrite partitioner per_request platform pp precision profile prompt queues_per_dim ranks "
     "real_tensors recompute recorded recover report request_overhead_ms requests rescale resume "
@@ -51,23 +51,15 @@ _SAME_NAME = (
     "system_config table test_by timeline timeout tokens tp untrusted vp workload zero"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
-    "against": "--baseline",
-    "beside": "--overlay",
     "broken": "--break",
-    "cache": "--kv-cache-dtype",
-    "cache_tokens": "--kv-cache-tokens",
     "dims": "--dim",
     "drafts": "--num-speculative-tokens",
-    "experts": "--expert-dtype",
-    "measured": "--measured",
-    "memory_share": "--gpu-memory-utilization",
     "on_unknown": "--missing",
     "others": "--with",
     "page": "--block-size",
     "profiles": "--measured",
     "source_format": "--from",
     "source_version": "--from-version",
-    "stack": "--engine",
     "style": "--framework",
     "target_format": "--to",
     "target_version": "--to-version",
@@ -134,7 +126,7 @@ def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
 
     In ``mode`` astra, only computation times are recorded ones.
     """
-    from hespas.api.recorded_steps import recorded_step_of
+    from hespas.api.simulation_result import recorded_step_of
     from hespas.converters.measured_ops import recording_text
 
     has_time = bool(done.step_ns) or not done.is_lower_bound
@@ -163,9 +155,10 @@ def _duration_source(done: Simulation, hardware: str, mode: str) -> str:
         if not device:
             return ""
         return f"{', computation' if mode != 'hespas' else ''} as recorded on {clipped(device)}"
-    if isnan(done.low_ns):
+    low_ns, high_ns = done.interval_ns
+    if isnan(low_ns):
         return f" on {hardware} (no interval: its estimators give none)"
-    return f" on {hardware} (90 % interval: {time_text(done.low_ns)} to {time_text(done.high_ns)})"
+    return f" on {hardware} (90 % interval: {time_text(low_ns)} to {time_text(high_ns)})"
 
 
 def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list[str]:
@@ -176,7 +169,7 @@ def step_lines(done: Simulation, hardware: str, *, mode: str = "hespas") -> list
 
 def mixed_lines(done: Simulation) -> list[str]:
     """Return a line about a workload that mixes recorded and estimated durations; else no line."""
-    if not done.is_mixed:
+    if not done.mixes_recorded_and_estimated:
         return []
     recorded = counted(sum(entry.kept for entry in done.classes), "operation")
     device = clipped(done.workload.metadata.get("device", "")) or "an unknown device"

@@ -108,7 +108,7 @@ class WhatIf:
     ) -> None:
         """Simulate every combination of the repeated options and print one column for each."""
         from hespas import api
-        from hespas.api.grid_file import Grid
+        from hespas.api.grid_rows import Grid
 
         for name, values in columns.items():
             if len(set(values)) < len(values):

@@ -61,7 +61,7 @@ def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGra
 
 def refuse_converted(workload: Workload, device: Device) -> None:
     """Raise ``UnsupportedError`` for matrix products in a number format that a device has no units for."""
-    hint = "another precision or device; `missing=warn` estimates what would run"
+    hint = "another precision or device; `on_unknown=warn` estimates what would run"
     if _lacks_tf32(workload.metadata, device):
         raise UnsupportedError(f"{device.name} has no TF32 units: products would run in IEEE f32", hint=hint)
     for graph in workload.classes:
@@ -277,7 +277,8 @@ def _settle(
     if missing == "error":
         raise UnsupportedError(
             f"no duration for {count:,} of {len(graph):,} nodes of {graph.name!r}: {listed}",
-            hint="`hardware=NAME` estimates; `missing=warn` keeps them unknown, `missing=zero` counts 0",
+            hint="`hardware=NAME` estimates; `on_unknown=warn` keeps them unknown, "
+            "`on_unknown=zero` counts 0",
         )
     what = "stay unknown" if missing == "warn" else "are set to 0"
     code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"

@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["RenamedAttribute", "renamed_arguments", "warn_renamed"]
+__all__ = ["RenamedAttribute", "renamed_arguments", "renamed_fields", "warn_renamed"]
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Class = TypeVar("_Class", bound=type)
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
@@ -67,5 +68,33 @@ def renamed_arguments(
             return function(*args, **kwargs)
 
         return wrapper
+
+    return decorate
+
+
+def renamed_fields(**new_names: str) -> Callable[[_Class], _Class]:
+    """Decorate a dataclass so that its constructor and its attributes accept deprecated names:
+    ``old="new"``.
+    """
+
+    def decorate(kind: _Class) -> _Class:
+        construct: Callable[..., None] = getattr(kind, "__init__")  # noqa: B009 - unsound for type checkers
+
+        @functools.wraps(construct)
+        def construct_renamed(self: object, *args: object, **kwargs: object) -> None:
+            for old in new_names.keys() & kwargs.keys():
+                new = new_names[old]
+                if new in kwargs:
+                    raise TypeError(f"{kind.__name__}() got both {new!r} and its deprecated name {old!r}")
+                warn_renamed(f"{kind.__name__}({old}=)", f"{kind.__name__}({new}=)")
+                kwargs[new] = kwargs.pop(old)
+            construct(self, *args, **kwargs)
+
+        setattr(kind, "__init__", construct_renamed)  # noqa: B010 - type checkers refuse the assignment
+        for old, new in new_names.items():
+            attribute = RenamedAttribute(new)
+            attribute.__set_name__(kind, old)
+            setattr(kind, old, attribute)
+        return kind
 
     return decorate

@@ -84,13 +84,11 @@ def simulate(
         replace(result, unknown=ready[result.rank_class].unknown, kept=ready[result.rank_class].kept)
         for result in done.classes
     )
-    low_ns, high_ns = _interval(done, classes, estimates, factors)
     return replace(
         done,
         workload=workload,
         classes=results,
-        low_ns=low_ns,
-        high_ns=high_ns,
+        interval_ns=_interval(done, classes, estimates, factors),
         throughput=throughput_of(workload.metadata, done.step_ns, device),
     )
 
@@ -342,7 +340,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
                 f"time only: {labels}",
-                hint="`missing=warn` counts each as one trip, `missing=zero` leaves them out",
+                hint="`on_unknown=warn` counts each as one trip, `on_unknown=zero` leaves them out",
             )
         assumed = 1.0 if missing == "warn" else 0.0
         found.warning(

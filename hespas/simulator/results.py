@@ -192,7 +192,7 @@ class Segment(NamedTuple):
 
 def segments(done: Simulation) -> list[Segment]:
     """The critical path of a job by the ranks it leads through, first to last. O(spans on it)."""
-    timeline, path = done.timeline, done.path
+    timeline, path = done.timeline, done.critical_path
     if not len(path):
         return []
     rank = timeline.rank[path]
@@ -247,7 +247,7 @@ def simulation_of(
         workload=workload,
         timeline=timeline,
         classes=_by_class(results),
-        path=across.path,
+        critical_path=across.path,
     )
 
 

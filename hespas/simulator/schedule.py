@@ -25,6 +25,7 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, SmallIntArray
+from hespas.graph.deprecation import RenamedAttribute, warn_renamed
 from hespas.graph.errors import FormatError
 from hespas.graph.timeline import united
 from hespas.simulator.progress import Pressure, Progress, Steady
@@ -534,20 +535,21 @@ class ClassResult:
 class Simulation:
     """The timeline of all ranks, and one summary per rank class, in order of the classes.
 
-    ``workload`` is what ran. ``path`` has the spans of the critical path of the whole job, first to last, of
-    whatever rank. ``low_ns`` and ``high_ns`` bound the step with 90 % confidence, as far as the
-    estimates of its operations can tell (NaN: they cannot). ``throughput`` is known where the workload states
-    its FLOPs or tokens.
+    ``workload`` is what ran. ``critical_path`` has the spans of the critical path of the whole job, first
+    to last, of whatever rank. ``interval_ns`` is the 90 % interval of the step, from the intervals of the
+    estimates of its operations (two NaN: unknown). ``throughput`` is known where the workload states its
+    FLOPs or tokens.
     """
 
     simulator: str
     workload: Workload
     timeline: Timeline
     classes: tuple[ClassResult, ...]
-    path: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    low_ns: float = nan
-    high_ns: float = nan
+    critical_path: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    interval_ns: tuple[float, float] = (nan, nan)
     throughput: Throughput = field(default_factory=Throughput)
+    path = RenamedAttribute("critical_path")
+    is_mixed = RenamedAttribute("mixes_recorded_and_estimated")
 
     @property
     def step_ns(self) -> float:
@@ -560,9 +562,21 @@ class Simulation:
         return any(found.unknown for found in self.classes)
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether some times are recorded ones, of whatever device, beside estimated ones."""
-        return any(found.kept for found in self.classes)
+    def mixes_recorded_and_estimated(self) -> bool:
+        """Return True if some times were recorded, on any device, and others are estimates."""
+        return any(result.kept for result in self.classes)
+
+    @property
+    def low_ns(self) -> float:
+        """Return the lower end of ``interval_ns``: a deprecated name."""
+        warn_renamed("Simulation.low_ns", "Simulation.interval_ns[0]")
+        return self.interval_ns[0]
+
+    @property
+    def high_ns(self) -> float:
+        """Return the upper end of ``interval_ns``: a deprecated name."""
+        warn_renamed("Simulation.high_ns", "Simulation.interval_ns[1]")
+        return self.interval_ns[1]
 
 
 # What a simulator is.

@@ -22,7 +22,7 @@ def _analyzed_ns(name: str) -> dict[str, float]:
 
 
 def _compared(name: str) -> tuple[Cases, ...]:
-    return hespas.accuracy(FIXTURES / name, hardware=DEVICE, estimator="roofline").result.cases
+    return hespas.accuracy(FIXTURES / name, hardware=DEVICE, estimator="roofline").details.cases
 
 
 def _compared_ns(cases: tuple[Cases, ...]) -> dict[str, float]:

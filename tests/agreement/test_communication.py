@@ -159,7 +159,7 @@ def test_every_way_to_ask_finds_the_communication_of_the_file(
     assert len(raw.communication) == count
     sizes = sorted(size for size in raw.bytes if not isnan(size))
 
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     whole = found.breakdown.rows()[0]
     assert (whole.compute_ns, whole.communication_ns, whole.exposed_communication_ns) == figures(raw)
     assert sum(row.count for row in found.collectives.rows()) == count
@@ -195,7 +195,7 @@ def gloo(path: Path) -> Path:
 def test_a_run_without_a_device_takes_the_same_time_everywhere(tmp_path: Path) -> None:
     path = gloo(tmp_path / "rank0.pt.trace.json")
     raw = read_raw(path)
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     whole = found.breakdown.rows()[0]
     assert (whole.compute_ns, whole.communication_ns, whole.exposed_communication_ns) == figures(raw)
     assert simulated(path) == figures(raw)

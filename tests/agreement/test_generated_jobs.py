@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas import api
-from hespas.api.preparation import STEP_ESTIMATOR
+from hespas.api.lowering import STEP_ESTIMATOR
 from hespas.cli.main import app
 from hespas.estimators.configuration import AUTO, default_configuration
 from hespas.generators.dlrm import DlrmStep
@@ -60,10 +60,10 @@ def test_commands_and_functions_agree_exactly(name: str, tmp_path: Path) -> None
         documents[command] = json.loads(out.read_bytes())
     generated = api.generate(GENERATORS[name], hardware="H100-SXM").document().step
     assert generated is not None
-    step_of = api.step_of(api.estimate(workload, "H100-SXM"))
-    assert step_of is not None
+    step = api.simulated_step(api.estimate(workload, "H100-SXM"))
+    assert step is not None
     answers = [(each["step_ns"], each["step_low_ns"], each["step_high_ns"]) for each in documents.values()]
-    answers += [(each.step_ns, each.low_ns, each.high_ns) for each in (ours, step_of)]
+    answers += [(each.step_ns, *each.interval_ns) for each in (ours, step)]
     answers.append((generated.step_ns, generated.step_low_ns, generated.step_high_ns))
     assert len({json.dumps(each) for each in answers}) == 1
     rates = {(each["mfu"], each["tokens_per_s"]) for each in documents.values()}

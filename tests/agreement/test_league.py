@@ -114,7 +114,7 @@ def check(folder: Path, rows: Sequence[Row], monkeypatch: pytest.MonkeyPatch) ->
     """Compare the league with the simulator on each row, and check the parts of the step."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     runs = table(folder, rows)
-    league = hespas.league(runs, jobs=1).result.rows
+    league = hespas.league(runs, jobs=1).details.rows
     for number, predicted in enumerate(league):
         workload = row_of(runs, number, Diagnostics()).step().workload()
         simulated = api.simulate(workload, system="dgx-h100")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hespas
-from hespas.api.simulation import SimulationResult
+from hespas.api.simulation_result import SimulationResult
 from hespas.cli.text import step_text
 from hespas.converters import ReadOptions
 from hespas.graph import Diagnostics

@@ -38,14 +38,14 @@ SHARED_KINETO = [
 
 
 def analyzed(path: Path) -> tuple[float, float, float]:
-    whole = hespas.analyze(path).found.breakdown.rows()[0]
+    whole = hespas.analyze(path).tables.breakdown.rows()[0]
     return whole.compute_ns, whole.communication_ns, whole.exposed_communication_ns
 
 
 def check_against_file(path: Path) -> None:
     """Compare both accounts with interval unions of the file."""
     raw = read_raw(path)
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     whole = found.breakdown.rows()[0]
     assert (whole.compute_ns, whole.communication_ns, whole.exposed_communication_ns) == figures(raw)
     done = hespas.simulate(path)
@@ -121,4 +121,4 @@ def test_operations_inside_communication_and_around_it(tmp_path: Path) -> None:
     for source in (path, traces):  # a communication of unknown size is work in a trace
         sizes = workload(source).classes[0].collectives.comm_bytes
         assert sizes[~np.isnan(sizes)].tolist() == [64 * 64 * 2] * 6
-    assert sum(row.count for row in hespas.analyze(path).found.collectives.rows()) == 8
+    assert sum(row.count for row in hespas.analyze(path).tables.collectives.rows()) == 8

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("path", [FIXTURE, ROOT / "fixtures" / "profiles" / "h100_streams.xplane.pb"])
 def test_per_step_is_a_step_and_a_span_is_a_span(path: Path) -> None:
-    table = hespas.analyze(path).found.breakdown
+    table = hespas.analyze(path).tables.breakdown
     steps = table["span_ns"][table["step"] >= 0]
     done = hespas.simulate(path)
     found = json.loads(done.to_json())

@@ -39,9 +39,9 @@ def test_other_sizes_are_not_paired(numbered: bool, tmp_path: Path) -> None:
     rank(tmp_path, 1, [LARGE, SMALL, LARGE], numbered=numbered)
     done = hespas.analyze(tmp_path)
     assert done.diagnostics.counts()["analysis.unlike-collectives"] == 2
-    paired = done.found.collective_instances.rows()
+    paired = done.tables.collective_instances.rows()
     assert [row.size_bytes for row in paired] == ([4.0 * LARGE] if numbered else [])
-    assert sum(row.instances for row in done.found.stragglers.rows()) == (2 if numbered else 0)
+    assert sum(row.instances for row in done.tables.stragglers.rows()) == (2 if numbered else 0)
 
 
 def test_other_kinds_are_not_paired(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_other_kinds_are_not_paired(tmp_path: Path) -> None:
     rank(tmp_path, 1, [SMALL], numbered=True, kind="_allgather_base")
     done = hespas.analyze(tmp_path)
     assert done.diagnostics.counts()["analysis.unlike-collectives"] == 1
-    assert not len(done.found.stragglers)
+    assert not len(done.tables.stragglers)
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -58,13 +58,13 @@ def test_the_same_ones_are_paired(numbered: bool, tmp_path: Path) -> None:
         rank(tmp_path, number, [SMALL, LARGE, SMALL], numbered=numbered)
     done = hespas.analyze(tmp_path)
     assert "analysis.unlike-collectives" not in done.diagnostics.counts()
-    assert len(done.found.collective_instances) == 3
+    assert len(done.tables.collective_instances) == 3
 
 
 def test_parts_of_an_exchange_may_differ(tmp_path: Path) -> None:
     rank(tmp_path, 0, [SMALL], numbered=True, kind="all_to_allv")
     rank(tmp_path, 1, [2 * SMALL], numbered=True, kind="all_to_allv")
-    assert len(hespas.analyze(tmp_path).found.collective_instances) == 1
+    assert len(hespas.analyze(tmp_path).tables.collective_instances) == 1
 
 
 @pytest.mark.parametrize("rule", ["sizes", "missing-collective", "order"])

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hespas
-from hespas.analysis.breakdown import breakdown
-from hespas.analysis.intervals import Intervals
-from hespas.analysis.recording import Kind, recordings_of
+from hespas.analysis.device_use import breakdown
+from hespas.analysis.recording import EventKind, Intervals, recordings_of
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from tests.analysis.raw import DATA, Event, absent, covered, load, traces
 
@@ -58,15 +57,20 @@ def test_the_parts_add_up_to_the_span_exactly(path: Path) -> None:
 
 
 _SPANS = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(-2, 20), st.sampled_from(Kind), st.integers(-1, 2)), min_size=1
+    st.tuples(st.integers(0, 60), st.integers(-2, 20), st.sampled_from(EventKind), st.integers(-1, 2)),
+    min_size=1,
 )
 
 
 @given(_SPANS)
-def test_any_events_add_up(spans: list[tuple[int, int, Kind, int]]) -> None:
+def test_any_events_add_up(spans: list[tuple[int, int, EventKind, int]]) -> None:
     strings = StringTableBuilder()
-    names = {Kind.COMPUTE: "gemm", Kind.COMMUNICATION: "ncclDevKernel_AllReduce", Kind.MEMORY: "Memcpy DtoD"}
-    for kind in Kind:
+    names = {
+        EventKind.COMPUTE: "gemm",
+        EventKind.COMMUNICATION: "ncclDevKernel_AllReduce",
+        EventKind.MEMORY: "Memcpy DtoD",
+    }
+    for kind in EventKind:
         strings.add(names[kind])
     profile = Profile.of(
         "p",
@@ -108,7 +112,7 @@ def test_holistic_trace_analysis_says_the_same() -> None:
     """Figures of HTA 0.5.0 on this trace with all of its steps: ``get_temporal_breakdown`` and
     ``get_comm_comp_overlap`` in us, ``get_idle_time_breakdown`` by stream.
     """
-    found = hespas.analyze(DATA / "a100-40_recsys_train_rank3of8.json.gz").found
+    found = hespas.analyze(DATA / "a100-40_recsys_train_rank3of8.json.gz").tables
     row = found.breakdown.rows()[0]
     assert (row.span_ns, row.idle_ns, row.compute_ns) == (464_594_000, 76_007_000, 281_336_000)
     assert row.exposed_communication_ns + row.exposed_memory_ns == 107_251_000

@@ -56,7 +56,7 @@ def test_time_and_exposure_of_one_rank(path: Path) -> None:
     events = load(path).events
     talk = [each for each in events if each.kind == "communication"]
     compute = [each for each in events if each.kind == "compute"]
-    table = hespas.analyze(path).found.collectives
+    table = hespas.analyze(path).tables.collectives
     assert table["count"].sum() == len(talk)
     assert table["total_ns"].sum() == sum(each.ns for each in talk)
     assert table["exposed_ns"].sum() == sum(exposed(each, compute) for each in talk)
@@ -64,7 +64,7 @@ def test_time_and_exposure_of_one_rank(path: Path) -> None:
 
 
 def test_bandwidths_of_the_fixture() -> None:
-    (row,) = hespas.analyze(FIXTURE).found.collectives.rows()
+    (row,) = hespas.analyze(FIXTURE).tables.collectives.rows()
     talk = [each for each in load(FIXTURE).events if each.kind == "communication"]
     size = talk[0].args["In msg nelems"] * 2
     mean = sum(each.ns for each in talk) / len(talk)
@@ -108,7 +108,7 @@ def test_late_ranks_on_clocks_of_their_own(tmp_path: Path) -> None:
         )
         for rank, clock in enumerate(clocks)
     ]
-    found = hespas.analyze(paths).found
+    found = hespas.analyze(paths).tables
     rows = found.collective_instances.rows()
     assert [row.ranks for row in rows] == [3] * 4
     assert [row.transfer_ns for row in rows] == [20_000, 10_000, 15_000, 10_000]
@@ -131,7 +131,7 @@ def test_numbers_decide_and_not_the_order(tmp_path: Path) -> None:
     first = rank_file(tmp_path, 0, [collective(10 * each, 5, each) for each in range(4)], 2)
     other = rank_file(tmp_path, 1, [collective(10 * each, 5 + each, each) for each in range(1, 4)], 2)
     done = hespas.analyze([first, other])
-    rows = done.found.collective_instances.rows()
+    rows = done.tables.collective_instances.rows()
     assert [row.sequence for row in rows] == [1, 2, 3]
     assert [row.longest_ns for row in rows] == [6000, 7000, 8000]
     assert "analysis.matched-by-order" not in done.diagnostics.counts()
@@ -145,7 +145,7 @@ def test_the_whole_buffer_of_a_gather_is_what_it_makes(tmp_path: Path) -> None:
     for event, made in zip(events, (3000, 1000), strict=True):
         event["args"] = {**event["args"], "Out msg nelems": made}  # type: ignore[dict-item]
     events[1]["args"] = {**events[1]["args"], "In msg nelems": 3000}  # type: ignore[dict-item]
-    rows = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found.collectives.rows()
+    rows = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables.collectives.rows()
     assert {row.kind: row.size_bytes for row in rows} == {"all_gather": 12_000, "reduce_scatter": 12_000}
     assert {row.bus_gbytes_per_s for row in rows} == {12_000 / 10_000 * 2 / 3}
 
@@ -169,8 +169,8 @@ def test_eight_ranks_are_matched_by_order_where_nothing_is_numbered(tmp_path: Pa
         for of_rank in by_kind.values()
         for together in zip(*of_rank, strict=True)
     ]
-    rows = done.found.collective_instances.rows()
+    rows = done.tables.collective_instances.rows()
     assert sorted(row.transfer_ns for row in rows) == sorted(wanted)
     assert {row.ranks for row in rows} == {8}
     # aligned ends: in the median of the collectives, ranks leave together
-    assert done.found.stragglers["instances"].tolist() == [8] * 8
+    assert done.tables.stragglers["instances"].tolist() == [8] * 8

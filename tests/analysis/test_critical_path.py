@@ -102,7 +102,7 @@ def by_kind(stretches: list[Stretch]) -> dict[str, float]:
     ],
 )
 def test_time_by_kind_is_what_a_search_finds(path: Path) -> None:
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     step = int(found.critical_path["step"][0])
     wanted = by_kind(expected(path, step))
     sums: dict[str, float] = defaultdict(float)
@@ -120,7 +120,7 @@ def covers(rows: list[SegmentRow], start: float, span: float) -> None:
 
 @pytest.mark.parametrize("path", traces())
 def test_the_path_covers_a_step_without_a_gap(path: Path) -> None:
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     step = int(found.critical_path["step"][0])
     (whole,) = [row for row in found.breakdown.rows() if row.step == step]
     covers(found.critical_segments.rows(), whole.start_ns, whole.span_ns)
@@ -147,7 +147,7 @@ def test_every_kind_there_is(tmp_path: Path) -> None:
         kernel("ncclDevKernel_AllReduce_Sum", 305, 95, 4, talk, stream=20),
         kernel("last", 402, 98, 5),
     ]  # fmt: skip
-    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found
+    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables
     rows = found.critical_segments.rows()
     covers(rows, 10_000, 490_000)
     assert [(row.kind, row.duration_ns / 1000) for row in rows] == [
@@ -170,11 +170,11 @@ def test_every_kind_there_is(tmp_path: Path) -> None:
 
 def test_what_nothing_explains(tmp_path: Path) -> None:
     events = [kernel("a", 0, 10, stream=1), kernel("b", 100, 10, stream=2)]
-    rows = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found.critical_segments.rows()
+    rows = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables.critical_segments.rows()
     assert [(row.kind, row.duration_ns) for row in rows] == [("unknown", 100_000), ("compute", 10_000)]
 
 
 def test_events_of_no_time_end_the_walk(tmp_path: Path) -> None:
     events = [kernel(name, 10, 0, stream=stream) for name, stream in (("a", 1), ("b", 2), ("c", 1))]
-    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found
+    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables
     assert found.critical_path["total_ns"].sum() == 0

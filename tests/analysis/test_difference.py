@@ -52,7 +52,7 @@ def test_what_changed_most_comes_first(tmp_path: Path) -> None:
         kernel("added", 170, 2),
     ]  # fmt: skip
     before, after = (write_kineto(tmp_path / f"{name}.json", each) for name, each in (("a", old), ("b", new)))
-    done = hespas.analyze(after, against=before)
+    done = hespas.analyze(after, baseline=before)
     assert done.difference is not None
     rows = done.difference.by_kernel.rows()
     assert [(row.name, row.change, row.delta_ns) for row in rows] == [
@@ -83,7 +83,7 @@ def test_what_changed_most_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_real_recordings_add_up(before: Path, after: Path) -> None:
-    done = hespas.analyze(hespas_profile(after), against=hespas_profile(before))
+    done = hespas.analyze(hespas_profile(after), baseline=hespas_profile(before))
     assert done.difference is not None
     device_ns = [sum(event.ns for event in load(path).events) for path in (before, after)]
     for name in _TABLES:

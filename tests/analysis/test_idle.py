@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hespas
-from hespas.analysis.idle import WHOLE_DEVICE
+from hespas.analysis.device_use import WHOLE_DEVICE
 from tests.analysis.raw import Event, load, traces
 from tests.converters.pytorch.traces import Json, host, kernel, launch, write_kineto
 
@@ -45,7 +45,7 @@ def cause_of(event: Event, began: float, length: float, every: list[Event]) -> s
 @pytest.mark.parametrize("path", traces())
 def test_gaps_by_cause(path: Path) -> None:
     events = load(path).events
-    table = hespas.analyze(path).found.idle
+    table = hespas.analyze(path).tables.idle
     streams = {WHOLE_DEVICE: events} | {
         number: [each for each in events if each.stream == number]
         for number in sorted({each.stream for each in events})
@@ -67,7 +67,7 @@ def test_gaps_by_cause(path: Path) -> None:
 
 @pytest.mark.parametrize("path", traces())
 def test_the_gaps_of_the_device_are_its_idle_time(path: Path) -> None:
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     whole = found.idle["total_ns"][found.idle["stream"] == WHOLE_DEVICE].sum()
     assert whole == found.breakdown["idle_ns"][0]
     assert found.gaps["total_ns"].sum() == whole
@@ -77,7 +77,7 @@ def test_the_gaps_of_the_device_are_its_idle_time(path: Path) -> None:
 @pytest.mark.parametrize("path", traces())
 def test_queues_and_launches(path: Path) -> None:
     launched = [each for each in load(path).events if each.launch is not None]
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     by_stream: dict[int, list[Event]] = defaultdict(list)
     for event in launched:
         by_stream[event.stream].append(event)
@@ -125,7 +125,7 @@ def test_every_cause_there_is(tmp_path: Path) -> None:
         launch(1110, 8),
         kernel("long on its way", 1150, 50, 8),
     ]
-    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found
+    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables
     rows = {row.cause: row for row in found.idle.rows() if row.stream == 7}
     assert {cause: row.total_ns for cause, row in rows.items()} == {
         "host-bound": 100_000,
@@ -148,7 +148,7 @@ def test_every_cause_there_is(tmp_path: Path) -> None:
 
 def test_no_launches_no_queue(tmp_path: Path) -> None:
     events = [kernel("a", 0, 5), kernel("b", 9, 5)]
-    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found
+    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables
     assert len(found.queues) == len(found.launches) == len(found.queue_points) == 0
     assert found.idle["cause"].tolist() == ["launch unknown"] * 2
     assert np.isfinite(found.idle["mean_ns"]).all()
@@ -158,7 +158,7 @@ def test_events_of_no_known_stream_count_for_the_device_alone(tmp_path: Path) ->
     nothing: Json = {"args": {}}
     events = [kernel("a", start, 10) | nothing for start in (0, 30)] + [kernel("a", 90, 10)]
     write_kineto(tmp_path / "k.json", events)
-    found = hespas.analyze(tmp_path / "k.json").found
+    found = hespas.analyze(tmp_path / "k.json").tables
     assert {row.stream for row in found.idle.rows()} == {WHOLE_DEVICE}
     assert sum(row.share for row in found.idle.rows()) == pytest.approx(1)
     assert sum(row.total_ns for row in found.idle.rows()) == 70_000

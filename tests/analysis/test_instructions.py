@@ -53,7 +53,7 @@ def test_operations_are_the_instructions_of_the_program(path: Path) -> None:
         name = strings[int(profile.op_row[row])]
         counts[name] += 1
         times[name] += float(profile.duration_ns[row])
-    found = hespas.analyze(profile).found
+    found = hespas.analyze(profile).tables
     listed = {row.operation: row for row in found.operations.rows() if row.operation in counts}
     assert {name: row.count for name, row in listed.items()} == counts
     assert {name: row.total_ns for name, row in listed.items()} == pytest.approx(times)
@@ -66,7 +66,7 @@ def test_operations_are_the_instructions_of_the_program(path: Path) -> None:
 def test_kernels_of_one_instruction_share_its_cost() -> None:
     """Five runs of a convolution of two kernels each."""
     row = next(
-        row for row in hespas.analyze(GPU).found.operations.rows() if row.operation == "cudnn-conv.1.0"
+        row for row in hespas.analyze(GPU).tables.operations.rows() if row.operation == "cudnn-conv.1.0"
     )
     assert (row.count, row.op_class) == (10, "convolution")
     assert row.flops == 5 * 36_609_720_320
@@ -76,7 +76,7 @@ def test_kernels_of_one_instruction_share_its_cost() -> None:
 
 def test_a_program_without_hlo_has_names_and_no_costs() -> None:
     profile = replace(launched(read(TPU)), attachments={})
-    found = hespas.analyze(profile).found
+    found = hespas.analyze(profile).tables
     assert {"dot.3", "tanh.4"} <= {row.operation for row in found.operations.rows()}
     assert all(np.isnan(row.flops) for row in found.operations.rows() if row.operation == "dot.3")
 
@@ -95,7 +95,7 @@ HLO_STATS = {
 def test_programs_with_instructions_of_the_same_names_equal_hlo_stats(tmp_path: Path) -> None:
     path = tmp_path / "gpus.xplane.pb"
     path.write_bytes(gpu_space())
-    rows = hespas.analyze(path).found.operations.rows()
+    rows = hespas.analyze(path).tables.operations.rows()
     listed = {(row.program, row.operation): (row.count, row.total_ns) for row in rows if row.program}
     assert listed == HLO_STATS
     assert [row.operation for row in rows if not row.program] == ["MemcpyD2D"]
@@ -107,7 +107,7 @@ def test_programs_with_instructions_of_the_same_names_equal_hlo_stats(tmp_path: 
 @absent
 def test_operations_of_a_gpu_equal_hlo_stats() -> None:
     """Figures of XProf 2.24.2 for the same file."""
-    rows = hespas.analyze(GPU).found.operations.rows()
+    rows = hespas.analyze(GPU).tables.operations.rows()
     listed = {row.operation: (row.count, row.total_ns) for row in rows if row.program}
     assert listed == {
         "input_transpose_fusion": (5, 1_950_960.0),

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hespas
-from hespas.analysis.links import LinkRow, LinkUse, link_use
+from hespas.analysis.links import LinkRow, NetworkUtilization, network_utilization
 from hespas.api import SimulationResult
 from hespas.cli.main import app
 from hespas.graph import CollectiveKind, Diagnostics, Permutation, StridedGroups, Timeline, Workload
@@ -29,9 +29,9 @@ CASES = [
 ]
 
 
-def links_of(done: SimulationResult) -> LinkUse:
-    assert done.links is not None
-    return done.links
+def links_of(done: SimulationResult) -> NetworkUtilization:
+    assert done.network_utilization is not None
+    return done.network_utilization
 
 
 @pytest.mark.parametrize(("source", "system"), CASES, ids=[f"{path.name}-{name}" for path, name in CASES])
@@ -53,7 +53,7 @@ def test_bytes_of_a_job_are_the_closed_forms() -> None:
     """Sums inside nodes and across them, and a ring of messages, of which one in eight leaves its node."""
     inside, across = StridedGroups(((2, 8),), ((8, 1),)), StridedGroups(((8, 1),), ((2, 8),))
     ring = Permutation.from_pairs([(rank, (rank + 1) % 16) for rank in range(16)], 16)
-    done = hespas.simulate(job(16, inside, across, permutation=ring), system="dgx-h100", missing="zero")
+    done = hespas.simulate(job(16, inside, across, permutation=ring), system="dgx-h100", on_unknown="zero")
     rows = {(row.dimension, row.kind): row for row in links_of(done).traffic.rows()}
     assert rows["InfiniBand NDR", "all_reduce"].sent_bytes == SIZE
     assert rows["InfiniBand NDR", "send/recv"].sent_bytes == SIZE / 8
@@ -75,7 +75,7 @@ def test_trips_of_a_loop_count_whether_or_not_they_were_run() -> None:
     found: list[LinkRow] = []
     for trips in (10, 5000):
         done = hespas.simulate(workload, simulator=ListScheduler(max_executions=trips))
-        found.append(link_use(done.workload, done.timeline, system).links.rows()[0])
+        found.append(network_utilization(done.workload, done.timeline, system).links.rows()[0])
     assert [row.most_in_use_ns for row in found] == pytest.approx([1e9, 1e9])
     assert found[0].in_use_ns == pytest.approx(found[1].in_use_ns)
     assert found[0].sent_bytes == pytest.approx(found[1].sent_bytes, nan_ok=True)
@@ -83,7 +83,7 @@ def test_trips_of_a_loop_count_whether_or_not_they_were_run() -> None:
 
 def test_transfers_at_once_beyond_the_link_are_told() -> None:
     """Two sums at the same time, each of which takes all of the link."""
-    done = hespas.simulate(job(8, StridedGroups(((1, 8),), ((8, 1),))), system="dgx-h100", missing="zero")
+    done = hespas.simulate(job(8, StridedGroups(((1, 8),), ((8, 1),))), system="dgx-h100", on_unknown="zero")
     (graph,), (span,) = done.workload.classes, np.flatnonzero(done.timeline.node == 0)[:1]
     two = np.zeros(2, np.int64) + span
     old, whole_ns = done.timeline, 1.75 * SIZE / 450
@@ -93,7 +93,7 @@ def test_transfers_at_once_beyond_the_link_are_told() -> None:
         finish_ns=np.full(8, whole_ns), exposed_comm_ns=old.exposed_comm_ns, shown_by=old.shown_by,
     )  # fmt: skip
     told = Diagnostics()
-    (row,) = link_use(done.workload, timeline, load_system("dgx-h100").sized(8), told).links.rows()
+    (row,) = network_utilization(done.workload, timeline, load_system("dgx-h100").sized(8), told).links.rows()
     assert int(graph.collectives.kind[0]) == int(CollectiveKind.ALL_REDUCE)
     assert told.counts() == {"simulate.links": 8}
     assert row.utilization_share > 1
@@ -113,4 +113,4 @@ def test_the_document_the_terminal_and_the_report_have_them(tmp_path: Path) -> N
 
 
 def test_without_a_system_there_are_no_links() -> None:
-    assert hespas.simulate(CASES[2][0]).links is None
+    assert hespas.simulate(CASES[2][0]).network_utilization is None

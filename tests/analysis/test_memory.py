@@ -35,7 +35,7 @@ def test_peaks_and_what_is_left(tmp_path: Path) -> None:
         change(5, 64, 64, 0, device=-1, kind=0),
     ]
     path = write_kineto(tmp_path / "t.json", events)
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     host_row, row = found.memory.rows()
     assert (row.device, row.changes, row.taken_bytes) == (0, 3, 3072)
     assert (row.peak_allocated_bytes, row.peak_time_ns, row.peak_reserved_bytes) == (3072, 4000, 8192)
@@ -49,7 +49,7 @@ def test_peaks_and_what_is_left(tmp_path: Path) -> None:
 def test_many_changes_are_shown_by_the_largest_of_each_stretch(tmp_path: Path) -> None:
     used = np.random.default_rng(7).integers(0, 1 << 30, 3000).tolist()
     events = [kernel("k", 20, 5, 4), *(change(at, 1, size) for at, size in enumerate(used))]
-    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).found
+    found = hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables
     assert len(found.memory_points) == 500
     assert (
         found.memory_points["allocated_bytes"].max() == max(used) == found.memory["peak_allocated_bytes"][0]
@@ -64,5 +64,5 @@ def test_a_shifted_profile_moves_its_memory_and_ranges(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded() -> None:
-    found = hespas.analyze(FIXTURE).found
+    found = hespas.analyze(FIXTURE).tables
     assert len(found.memory) == len(found.memory_points) == 0

@@ -23,7 +23,7 @@ def test_kernels_by_name(path: Path) -> None:
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in load(path).events:
         times[event.name, event.kind].append(event.ns)
-    table = hespas.analyze(path).found.kernels
+    table = hespas.analyze(path).tables.kernels
     assert len(table) == len(times)
     total = sum(map(sum, times.values()))
     for row in table.rows():
@@ -43,16 +43,16 @@ def test_kernels_by_name(path: Path) -> None:
 
 @pytest.mark.parametrize("path", traces())
 def test_operations_classes_and_kernels_hold_the_same_time(path: Path) -> None:
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     device_ns = sum(event.ns for event in load(path).events)
     for name in ("operations", "classes", "kernels"):
-        assert found.tables()[name]["total_ns"].sum() == device_ns
-        assert found.tables()[name]["share"].sum() == pytest.approx(1.0)
+        assert found.by_name()[name]["total_ns"].sum() == device_ns
+        assert found.by_name()[name]["share"].sum() == pytest.approx(1.0)
     assert found.operations["count"].sum() == found.classes["count"].sum()
 
 
 def _operation(name: str, shapes: str) -> OperationRow:
-    rows = hespas.analyze(FIXTURE).found.operations.rows()
+    rows = hespas.analyze(FIXTURE).tables.operations.rows()
     (row,) = [each for each in rows if (each.operation, each.shapes) == (name, shapes)]
     return row
 
@@ -97,7 +97,7 @@ def test_a_matmul_has_the_rates_of_its_shapes() -> None:
 
 
 def test_a_copy_from_the_host_is_bound_by_its_link() -> None:
-    rows = hespas.analyze(FIXTURE).found.operations.rows()
+    rows = hespas.analyze(FIXTURE).tables.operations.rows()
     (row,) = [each for each in rows if each.op_class == "host" and each.bytes_moved > 8e6][:1]
     link = load_device("H100-SXM").link("pcie")
     assert link is not None
@@ -107,7 +107,7 @@ def test_a_copy_from_the_host_is_bound_by_its_link() -> None:
 
 @pytest.mark.parametrize("path", traces())
 def test_what_there_is_to_win_is_what_lies_beyond_the_roof(path: Path) -> None:
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     known = [row for row in found.operations.rows() if not isnan(row.roof_ns)]
     wanted = sorted((max(row.total_ns - row.roof_ns, 0.0) for row in known), reverse=True)
     assert found.wins["win_ns"].tolist() == pytest.approx(wanted)
@@ -121,9 +121,9 @@ def test_two_files_of_one_rank_are_added_up() -> None:
     assert isinstance(profile, Profile)
     two = hespas.analyze([profile, profile])
     assert "analysis.same-rank" in two.diagnostics.counts()
-    assert two.found.breakdown["rank"].tolist() == [0, 0, 0, 1, 1, 1]
-    first = {(row.kernel, row.kind): row for row in one.found.kernels.rows()}
-    for row in two.found.kernels.rows():
+    assert two.tables.breakdown["rank"].tolist() == [0, 0, 0, 1, 1, 1]
+    first = {(row.kernel, row.kind): row for row in one.tables.kernels.rows()}
+    for row in two.tables.kernels.rows():
         before = first[row.kernel, row.kind]
         assert row.count == 2 * before.count
         assert row.total_ns == 2 * before.total_ns
@@ -140,14 +140,14 @@ def test_late_starts_round_no_duration(tmp_path: Path) -> None:
         kernel("late", late_us + 20, 5, 3),
     ]
     write_kineto(tmp_path / "k.json", events)
-    found = hespas.analyze(tmp_path / "k.json").found
+    found = hespas.analyze(tmp_path / "k.json").tables
     assert {row.kernel: row.total_ns for row in found.kernels.rows()} == {"first": 7_001, "late": 12_001}
     assert found.operations["total_ns"].sum() == found.classes["total_ns"].sum() == 19_002
 
 
 def test_what_another_device_could_not_have_run_is_beyond_its_roof() -> None:
     """Measured on an H100, whose products are faster than the peak of an A100 allows."""
-    found = hespas.analyze(FIXTURE, hardware="A100").found
+    found = hespas.analyze(FIXTURE, hardware="A100").tables
     products = [row for row in found.operations.rows() if row.operation == "aten::mm"]
     assert products
     for row in products:

@@ -35,7 +35,7 @@ def replay(path: Path, region: str) -> Path:
 
 @pytest.mark.parametrize("region", REGIONS)
 def test_classes_of_a_replay_without_capture_come_from_kernels(region: str, tmp_path: Path) -> None:
-    found = hespas.analyze(replay(tmp_path / "rank0.pt.trace.json", region)).found
+    found = hespas.analyze(replay(tmp_path / "rank0.pt.trace.json", region)).tables
     times = {row.op_class: (row.count, row.total_ns) for row in found.classes.rows()}
     assert times == {
         "contraction": (4, 120_000),
@@ -50,7 +50,7 @@ def test_an_operation_without_a_rule_has_a_part_per_class_of_kernel(tmp_path: Pa
     events: list[Json] = [host("my::block", 0, 50, 1, DIMS)]
     for place, (name, length_us) in enumerate([(GEMM, 30.0), (FUSED, 10.0), (FUSED, 10.0)]):
         events += [launch(1 + 3 * place, place), kernel(name, 100 + 40 * place, length_us, place)]
-    found = hespas.analyze(write_kineto(tmp_path / "rank0.pt.trace.json", events)).found
+    found = hespas.analyze(write_kineto(tmp_path / "rank0.pt.trace.json", events)).tables
     times = {row.op_class: row.total_ns for row in found.classes.rows()}
     assert times == {"contraction": 30_000, "fusion": 20_000}
     assert {row.operation for row in found.operations.rows()} == {"my::block"}

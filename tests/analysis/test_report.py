@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import hespas
-from hespas.analysis.report.page import SECTIONS
+from hespas.analysis.report import SECTIONS
 from hespas.cli.main import app
 from hespas.files.documents import original
 from hespas.graph.errors import OutputError
@@ -42,7 +42,7 @@ def data_of(page: str) -> dict[str, Any]:
 def test_page_tables_and_document_say_the_same(tmp_path: Path) -> None:
     done = run(FIXTURE, "--report", tmp_path / "out", "--quiet")
     assert done.exit_code == 0, done.output
-    tables = hespas.analyze(FIXTURE).tables()
+    tables = hespas.analyze(FIXTURE).tables_by_name()
     names = {path.name for path in (tmp_path / "out").iterdir()}
     filled = {name for name, table in tables.items() if len(table)}
     assert names == {"index.html", "analysis.json", *(f"{name}.csv" for name in filled)}
@@ -100,7 +100,7 @@ def test_a_report_in_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_figures_of_a_table_are_csv_numbers(tmp_path: Path) -> None:
     hespas.analyze(FIXTURE).write(tmp_path / "out")
-    table = hespas.analyze(FIXTURE).found.kernels
+    table = hespas.analyze(FIXTURE).tables.kernels
     with (tmp_path / "out" / "kernels.csv").open(newline="") as file:
         deviations = [row["std_ns"] for row in csv.DictReader(file)]
     for cell, value in zip(deviations, table["std_ns"].tolist(), strict=True):
@@ -124,7 +124,7 @@ def rows_shown(section: dict[str, Any]) -> int:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium to open the page in")
 def test_the_page_draws_its_tables(tmp_path: Path) -> None:
-    hespas.analyze(FIXTURE, against=FIXTURE).write(tmp_path / "out")
+    hespas.analyze(FIXTURE, baseline=FIXTURE).write(tmp_path / "out")
     assert BROWSER is not None
     page = tmp_path / "out" / "index.html"
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")

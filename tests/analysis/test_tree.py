@@ -70,7 +70,7 @@ def test_time_and_counts_of_every_path(path: Path) -> None:
         for depth in range(len(names)):
             device[names[: depth + 1]] += event.ns
             count[names[: depth + 1]] += 1
-    rows = hespas.analyze(path).found.tree.rows()
+    rows = hespas.analyze(path).tables.tree.rows()
     found = paths_of(rows)
     assert found.keys() == device.keys()
     for names, row in found.items():
@@ -96,7 +96,7 @@ def test_modules_ranges_and_operations_in_one_tree(tmp_path: Path) -> None:
         kernel("mm", 300, 7, 1), kernel("bias", 310, 2, 2), kernel("mm", 320, 8, 3), kernel("x", 330, 1, 4),
         kernel("late", 950, 3, 5), kernel("lost", 960, 4, 99),
     ]  # fmt: skip
-    rows = paths_of(hespas.analyze(write_kineto(tmp_path / "t.json", events)).found.tree.rows())
+    rows = paths_of(hespas.analyze(write_kineto(tmp_path / "t.json", events)).tables.tree.rows())
     step = ("ProfilerStep",)
     linear = (*step, "nn.Module: Linear_0", "aten::linear")
     assert {
@@ -114,7 +114,7 @@ def test_modules_ranges_and_operations_in_one_tree(tmp_path: Path) -> None:
 
 def test_profiles_without_a_host_have_one_row() -> None:
     path = FIXTURE.parent / "rocprofv3_two_processes.json"
-    found = hespas.analyze(path).found
+    found = hespas.analyze(path).tables
     assert found.tree["device_ns"].sum() >= found.kernels["total_ns"].sum()
     assert sum(found.tree["own_device_ns"]) == found.kernels["total_ns"].sum()
 
@@ -122,7 +122,7 @@ def test_profiles_without_a_host_have_one_row() -> None:
 def test_replayed_work_stands_in_the_operations_it_was_captured_in() -> None:
     folder = FIXTURE.parents[1] / "graph_replay" / "decode_mi300x"
     done = hespas.analyze(folder / "decode_mi300x.replay.json.gz", capture=folder)
-    found = paths_of(done.found.tree.rows())
+    found = paths_of(done.tables.tree.rows())
     around = ("step[DECODE bs=16]", "nn.Module: Decoder_0", "aten::linear", "aten::mm")
     product = found[around]
     assert (product.calls, product.events) == (8, 8)

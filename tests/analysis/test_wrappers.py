@@ -59,7 +59,7 @@ def class_counts(path: Path, wrappers: list[list[Json]], *, replayed: bool) -> d
             category = "gpu_memset" if name == FILL else "kernel"
             events.append(kernel(name, 1000 * number + 100 + 60 * place, 50 - place, call, cat=category))
     write_kineto(path, events, deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
-    return {row.op_class: row.count for row in hespas.analyze(path).found.classes.rows()}
+    return {row.op_class: row.count for row in hespas.analyze(path).tables.classes.rows()}
 
 
 @pytest.mark.parametrize("replayed", [False, True])

@@ -57,9 +57,9 @@ def test_every_keyword_of_every_function_is_checked(name: str, keyword: str) -> 
 @pytest.mark.parametrize(
     ("name", "keyword", "app", "words"),
     [
-        ("convert", "missing", convert_app, ["x.mlir", "y.et", "--missing"]),
+        ("convert", "on_unknown", convert_app, ["x.mlir", "y.et", "--missing"]),
         ("convert", "granularity", convert_app, ["x.mlir", "y.et", "--granularity"]),
-        ("simulate", "missing", hespas_app, ["simulate", "x.mlir", "--missing"]),
+        ("simulate", "on_unknown", hespas_app, ["simulate", "x.mlir", "--missing"]),
         ("simulate", "mode", hespas_app, ["simulate", "x.et", "--mode"]),
         ("simulate", "backend", hespas_app, ["simulate", "x.et", "--backend"]),
         ("estimate", "granularity", hespas_app, ["estimate", "x.mlir", "--granularity"]),
@@ -137,12 +137,18 @@ def members_of(hint: object) -> Iterator[object]:
             yield from members_of(member)
 
 
+def hints_of(function: Callable[..., object]) -> Callable[[], Mapping[str, object]] | None:
+    return inspect.getclosurevars(function).nonlocals.get("hints")
+
+
 def checked_hints(name: str) -> Mapping[str, object] | None:
     """Return the resolved hints of a checked function of ``api``, and None for anything else."""
     function = getattr(api, name)
     if not inspect.isfunction(function) or inspect.unwrap(function) is function:
         return None
-    hints = inspect.getclosurevars(function).nonlocals.get("hints")
+    while hints_of(function) is None and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__  # of a function that accepts deprecated arguments
+    hints = hints_of(function)
     return None if hints is None else hints()
 
 
@@ -205,7 +211,7 @@ def test_option_classes_of_all_functions_are_known() -> None:
     names = {kind.__name__ for kind in OPTIONS}
     assert names >= {
         "ReadOptions", "WriteOptions", "CheckOptions", "JobScheduler", "ListScheduler", "Server", "Rescaling",
-        "Parts", "FitMemory",
+        "WriteSharding", "FitMemory",
     }  # fmt: skip
 
 

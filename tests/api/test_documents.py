@@ -173,7 +173,7 @@ def test_the_document_of_devices_fits_its_schema() -> None:
 
 def test_serving_documents_fit_their_schema() -> None:
     server = api.Server(model="Llama-3-8B", hardware="H100-SXM")
-    done = api.serve(server, "closed:concurrency=2,requests=4,prompt=64,output=1", with_rows=True)
+    done = api.serve(server, "closed:concurrency=2,requests=4,prompt=64,output=1", per_request=True)
     _validate(done.to_json(), "serving")  # answers of one token have no time per token
     assert json.loads(done.to_json())["rows"][0]["tpot_ms"] is None
     _validate(api.serve(server, "poisson:rate=2,requests=3,prompt=64,output=2").to_json(), "serving")
@@ -197,6 +197,6 @@ def test_documents_of_judged_servers_fit_their_schema(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     done = api.validate_serving(recorded=(runs_file, requests))
-    assert "1 recorded runs repeated" in repr(done)
+    assert "1 recorded runs replayed" in repr(done)
     assert len(done.to_pandas()) == 1
     _validate(done.to_json(), "serving_accuracy")  # answers of one token: unknown figures are null

@@ -122,7 +122,7 @@ def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
     drawn, same = tmp_path / "api.json", tmp_path / "command.json"
     profile = tmp_path / "measured.csv"
     hespas.write(measured(), profile)
-    hespas.simulate(PROGRAM, "H100-SXM", timeline=str(drawn), beside=profile)
+    hespas.simulate(PROGRAM, "H100-SXM", timeline=str(drawn), overlay=profile)
     arguments = ["simulate", PROGRAM, "--hardware", "H100-SXM", "--timeline", same, "--overlay", profile]
     done = CliRunner().invoke(hespas_app, [str(each) for each in arguments])
     assert done.exit_code == 0, done.output
@@ -134,7 +134,7 @@ def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
     hespas.simulate(PROGRAM, "L4", timeline=drawn, overwrite=True)
     assert drawn.read_bytes() != before
     values = tmp_path / "values.json"
-    hespas.simulate(PROGRAM, "H100-SXM", timeline=values, beside=[measured(), profile])
+    hespas.simulate(PROGRAM, "H100-SXM", timeline=values, overlay=[measured(), profile])
     shown = hespas.read(values)
     assert isinstance(shown, Profile)
     simulated = len(hespas.simulate(PROGRAM, "H100-SXM").timeline)
@@ -143,12 +143,12 @@ def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
 
 def test_a_timeline_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
     absent = tmp_path / "absent.mlir"
-    with pytest.raises(UsageError, match="`beside` shows a profile in a timeline"):
-        hespas.simulate(absent, "L4", beside=measured())
+    with pytest.raises(UsageError, match="`overlay` shows a profile in a timeline"):
+        hespas.simulate(absent, "L4", overlay=measured())
     with pytest.raises(UsageError, match="a table holds one run"):
-        hespas.simulate(absent, "L4", timeline=tmp_path / "t.csv", beside=measured())
+        hespas.simulate(absent, "L4", timeline=tmp_path / "t.csv", overlay=measured())
     with pytest.raises(UsageError, match="expected a measured profile"):
-        hespas.simulate(PROGRAM, "L4", timeline=tmp_path / "t.json", beside=PROGRAM)
+        hespas.simulate(PROGRAM, "L4", timeline=tmp_path / "t.json", overlay=PROGRAM)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -232,12 +232,12 @@ def test_calibrate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message", "flags", "on_screen"),
     [
-        (hespas.accuracy, "give `measured=PROFILE`", ["accuracy"], "give --measured PROFILE"),
+        (hespas.accuracy, "give `profiles=PROFILE`", ["accuracy"], "give --measured PROFILE"),
         (
             lambda: hespas.accuracy("x", hardware="H100-SXM", max_mape=-1.0),
-            "`max_mape=-1` is no limit",
+            "`max_mape=-1` is not a valid limit",
             ["accuracy", "--measured", "x", "--hardware", "H100-SXM", "--max-mape=-1"],
-            "--max-mape -1 is no limit",
+            "--max-mape -1 is not a valid limit",
         ),
     ],
 )

@@ -21,7 +21,7 @@ _LLAMA = Server(model="Llama-3-8B", hardware="H100-SXM")
 
 
 def test_a_server_answers_all_requests() -> None:
-    done = hespas.serve(_LLAMA, "poisson:rate=10,prompt=512,output=64,requests=60,seed=3", with_rows=True)
+    done = hespas.serve(_LLAMA, "poisson:rate=10,prompt=512,output=64,requests=60,seed=3", per_request=True)
     document = json.loads(done.to_json())
     assert document["schema"] == "hespas.serving/1"
     assert (document["requests"], document["output_tokens"]) == (60, 60 * 64)
@@ -54,7 +54,7 @@ def test_more_requests_at_once_give_more_tokens_and_wait_longer() -> None:
 
 
 def test_a_small_cache_puts_requests_back() -> None:
-    server = Server(model="Llama-3-8B", hardware="H100-SXM", cache_tokens=4096)
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", kv_cache_tokens=4096)
     done = hespas.serve(server, "closed:concurrency=32,prompt=512,output=256,requests=64")
     document = done.document()
     assert document.put_back > 0
@@ -86,7 +86,7 @@ def test_no_more_requests_are_under_way_than_stated(concurrency: int) -> None:
 
 def test_experts_in_another_format() -> None:
     wide, narrow = (
-        Server(model="GPT-OSS-20B", hardware="B200-SXM", experts=experts) for experts in ("", "mxfp4")
+        Server(model="GPT-OSS-20B", hardware="B200-SXM", expert_dtype=experts) for experts in ("", "mxfp4")
     )
     requests = "closed:concurrency=8,prompt=256,output=32,requests=16"
     assert (
@@ -97,7 +97,11 @@ def test_experts_in_another_format() -> None:
 @pytest.mark.parametrize(
     ("server", "error", "match"),
     [
-        (Server(model="Llama-3-70B", hardware="H100-SXM"), UnsupportedError, "leave no room for a cache"),
+        (
+            Server(model="Llama-3-70B", hardware="H100-SXM"),
+            UnsupportedError,
+            "leave no memory for a KV cache",
+        ),
         (Server(model="Llama-3-8B", hardware="H100-SXM", ep=2), UsageError, "no experts to spread"),
         (Server(model="Mamba2-130M", hardware="H100-SXM"), UnsupportedError, "states"),
     ],
@@ -110,11 +114,11 @@ def test_what_cannot_be_served(server: Server, error: type[Exception], match: st
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"stack": "other"}, "no such serving stack"),
+        ({"engine": "other"}, "no such serving stack"),
         ({"precision": "bf17"}, "no precision 'bf17'"),
-        ({"cache": "zz"}, "`cache=zz` is not an element type"),
-        ({"experts": "zz"}, "`experts=zz` is not an element type"),
-        ({"max_sequences": -3}, "`max_sequences=-3` is less than 0"),
+        ({"kv_cache_dtype": "zz"}, "`kv_cache_dtype=zz` is not an element type"),
+        ({"expert_dtype": "zz"}, "`expert_dtype=zz` is not an element type"),
+        ({"max_num_seqs": -3}, "`max_num_seqs=-3` is less than 0"),
     ],
 )
 def test_wrong_settings_of_a_server_are_refused(settings: dict[str, Any], match: str) -> None:
@@ -123,7 +127,7 @@ def test_wrong_settings_of_a_server_are_refused(settings: dict[str, Any], match:
 
 
 def test_a_request_longer_than_the_cache() -> None:
-    server = Server(model="Llama-3-8B", hardware="H100-SXM", cache_tokens=256)
+    server = Server(model="Llama-3-8B", hardware="H100-SXM", kv_cache_tokens=256)
     with pytest.raises(UnsupportedError, match="does not fit into a cache"):
         hespas.serve(server, "poisson:rate=1,requests=2,prompt=512,output=2")
 
@@ -152,8 +156,8 @@ def test_logs_are_read_in_order_of_arrival(name: str, tmp_path: Path) -> None:
     [
         ("arrival_s,prompt_tokens,output_tokens\n", "no requests"),
         ("arrival_s,prompt_tokens\n1,2\n", "no column of output"),
-        ("arrival_s,prompt_tokens,output_tokens\n1,2,x\n", "'x' is no number"),
-        ("arrival_s,prompt_tokens,output_tokens\n1,2,nan\n", "'nan' is no number"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,x\n", "'x' is not a number"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,nan\n", "'nan' is not a number"),
         ("arrival_s,prompt_tokens,output_tokens\n1,2,0\n", "0 tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n1,2.5,1\n", "2.5 tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n1,1e300,1\n", r"1e\+300 tokens"),
@@ -191,11 +195,11 @@ def test_what_is_no_number_of_json(value: str, tmp_path: Path) -> None:
 def test_what_is_no_line_of_json(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"arrival_s": 1, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', encoding="utf-8")
-    with pytest.raises(FormatError, match="no JSON object") as caught:
+    with pytest.raises(FormatError, match="not a JSON object") as caught:
         requests_of(path)
     assert caught.value.position == "line 2"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match="no UTF-8"):
+    with pytest.raises(FormatError, match="not UTF-8"):
         requests_of(path)
 
 
@@ -215,15 +219,15 @@ def test_what_is_no_process(spelling: str) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"cache": "zzz"},
-        {"experts": "zzz"},
-        {"host_us": inf},
+        {"kv_cache_dtype": "zzz"},
+        {"expert_dtype": "zzz"},
+        {"step_overhead_us": inf},
         {"sequence_us": 1e308},
-        {"request_ms": -1.0},
+        {"request_overhead_ms": -1.0},
         {"tp": 0},
         {"dp": -1},
-        {"memory_share": nan},
-        {"memory_share": 5.0},
+        {"gpu_memory_utilization": nan},
+        {"gpu_memory_utilization": 5.0},
     ],
 )
 def test_what_no_server_has(setting: dict[str, Any]) -> None:

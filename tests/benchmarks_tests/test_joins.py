@@ -80,7 +80,7 @@ def test_another_program_is_refused_and_told(recorded: Path, name: str, other: s
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("text", ["plain.mlir", "named.mlir"])
 def test_a_capture_is_what_ran(recorded: Path, name: str, text: str) -> None:
-    done = api.validate_capture(recorded / name / text, recorded / name / "step.xplane.pb").result
+    done = api.validate_capture(recorded / name / text, recorded / name / "step.xplane.pb").details
     assert done.equal, (done.operations, done.order.violations, done.collectives)
     assert (done.joined, done.by, done.runs) == (1.0, "instruction", 3)
     if name == "collectives_shard_map":
@@ -100,14 +100,14 @@ def test_a_capture_of_fewer_products_is_not_what_ran(recorded: Path) -> None:
     name = lines[place].split("=")[0].strip()
     twice = lines[place].replace(name, "%again", 1)
     (folder / "more.mlir").write_text("".join([*lines[: place + 1], twice, *lines[place + 1 :]]))
-    done = api.validate_capture(folder / "more.mlir", folder / "step.xplane.pb").result
+    done = api.validate_capture(folder / "more.mlir", folder / "step.xplane.pb").details
     products = [each for each in done.operations if each.operation == "dot_general"]
     assert [each.captured - each.measured for each in products] == [1 + _plain_excess(folder)]
 
 
 def _plain_excess(folder: Path) -> float:
     """Products that the compiler merged in the program as it is."""
-    done = api.validate_capture(folder / "plain.mlir", folder / "step.xplane.pb").result
+    done = api.validate_capture(folder / "plain.mlir", folder / "step.xplane.pb").details
     return sum(each.captured - each.measured for each in done.operations if each.operation == "dot_general")
 
 
@@ -124,12 +124,12 @@ def test_a_sharded_step_captured_without_devices_is_what_eight_ran(tmp_path: Pat
         return llama.train_step(shape, mesh), llama.arguments(shape, mesh)
 
     captured = api.capture(build, mesh={"data": 2, "model": 4}).workload
-    done = api.validate_capture(captured, tmp_path / name / "step.xplane.pb").result
+    done = api.validate_capture(captured, tmp_path / name / "step.xplane.pb").details
     assert done.equal, done.collectives
     assert done.captured_bytes == done.measured_bytes > 1e8
     assert done.combined > 0
     plain = api.join_profile(tmp_path / name / "plain.mlir", tmp_path / name / "step.xplane.pb")
     assert plain.share >= LEAST
-    whole = api.validate_capture(tmp_path / name / "plain.mlir", tmp_path / name / "step.xplane.pb").result
+    whole = api.validate_capture(tmp_path / name / "plain.mlir", tmp_path / name / "step.xplane.pb").details
     assert not whole.equal
     assert any("not partitioned" in note for note in whole.notes)

@@ -155,7 +155,7 @@ def test_what_names_no_folder(
 )  # fmt: skip
 def test_a_limit_that_makes_no_sense(limit: str, trace: Path) -> None:
     option, value = limit.split("=")
-    refused(compared(trace, limit), f"{option} {value} is no limit")
+    refused(compared(trace, limit), f"{option} {value} is not a valid limit")
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf"])
@@ -163,7 +163,7 @@ def test_a_regression_that_makes_no_sense(value: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"schema": "hespas.accuracy/1", "summary": [], "end_to_end": []}))
     done = run(validate.app, "compare", path, path, f"--max-regression={value}")
-    refused(done, f"--max-regression {value} is no limit")
+    refused(done, f"--max-regression {value} is not a valid limit")
 
 
 def test_limits_at_their_ends_are_limits(trace: Path) -> None:

@@ -159,7 +159,7 @@ def test_thresholds_hold_for_tables(table: Path) -> None:
         (["--table", "table.csv", "--workload", "w.json"], 2, "states its operations itself"),
         (["--table", "table.csv", "--max-e2e", "0.1"], 2, "no step to time"),
         (["--table", "table.csv", "--table", "table.csv"], 2, "given twice"),
-        (["--measured", "table.csv", "--split", "devval"], 2, "--split chooses rows of tables"),
+        (["--measured", "table.csv", "--split", "devval"], 2, "--split selects rows of tables"),
         (["--table", "table.csv", "--split", "test"], 2, "it has calib, devval"),
         (["--table", "table.csv", "--hardware", "L4"], 2, "devices: A100-SXM-80GB, H100-SXM"),
         (["--table", "table.csv", "--hardware", "H900"], 2, "H900"),

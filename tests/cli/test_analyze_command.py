@@ -52,7 +52,7 @@ def test_the_first_line_is_the_answer_and_lines_are_short(tmp_path: Path) -> Non
 def test_another_device_is_told(tmp_path: Path) -> None:
     done = run(TRACE, "--hardware", "A100-SXM-40GB", "--json", tmp_path / "a.json")
     assert done.exit_code == 0
-    assert "roofs are those of A100-SXM-40GB" in done.stderr
+    assert "roofline is that of A100-SXM-40GB" in done.stderr
     assert document(tmp_path / "a.json")["hardware"] == "A100-SXM-40GB"
 
 
@@ -121,7 +121,7 @@ def test_nothing_recorded_on_a_device(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "t.json", [host("aten::add", 0, 9), launch(1, 4)])
     done = run(path)
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("no device event was recorded")
+    assert done.stdout.startswith("no device events were recorded")
 
 
 def test_the_interface_gives_tables() -> None:

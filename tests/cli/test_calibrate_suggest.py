@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
 
 def test_the_function_does_what_the_command_does(tmp_path: Path) -> None:
     assert run("--suggest", "12", "--dtype", "fp8", "--out", tmp_path / "a.csv").exit_code == 0
-    report = hespas.suggest("H100-SXM", 12, dtype="fp8")
+    report = hespas.suggest_shapes("H100-SXM", 12, dtype="fp8")
     assert repr(report) == "<SuggestionReport: H100-SXM, 12 of matmul in fp8>"
     report.write(tmp_path / "b.csv")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()

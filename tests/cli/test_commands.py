@@ -411,7 +411,7 @@ def test_the_own_cpu_is_to_be_measured() -> None:
 
 def test_operations_that_loops_add_are_more_not_less(tmp_path: Path) -> None:
     done = _convert(UNKNOWN_TRIPS, tmp_path / "w.et", "--granularity", "op")
-    assert "9 operations added: stand in loops whose trips nobody knows, taken as one" in done.stderr
+    assert "9 operations added: loop bodies of unknown trip count (assumed 1)" in done.stderr
     assert "-9" not in done.stderr
 
 
@@ -562,7 +562,7 @@ def test_a_program_of_the_whole_job_is_reported_by_every_command(size: str, tmp_
             _hespas("simulate", source, "--missing", "error", *asked),
         ):
             assert done.exit_code == 4, done.output
-            assert "what one device does is not known" in done.output
+            assert "the work of one device is not known" in done.output
     assert ".global-program" in _validate("check", program).output
 
 

@@ -76,7 +76,7 @@ def test_a_table_gains_cycles_and_times(tmp_path: Path) -> None:
     assert float(rows[0]["low_ns"]) < float(rows[0]["duration_ns"]) < float(rows[0]["high_ns"])
     assert "table.csv: 3 operations, 3" in done.stdout
     assert "matmul  bf16" in done.stdout
-    assert "no column dtype: taken to be bf16 [table.no-dtype] (3 times)" in done.stderr
+    assert "no column dtype: bf16 is assumed [table.no-dtype] (3 times)" in done.stderr
     sums = validated(document)
     assert (sums["hardware"], sums["operations"], sums["unknown"]) == ("TPU-v4", 3, 0)
     assert sums["estimator"] == "systolic:array=128x128,dataflow=ws"

@@ -64,7 +64,7 @@ def test_json(tmp_path: Path) -> None:
     assert document["devices"] == 32
     assert [each["size"] for each in document["dimensions"]] == [8, 4, 1]
     assert document["dimensions"][2]["oversubscription"] == 7.0
-    assert hespas.system("dgx-h100-roce", 32).to_dict() == document
+    assert hespas.load_system("dgx-h100-roce", 32).to_dict() == document
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_refusals(
 
 
 def test_in_python(tmp_path: Path) -> None:
-    found = hespas.system("dgx-b200", (8, 4))
+    found = hespas.load_system("dgx-b200", (8, 4))
     assert repr(found) == "<SystemResult: dgx-b200, 8x4 B200-SXM>"
     assert list(found.to_pandas()["name"]) == ["NVLink 5", "InfiniBand NDR"]
     assert [path.name for path in found.write_astra_sim(tmp_path / "c")] == [
@@ -100,7 +100,7 @@ def test_in_python(tmp_path: Path) -> None:
     ]
     with pytest.raises(OutputError):
         found.write_astra_sim(tmp_path / "c")
-    assert repr(hespas.system("dgx-b200")) == "<SystemResult: dgx-b200, 8xany B200-SXM>"
+    assert repr(hespas.load_system("dgx-b200")) == "<SystemResult: dgx-b200, 8xany B200-SXM>"
 
 
 def test_the_list_names_systems() -> None:
@@ -154,7 +154,7 @@ def test_mode_astra_of_a_system_is_that_of_its_files(tmp_path: Path) -> None:
         (("--system", "dgx-h1000"), "no system 'dgx-h1000'"),
         (
             ("--mode", "astra", "--system", "dgx-h100", "--network-config", "n.yml"),
-            "both say what runs the job",
+            "cannot be combined",
         ),
     ],
 )

@@ -108,14 +108,14 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
     with pytest.raises(KeyboardInterrupt):
         hespas.league(runs, jobs=1)
-    assert len(hespas.league(runs, jobs=1).result.rows) == 3
+    assert len(hespas.league(runs, jobs=1).details.rows) == 3
     assert asked == [0, 1, 1, 2]
     hespas.league(runs, jobs=1)
     assert asked == [0, 1, 1, 2]
 
 
 def step_ms(runs: Path, estimator: str = "roofline") -> float:
-    return hespas.league(runs, estimator=estimator, jobs=1).result.rows[0].predicted_ms
+    return hespas.league(runs, estimator=estimator, jobs=1).details.rows[0].predicted_ms
 
 
 def with_bandwidth(text: str, share: float) -> str:
@@ -201,12 +201,12 @@ def test_a_refusal_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         patched.setattr(predict, "timed_run", without)
         with pytest.raises(UnsupportedError, match="needs the optional 'extra'"):
             hespas.league(runs, jobs=1)
-    assert len(hespas.league(runs, jobs=1).result.rows) == 1
+    assert len(hespas.league(runs, jobs=1).details.rows) == 1
 
 
 def test_what_was_measured_does_not_change_what_is_predicted(tmp_path: Path) -> None:
-    first = hespas.league(table(tmp_path, {}), jobs=1).result.rows[0]
-    second = hespas.league(table(tmp_path, {"step_time_ms": "3000", "mfu_pct": "20"}), jobs=1).result.rows[0]
+    first = hespas.league(table(tmp_path, {}), jobs=1).details.rows[0]
+    second = hespas.league(table(tmp_path, {"step_time_ms": "3000", "mfu_pct": "20"}), jobs=1).details.rows[0]
     assert first.predicted_ms == second.predicted_ms
     assert second.relative_error == pytest.approx((first.relative_error + 1) / 2 - 1)
 
@@ -304,7 +304,9 @@ def test_factors_go_by_the_name_of_a_device(
     stated = valid(Path("f.json"), "league_factors")
     assert stated["hardware"] == name
     assert {each["accelerator"] for each in cast("list[dict[str, str]]", stated["factors"])} == {name}
-    plain, own = (hespas.league(runs, jobs=1, factors=factors).result.rows[0] for factors in (None, "f.json"))
+    plain, own = (
+        hespas.league(runs, jobs=1, factors=factors).details.rows[0] for factors in (None, "f.json")
+    )
     assert own.row.cells["accelerator"] == name
     assert own.predicted_ms != pytest.approx(plain.predicted_ms, rel=1e-3)
 
@@ -324,7 +326,7 @@ def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:
     found: list[list[float]] = []
     for share in (1.0, 0.5):
         mine.write_text(with_bandwidth(text, share))
-        rows = hespas.league(table(tmp_path, *cells, columns=columns), jobs=1).result.rows
+        rows = hespas.league(table(tmp_path, *cells, columns=columns), jobs=1).details.rows
         found.append([row.predicted_ms for row in rows])
         assert "no system 'no such'" in rows[3].row.predicted.refused
     assert found[0][0] == found[0][1] == found[0][2] == found[1][1]
@@ -565,7 +567,7 @@ def test_factors_of_a_site_are_applied_to_runs_that_nobody_measured(tmp_path: Pa
     assert run("league", "--table", new, "--json", plain, "--jobs", "1").exit_code == 0
     done = run("league", "--table", new, "--factors", factors, "--json", own, "--jobs", "1")
     assert done.exit_code == 0, done.output
-    assert "no factor is of their source and accelerator" in done.stderr
+    assert "no correction factor for this source and accelerator" in done.stderr
     before, after = (cast("list[dict[str, float]]", valid(path, "league")["rows"]) for path in (plain, own))
     stated = cast("list[dict[str, float]]", json.loads(factors.read_text())["factors"])
     products = next(each for each in stated if cast("str", each["component"]) == "products")

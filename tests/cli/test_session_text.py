@@ -133,7 +133,7 @@ def test_messages_of_the_library_name_no_options() -> None:
 
 def test_arguments_are_shown_as_options() -> None:
     assert flagged("leave `dims` out") == "leave --dim out"
-    assert flagged("`num_devices=8` or `missing=warn`, `num_devices`") == (
+    assert flagged("`num_devices=8` or `on_unknown=warn`, `num_devices`") == (
         "--num-devices 8 or --missing warn, --num-devices"
     )
     assert flagged("`hespas hardware list`, `unheard_of=3`") == "`hespas hardware list`, `unheard_of=3`"

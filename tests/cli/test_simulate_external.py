@@ -60,8 +60,8 @@ def run(binary: Path, *arguments: str | Path) -> Result:
 
 def ours() -> list[int]:
     done = api.simulate(TRACES, mode="astra", system_config=CONFIGS[1], network_config=CONFIGS[3])
-    assert done.statistics is not None
-    found: list[int] = done.statistics.finish_ns.tolist()
+    assert done.astra_statistics is not None
+    found: list[int] = done.astra_statistics.finish_ns.tolist()
     return found
 
 

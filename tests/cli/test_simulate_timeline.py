@@ -212,7 +212,7 @@ def test_an_earlier_timeline_is_replaced_and_a_profile_is_not(name: str, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--timeline", "t.txt"], "the suffix '.txt' tells no format of timelines"),
+        (["--timeline", "t.txt"], "the suffix '.txt' is not of a timeline format"),
         (["--timeline", "trace"], "a name without a suffix tells no format"),
         (["--timeline", "t.parquet.gz"], "the suffix '.parquet' tells no format"),
         (["--timeline", "-"], "a name without a suffix"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from hespas.api.documents import put
 from hespas.cli import convert, main, validate
 from hespas.files.limits import Limits
 from hespas.graph.errors import FormatError
@@ -302,7 +303,10 @@ def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hespas.api.io._write_bytes", full)
+    def put_on_full_disk(path: Path, _: object, *, overwrite: bool) -> None:
+        put(path, full, overwrite=overwrite)
+
+    monkeypatch.setattr("hespas.api.documents.put", put_on_full_disk)
     paths = [str(tmp_path / "job.et"), "--log-json", str(tmp_path / "log.json")]
     done = typed("hespas-convert", PROGRAM, *paths, "--ranks", "0", "--overwrite")
     assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output
@@ -418,12 +422,12 @@ def test_standard_input_without_end_is_refused_for_its_beginning(tmp_path: Path)
 
 
 def test_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hespas.api import io
+    from hespas.api import documents
 
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"x" * 5000)))
-    monkeypatch.setattr(io, "limits", lambda: Limits(input_bytes=4000))
-    with ExitStack() as stack, pytest.raises(FormatError, match="goes on past 4,000 bytes"):
-        io.spooled_input(stack, lambda _: None)
+    monkeypatch.setattr(documents, "limits", lambda: Limits(input_bytes=4000))
+    with ExitStack() as stack, pytest.raises(FormatError, match="is longer than 4,000 bytes"):
+        documents.spooled_input(stack, lambda _: None)
 
 
 INPUTS = [

@@ -76,9 +76,9 @@ def kill_writers(folder: Path, *, kills: int, num_bytes: float, seed: int = 0) -
 
 def _prepared(source: Workload, hardware: str) -> Workload:
     """The step with the times of a device, as a trace holds it."""
-    ready = api.Preparation(
+    ready = api.Lowering(
         granularity="op",
-        missing="warn",
+        on_unknown="warn",
         hardware=hardware,
         estimator="roofline",
         target=load_format("chakra"),

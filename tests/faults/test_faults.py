@@ -106,7 +106,7 @@ def test_what_fails_behind_a_writer_leaves_the_old_file(
         assert written.stat().st_size > 3  # the writer is done
         raise FormatError("cannot be read again", path=str(written))
 
-    monkeypatch.setattr("hespas.api.conversion._Account.take", refuse)
+    monkeypatch.setattr("hespas.api.conversion_account.AccountedWrite.verify", refuse)
     done = CliRunner().invoke(convert_app, words)
     assert (done.exit_code, "cannot be read again" in done.stderr) == (3, True), done.output
     assert (tmp_path / target).read_text() == "old"
@@ -134,7 +134,7 @@ def test_a_recording_without_a_device_replaces_nothing(target: str, tmp_path: Pa
     Path(words[0]).write_text(EVENTS % "")
     done = CliRunner().invoke(convert_app, words)
     assert done.exit_code == 4, done.output
-    assert f"error: {words[0]}: no event of a device was recorded" in done.stderr
+    assert f"error: {words[0]}: the recording has no device events" in done.stderr
     assert (tmp_path / target).read_text() == "old"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["events.json", target])
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_again_is_told_of_the_input(
     def damaged(*_: object, **__: object) -> None:
         raise FormatError("the table has no rows", path="a temporary")
 
-    monkeypatch.setattr("hespas.api.conversion.event_account", damaged)
+    monkeypatch.setattr("hespas.api.conversion_account.event_account", damaged)
     words = every_conversion(tmp_path, "p.csv")
     done = CliRunner().invoke(convert_app, words)
     assert (done.exit_code, f"error: {words[0]}: " in done.stderr) == (4, True), done.output

@@ -53,7 +53,7 @@ def ways(path: Path, out: Path) -> dict[str, Callable[[Diagnostics], object]]:
 
 def checked_codes(path: Path) -> set[str]:
     """Return the codes of recordings among the violations of the checker."""
-    return {each.code for each in hespas.check(path).result.violations if each.code.startswith("PR")}
+    return {each.code for each in hespas.check(path).details.violations if each.code.startswith("PR")}
 
 
 @pytest.mark.parametrize("code", FAULTS)

@@ -60,9 +60,14 @@ def test_recorded_times_beside_estimates_of_a_device_are_counted() -> None:
     graph = workload.classes[0]
     graph = replace(graph, flops=np.full(2, nan), bytes_read=np.full(2, nan), bytes_written=np.full(2, nan))
     workload = replace(workload, classes=(graph,))
-    assert not simulate(workload).is_mixed
+    assert not simulate(workload).mixes_recorded_and_estimated
     done = simulate(workload, [*api.estimate(workload, "H100-SXM").estimates], diagnostics=found)
-    assert (done.step_ns, done.is_mixed, done.classes[0].kept, done.is_lower_bound) == (8, True, 2, False)
+    assert (done.step_ns, done.mixes_recorded_and_estimated, done.classes[0].kept, done.is_lower_bound) == (
+        8,
+        True,
+        2,
+        False,
+    )
     assert found.counts()["estimate.kept-duration"] == 2
     assert ["100.0%" in each.message for each in found if each.code == "estimate.kept-duration"] == [True]
 
@@ -289,6 +294,6 @@ def test_delays_stay_beside_merged_streams() -> None:
         wait = s.add("free", 1e6)
         s.add("product", nan, wait, stream=stream)
     done = api.estimate(Workload.spmd(s.build(), 1), "H100-SXM")
-    step = api.step_of(done)
+    step = api.simulated_step(done)
     assert step is not None
     assert step.step_ns < 1.1e6

@@ -156,7 +156,7 @@ class _Compiled:
             return
         text = f"{op}: {self.name} failed: {timing.fault or 'no time was measured'}"
         if self.failed == "error":
-            hint = f"`estimator={self.name}:failed=unknown` (or `missing=warn`) leaves it unknown"
+            hint = f"`estimator={self.name}:failed=unknown` (or `on_unknown=warn`) leaves it unknown"
             raise UnsupportedError(f"{where}: {text}", hint=hint)
         diagnostics.error(f"{self.name}.failed", where, text)
 

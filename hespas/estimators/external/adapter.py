@@ -335,7 +335,7 @@ class External:
         except CommandError as error:
             text = f"{self.name} failed on a product of {product}: {error}"
             if self.failed == "error":
-                hint = f"`estimator={self.name}:failed=unknown` (or `missing=warn`) leaves it unknown"
+                hint = f"`estimator={self.name}:failed=unknown` (or `on_unknown=warn`) leaves it unknown"
                 raise UnsupportedError(text, hint=hint) from error
             diagnostics.error(f"{self.name}.failed", str(product), text)
             return None

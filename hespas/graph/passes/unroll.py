@@ -95,7 +95,7 @@ class UnrollLoops:
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
                 f"time only: {', '.join(names[:5])}",
-                hint="`missing=warn` counts each as one trip, `missing=zero` leaves them out",
+                hint="`on_unknown=warn` counts each as one trip, `on_unknown=zero` leaves them out",
             )
         diagnostics.warning(
             "pass.assumed-trips",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -58,8 +57,6 @@ def simulation_of(workload: Workload, options: AstraOptions, run: Run) -> AstraS
         workload=workload,
         timeline=_timeline(run, paths, statistics),
         classes=_class_results(workload, run, paths, statistics),
-        low_ns=nan,
-        high_ns=nan,
         backend=options.backend,
         queues_per_dim=options.queues_per_dim,
         statistics=statistics,

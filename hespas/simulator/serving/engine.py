@@ -51,7 +51,7 @@ def serve(
     if -(-longest // policy.page_tokens) > pages:
         raise UnsupportedError(
             f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f}",
-            hint="more ranks, a smaller `cache` type, or shorter requests",
+            hint="more ranks, a smaller `kv_cache_dtype`, or shorter requests",
         )
     if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
         raise UnsupportedError(

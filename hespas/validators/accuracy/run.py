@@ -105,7 +105,7 @@ def _nothing_compared(
         return UsageError(
             "a program without measured times cannot be compared",
             path=profiles[0].name,
-            hint="give it with `workload`, and the profile of its run with `measured`",
+            hint="give it with `workload`, and the profile of its run with `profiles`",
         )
     if any(source.coverage is not None for source in sources) or not sources:
         hint = HOLDS_NO_PROGRAM if NO_MODULE in diagnostics.counts() else "is it the program that ran?"

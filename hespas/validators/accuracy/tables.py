@@ -275,7 +275,7 @@ def model_of_operations(spelling: str) -> OperationModel:
     if not isinstance(model, OperationModel):
         raise UsageError(
             f"estimator {model.name!r} covers programs, not the operations of a table",
-            hint="give `measured` and `workload`, or another `estimator`",
+            hint="give `profiles` and `workload`, or another `estimator`",
         )
     return model
 

@@ -82,7 +82,9 @@ def _account(done: Simulation, rank: int = -1) -> Step:
     if rank < 0:
         rank = int(np.argmax(done.timeline.finish_ns))
     shown = done.timeline.rank == done.timeline.shown_by[rank]
-    return Step(done.step_ns, _path(spans, done.path, done.step_ns), _spent(spans, shown, done.step_ns))
+    return Step(
+        done.step_ns, _path(spans, done.critical_path, done.step_ns), _spent(spans, shown, done.step_ns)
+    )
 
 
 class _Spans(NamedTuple):

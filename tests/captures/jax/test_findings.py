@@ -126,9 +126,9 @@ def test_guessed_values_are_refused_by_strict_commands(suffix: str, tmp_path: Pa
     path = tmp_path / f"step.{suffix}"
     hespas.write(marked, path)
     for call in (
-        lambda: hespas.simulate(path, "H100-SXM", missing="error"),
-        lambda: hespas.convert(path, tmp_path / "again.json", hardware="H100-SXM", missing="error"),
+        lambda: hespas.simulate(path, "H100-SXM", on_unknown="error"),
+        lambda: hespas.convert(path, tmp_path / "again.json", hardware="H100-SXM", on_unknown="error"),
     ):
-        with pytest.raises(UnsupportedError, match="end by a guess"):
+        with pytest.raises(UnsupportedError, match="depend on guessed values"):
             call()
     assert hespas.simulate(path, "H100-SXM").step_ns > 0

@@ -145,8 +145,8 @@ def test_values_read_from_tensors_without_data_are_told() -> None:
     workload = capture_torch(build, Mesh.of("data=2"), diagnostics=diagnostics)
     assert diagnostics.counts()["torch.value-guessed"] == 1
     assert workload.metadata["guessed_values"] == "1"
-    with pytest.raises(UnsupportedError, match="end by a guess"):
-        hespas.capture(build, mesh="data=2", missing="error")
+    with pytest.raises(UnsupportedError, match="depend on guessed values"):
+        hespas.capture(build, mesh="data=2", on_unknown="error")
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")

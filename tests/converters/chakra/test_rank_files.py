@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hespas
-from hespas.api.parts import Parts
+from hespas.api.io import WriteSharding
 from hespas.converters import WriteOptions
 from hespas.files.output import placed_together
 from hespas.graph import (
@@ -316,8 +316,8 @@ def test_without_resume_nothing_is_kept(tmp_path: Path) -> None:
         (WriteOptions(shard=(0, 4)), "counted from 1 to 4"),
         (WriteOptions(shard=(5, 4)), "counted from 1 to 4"),
         (WriteOptions(shard=(1, RANKS + 1)), "some would be empty"),
-        (WriteOptions(only_classes=True, shard=(1, 2)), "stands for all ranks"),
-        (WriteOptions(only_classes=True, ranks=range(4)), "stands for all ranks"),
+        (WriteOptions(only_classes=True, shard=(1, 2)), "one file per rank class for all ranks"),
+        (WriteOptions(only_classes=True, ranks=range(4)), "one file per rank class for all ranks"),
         (WriteOptions(shard=(1, 1), ranks=range(1)), "has no parts"),
     ],
 )
@@ -334,6 +334,6 @@ def test_other_formats_have_no_parts(tmp_path: Path) -> None:
 
 def test_convert_takes_parts(whole: Mapping[str, bytes], tmp_path: Path) -> None:
     for number in (1, 2):
-        parts = Parts(shard=(number, 2))
+        parts = WriteSharding(shard=(number, 2))
         hespas.convert(pipeline(), tmp_path / "job", target_format="chakra", parts=parts)
     assert tree(tmp_path / "job") == whole

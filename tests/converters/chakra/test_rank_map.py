@@ -151,8 +151,8 @@ def test_both_pass_the_check_for_astra_sim(tmp_path: Path, only_classes: bool) -
     report = hespas.check(out, profile="astra-sim")
     assert report.valid
     assert report.violations == ()
-    assert report.result.inputs[0].num_ranks == 32
-    assert report.result.inputs[0].complete
+    assert report.details.inputs[0].num_ranks == 32
+    assert report.details.inputs[0].complete
 
 
 # --- Maps that do not hold together

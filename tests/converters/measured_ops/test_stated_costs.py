@@ -34,7 +34,7 @@ def analyzed(folder: Path, name: str, facts: Json) -> Analysis:
 
 
 def row_of(done: Analysis) -> OperationRow:
-    (row,) = done.found.operations.rows()
+    (row,) = done.tables.operations.rows()
     return row
 
 

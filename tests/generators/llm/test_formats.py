@@ -77,7 +77,7 @@ def test_a_format_without_units_runs_in_a_wider_one(device: str, precision: str,
     assert [each for each in told if name in each.message]
     assert took >= took_ns("bf16" if wider == "bf16" else "fp16", device)
     with pytest.raises(UnsupportedError, match=f"no matrix units for .*{name}"):
-        hespas.simulate(job(precision), device, missing="error")
+        hespas.simulate(job(precision), device, on_unknown="error")
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_tf32_without_units_warns_and_is_refused_where_asked() -> None:
     assert took_ns("tf32", "V100-SXM2-32GB", found) == took_ns("f32", "V100-SXM2-32GB")
     assert [entry.message for entry in found if "no TF32 units" in entry.message]
     with pytest.raises(UnsupportedError, match="no TF32 units"):
-        hespas.simulate(job("tf32"), "V100-SXM2-32GB", missing="error")
-    hespas.simulate(job("tf32"), "A100-SXM-80GB", missing="error")
+        hespas.simulate(job("tf32"), "V100-SXM2-32GB", on_unknown="error")
+    hespas.simulate(job("tf32"), "A100-SXM-80GB", on_unknown="error")
 
 
 def test_bf16_without_units_runs_in_f32() -> None:

@@ -193,7 +193,7 @@ def runs(made: Mix) -> None:
     """What a step must keep: it is valid, but for what ASTRA-sim cannot do at all, and it ends."""
     workload = training_workload(made.model, made.layout, made.training)
     report = hespas.check(workload, profile="astra-sim")
-    errors = {each.code for each in report.result.violations if each.severity is Severity.ERROR}
+    errors = {each.code for each in report.details.violations if each.severity is Severity.ERROR}
     assert errors == ({"ET017"} if made.training.optimizer_offload else set()), made  # computed on the host
     assert hespas.check(workload, profile="chakra").valid, made
     assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0, made

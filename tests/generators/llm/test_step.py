@@ -397,7 +397,7 @@ def test_steps_are_valid_and_run(model: Model, layout: Layout, settings: dict[st
     workload = step(model, layout, **settings)
     report = hespas.check(workload, profile="astra-sim")
     assert report.valid
-    assert {each.code for each in report.result.violations} <= {"ET023", "ET021"}
+    assert {each.code for each in report.details.violations} <= {"ET023", "ET021"}
     done = hespas.simulate(workload, "H100-SXM", system="dgx-h100")
     assert done.step_ns > 0
     assert sum(each.unknown for each in done.classes) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.api import simulate
-from hespas.api.simulation import SimulationResult
+from hespas.api.simulation_result import SimulationResult
 from hespas.simulator.astra import Backend
 from tests.sweeps import swept
 
@@ -48,7 +48,7 @@ def simulated(case: Path) -> SimulationResult:
 def test_every_rank_is_exact(case: Path) -> None:
     expected: list[dict[str, float]] = json.loads((case / "expected.json").read_text())["ranks"]
     done = simulated(case)
-    found = done.statistics
+    found = done.astra_statistics
     assert found is not None
     names = {
         "finish_ns": found.finish_ns,

@@ -114,7 +114,7 @@ def test_nothing_runs_before_its_time_or_two_at_once(
         both = known[deps.row_ids] & known[deps.values]
         assert (ends[deps.values] <= starts[deps.row_ids])[both].all()
     _check_meetings(done)
-    path = done.path
+    path = done.critical_path
     assert timeline.end_ns[path[-1:]].tolist() == ([done.step_ns] if len(path) else [])
     worst = max(done.classes, key=lambda found: found.finish_ns)
     assert sum(worst.critical_path.class_ns.values()) == pytest.approx(done.step_ns)

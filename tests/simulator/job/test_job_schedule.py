@@ -80,7 +80,7 @@ def test_a_collective_ends_for_all_when_the_last_has_come() -> None:
 def test_the_critical_path_goes_on_in_the_rank_that_was_awaited() -> None:
     done = run(stages(before_a_collective(4, 10), [0, 1]))
     timeline = done.timeline
-    path = [(int(timeline.rank[span]), int(timeline.node[span])) for span in done.path.tolist()]
+    path = [(int(timeline.rank[span]), int(timeline.node[span])) for span in done.critical_path.tolist()]
     assert path == [(1, 0), (1, 1), (0, 2)]
     assert timeline.critical.tolist() == [False, False, True, True, True, False]
     assert timeline.awaited.tolist() == [-1, 4, -1, -1, -1, -1]
@@ -379,4 +379,4 @@ def test_recorded_collectives_beside_estimates_take_the_shortest_too() -> None:
     workload = stages(unsized, [0, 1])
     estimates = api.estimate(workload, "H100-SXM").estimates
     done = simulate(workload, [*estimates])
-    assert (done.step_ns, done.is_mixed) == (16, True)
+    assert (done.step_ns, done.mixes_recorded_and_estimated) == (16, True)

@@ -104,7 +104,7 @@ def test_estimates_keep_all_else() -> None:
     slow = api.simulate(program, "H100-SXM", system="pcie-l40s")
     assert slow.classes[0].busy_ns["compute"] == usual.classes[0].busy_ns["compute"]
     assert slow.classes[0].busy_ns["communication"] > 2 * usual.classes[0].busy_ns["communication"]
-    assert slow.high_ns > slow.step_ns > slow.low_ns
+    assert slow.interval_ns[1] > slow.step_ns > slow.interval_ns[0]
 
 
 def test_a_system_of_no_device_keeps_times_of_the_source() -> None:

@@ -19,7 +19,7 @@ JOBS = Path(__file__).parents[3] / "fixtures" / "rescale"
 def test_an_execution_trace_is_what_its_profile_says_ran(job: int, rank: int) -> None:
     folder = JOBS / f"gloo{job}"
     report = api.validate_capture(folder / f"et.{rank}.json.gz", folder / f"kineto.{rank}.json.gz")
-    done = report.result
+    done = report.details
     assert report.equal
     assert (done.by, done.ranks, done.runs) == ("operation", (rank,), 1)
     assert done.captured_operations - done.measured_operations == 3
@@ -35,14 +35,14 @@ def test_an_execution_trace_is_what_its_profile_says_ran(job: int, rank: int) ->
 
 def test_an_execution_trace_is_itself() -> None:
     path = JOBS / "gloo2" / "et.0.json.gz"
-    done = api.validate_capture(path, path).result
+    done = api.validate_capture(path, path).details
     assert done.equal
     assert (done.operations, done.order.unknown) == ((), 0)
     assert done.order.checked == 251
 
 
 def test_collectives_over_other_ranks_are_told() -> None:
-    done = api.validate_capture(JOBS / "gloo4" / "et.0.json.gz", JOBS / "gloo2" / "kineto.0.json.gz").result
+    done = api.validate_capture(JOBS / "gloo4" / "et.0.json.gz", JOBS / "gloo2" / "kineto.0.json.gz").details
     assert not done.equal
     assert done.differences == len(done.collectives) == 2
     assert done.collectives[0].captured == "all_reduce over {0, 1, 2, 3}, 99,328 bytes"
@@ -60,7 +60,7 @@ def test_an_operation_less_and_one_too_early_are_told(tmp_path: Path) -> None:
     product["ts"] = min(event["ts"] for event in events if event.get("name", "").startswith("aten::")) + 1
     changed = tmp_path / "kineto.json"
     changed.write_text(json.dumps(profile))
-    done = api.validate_capture(folder / "et.0.json.gz", changed).result
+    done = api.validate_capture(folder / "et.0.json.gz", changed).details
     differences = [each for each in done.operations if not each.explained]
     assert [(each.operation, each.captured, each.measured) for each in differences] == [
         ("aten::gelu", 1.0, 0.0)
@@ -71,7 +71,7 @@ def test_an_operation_less_and_one_too_early_are_told(tmp_path: Path) -> None:
 
 def test_a_profile_is_no_program(tmp_path: Path) -> None:
     path = JOBS / "gloo2" / "kineto.0.json.gz"
-    with pytest.raises(UsageError, match="a profile is no captured program"):
+    with pytest.raises(UsageError, match="a profile is not a captured program"):
         api.validate_capture(path, path)
 
 
@@ -86,7 +86,7 @@ def test_the_document_holds_every_figure() -> None:
     )
     assert document["order"]["exact"] == 245
     assert len(report.to_pandas()) == len(document["operations"]) == 3
-    assert report.headline() == "0 is what ran (1 ranks, 1 runs)"
+    assert report.headline() == "0 matches the trace (1 ranks, 1 runs)"
 
 
 def test_an_operation_of_several_kernels_is_one(tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_an_operation_of_several_kernels_is_one(tmp_path: Path) -> None:
     shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
     events = [host("aten::mm", 0, 9, 11, shapes), launch(1, 1), launch(3, 2)]
     events += [kernel("gemm_split_k", 20, 5, 1), kernel("splitKreduce_kernel", 26, 2, 2)]
-    done = api.validate_capture(program, write_kineto(tmp_path / "kineto.json", events)).result
+    done = api.validate_capture(program, write_kineto(tmp_path / "kineto.json", events)).details
     assert (done.captured_operations, done.measured_operations, done.operations) == (1, 1, ())

@@ -59,8 +59,8 @@ def finishes(folder: Path, backend: Backend = "unaware", queues: int = 1) -> lis
         )
     except HespasError:
         return None
-    assert done.statistics is not None
-    found: list[int] = done.statistics.finish_ns.tolist()
+    assert done.astra_statistics is not None
+    found: list[int] = done.astra_statistics.finish_ns.tolist()
     return found
 
 

@@ -107,7 +107,7 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
     assert _validate("--table", table, "--json", document, "--quiet").exit_code == 0
     done = hespas.validate_serving(table)
     assert done.to_json() == document.read_bytes()
-    assert "1 of 2 runs judged, median error of ttft" in repr(done)
+    assert "1 of 2 runs evaluated, median error of ttft" in repr(done)
     assert done.to_pandas()["status"].tolist() == ["predicted", "unknown serving engine tgi"]
     found = done.to_dict()
     assert found["inputs"] == [str(table)]

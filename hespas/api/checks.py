@@ -1,0 +1,253 @@
+"""Checks of validity: structure and rank rules, round trips between formats, captured programs against
+traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hespas.api.arguments import checked
+from hespas.api.documents import Result
+from hespas.api.io import read
+from hespas.converters import ReadOptions, Value
+from hespas.graph import Diagnostics, Profile, Workload
+from hespas.graph.deprecation import RenamedAttribute
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.graph.hints import PositiveInt
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hespas.validators.capture import CaptureCheck
+    from hespas.validators.checker import CheckOptions, CheckResult, Violation
+    from hespas.validators.checker import Profile as Rules
+    from hespas.validators.roundtrip import RoundTrips
+
+__all__ = [
+    "CaptureCheckReport",
+    "CheckReport",
+    "RoundTripReport",
+    "check",
+    "roundtrip",
+    "validate_capture",
+]
+
+_Path = str | Path
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckReport(Result):
+    """Violations of rules. ``details`` is the validator's own result."""
+
+    details: CheckResult
+    result = RenamedAttribute("details")
+
+    @property
+    def valid(self) -> bool:
+        """Return True if every input was read and no violation is an error."""
+        return self.details.valid
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """Return the first violations of each code."""
+        return self.details.violations
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Return the exact number of violations by code."""
+        return self.details.counts
+
+    def headline(self) -> str:
+        """Return the inputs, the verdict and the number of violations."""
+        paths = ", ".join(checked_input.path for checked_input in self.details.inputs)
+        verdict = "valid" if self.valid else "not valid"
+        return f"{paths or 'nothing read'}, {verdict}, {sum(self.counts.values()):,} violations"
+
+    def to_json(self) -> bytes:
+        """Return the document of ``--json``: ``hespas.check/1``."""
+        from hespas.validators.checker import check_json
+
+        return check_json(self.details)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per violation."""
+        import pandas as pd
+
+        return pd.json_normalize(self.to_dict()["violations"])
+
+
+@checked(CheckOptions="hespas.validators.checker:CheckOptions", Rules="hespas.validators.checker:Profile")
+def check(
+    source: _Path | Workload | Sequence[_Path],
+    *,
+    profile: Rules | None = None,
+    options: CheckOptions | None = None,
+) -> CheckReport:
+    """Check structure and rank rules of files, of folders of rank files, or of a workload.
+
+    ``profile`` (``chakra``, ``astra-sim``) adds the rules of such traces. An input that cannot be read
+    becomes a violation. Raises ``UsageError`` without a source and ``FormatError`` for a broken
+    configuration file.
+    """
+    from hespas.validators.checker import check as check_files
+    from hespas.validators.checker import check_workload
+
+    if isinstance(source, Workload):
+        return CheckReport(check_workload(source, profile, options))
+    paths = [source] if isinstance(source, str | Path) else source
+    return CheckReport(check_files([Path(path) for path in paths], profile, options))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RoundTripReport(Result):
+    """Preserved and lost information of each pair of formats. ``details`` is the validator's own result."""
+
+    details: RoundTrips
+    result = RenamedAttribute("details")
+
+    @property
+    def valid(self) -> bool:
+        """Return True if all written files can be read back, and all losses were reported."""
+        return self.details.valid
+
+    def headline(self) -> str:
+        """Return the number of files and pairs, and the verdict."""
+        verdict = "all losses are reported" if self.valid else "not valid"
+        return f"{len(self.details.inputs):,} files, {len(self.details.cells):,} pairs of formats, {verdict}"
+
+    def to_json(self) -> bytes:
+        """Return the document of ``--json``: ``hespas.roundtrip/1``."""
+        from hespas.validators.roundtrip import roundtrip_json
+
+        return roundtrip_json(self.details)
+
+    def to_html(self) -> str:
+        """Return the page of ``--html``."""
+        from hespas.validators.roundtrip import roundtrip_html
+
+        return roundtrip_html(self.details)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per pair of formats."""
+        import pandas as pd
+
+        return pd.json_normalize(self.to_dict()["cells"])
+
+
+@checked()
+def roundtrip(
+    source: _Path | Sequence[_Path],
+    *,
+    formats: Sequence[str] = (),
+    jobs: PositiveInt = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> RoundTripReport:
+    """Convert files through every pair of ``formats`` (default: all) and back, in ``jobs`` processes. Raises
+    ``FormatError`` for unreadable input, ``UsageError`` for unknown formats and if no pair can be tried.
+    """
+    from hespas.validators.roundtrip import roundtrip as run_roundtrip
+
+    paths = [source] if isinstance(source, str | Path) else source
+    return RoundTripReport(
+        run_roundtrip([Path(path) for path in paths], formats, jobs=jobs, progress=progress)
+    )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CaptureCheckReport(Result):
+    """Comparison of a captured program with a trace of its run. ``details`` is the validator's own result."""
+
+    details: CaptureCheck
+    inputs: tuple[str, ...]
+    diagnostics: Diagnostics
+    result = RenamedAttribute("details")
+
+    @property
+    def equal(self) -> bool:
+        """Return True if the captured program is the one that ran."""
+        return self.details.equal
+
+    @property
+    def differences(self) -> int:
+        """Return the number of differences between capture and trace."""
+        return self.details.differences
+
+    def headline(self) -> str:
+        """Return the verdict, and the numbers of ranks and runs."""
+        verdict = "matches the trace"
+        if not self.equal:
+            verdict = f"does not match the trace: {self.differences:,} differences"
+        ranks, runs = len(self.details.ranks), self.details.runs
+        return f"{self.details.program} {verdict} ({ranks:,} ranks, {runs:,} runs)"
+
+    def to_json(self) -> bytes:
+        """Return the document of ``--json``: ``hespas.capture-check/1``."""
+        from hespas.validators.capture import capture_check_json
+
+        return capture_check_json(self.details, inputs=self.inputs, diagnostics=self.diagnostics)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per operation whose count differs, explained or not."""
+        import pandas as pd
+
+        columns = ["rank", "operation", "captured", "measured", "explained"]
+        return pd.DataFrame(self.to_dict()["operations"], columns=columns)
+
+
+@checked()
+def validate_capture(
+    graph: str | Path | Workload,
+    trace: str | Path | Value,
+    *,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> CaptureCheckReport:
+    """Compare a captured program (any workload) with the trace of a run of the same program: a profile of
+    XLA, a profile or execution trace of PyTorch, or a Chakra trace. It compares the numbers of operations,
+    every dependency with the measured order, and the collectives of each rank (kind, group, bytes).
+
+    ``format`` and ``options`` apply to ``graph``. Raises what ``read`` raises, and ``UsageError`` if
+    ``graph`` is a profile or the trace has no rank of the program.
+    """
+    from hespas.validators.capture import check_capture
+
+    sink = diagnostics if diagnostics is not None else Diagnostics()
+    program = (
+        graph
+        if isinstance(graph, Workload)
+        else read(graph, format=format, options=options, diagnostics=sink)
+    )
+    if isinstance(program, Profile):
+        raise UsageError(
+            "a profile is not a captured program", path=str(graph), hint="name the program first"
+        )
+    as_graph: Workload | None = None
+    if isinstance(trace, Profile | Workload):
+        measured: Value = trace
+    else:
+        measured = read(trace, diagnostics=sink)
+        if isinstance(measured, Profile) and len(measured.host):
+            as_graph = _profile_as_graph(trace)
+    return CaptureCheckReport(
+        details=check_capture(program, measured, sink, ran=as_graph),
+        inputs=tuple(
+            source.name if isinstance(source, Profile | Workload) else str(source)
+            for source in (graph, trace)
+        ),
+        diagnostics=sink,
+    )
+
+
+def _profile_as_graph(trace: str | Path) -> Workload | None:
+    """Read a profile with host operations as a graph, which has more details of its collectives. None if it
+    cannot be converted.
+    """
+    try:
+        value = read(trace, workload=True)
+    except (FormatError, UnsupportedError, UsageError):
+        return None
+    return value if isinstance(value, Workload) else None

@@ -1,0 +1,510 @@
+"""Comparison of simulations: grids over devices, systems, precisions and layouts, and pairs of runs."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from hashlib import blake2b
+from html import escape
+from io import StringIO
+from math import isfinite, isnan, nan
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import msgspec
+
+from hespas._version import __version__
+from hespas.api.arguments import checked
+from hespas.api.documents import Document, Result, findings
+from hespas.api.grid_rows import AXES, Grid, GridRow, GridValue, grid_row, read_grid
+from hespas.estimators.registry import named_paths
+from hespas.files.documents import Figure, document_bytes, encoded, inert_cell
+from hespas.files.limits import limits
+from hespas.files.output import check_destination, write_atomically
+from hespas.files.processes import safe_spawning, start_worker, worker_state
+from hespas.files.streams import read_document
+from hespas.files.trust import allowing_programs, programs_allowed
+from hespas.graph import Diagnostics
+from hespas.graph.errors import FormatError, OutputError
+from hespas.graph.hints import PositiveInt
+from hespas.hardware import is_path
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "DifferenceRow",
+    "GridDocument",
+    "GridResult",
+    "RunDifference",
+    "RunDifferenceDocument",
+    "compare_runs",
+    "simulate_grid",
+]
+
+_ROWS, _DOCUMENT, _TABLE, _PAGE = "rows", "grid.json", "grid.csv", "index.html"
+_FIGURES = tuple(name for name in GridRow.__struct_fields__ if name not in {"settings", "critical_ns"})
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #16191d; --ground: #fff; --faint: #59616b; --line: #d3d8de;
+  --compute: #2f6fb2; --exposed: #d9822b; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --ground: #14171a; --faint: #a7afb8;
+  --line: #3f464e; --compute: #6aa7e0; --exposed: #e9a45c; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
+  max-width: 72rem; padding: 0 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem; text-align: right; }
+th.axis, td.axis { text-align: left; }
+svg { width: 100%; height: auto; } text { fill: var(--ink); font-size: 12px; }
+.compute { fill: var(--compute); } .exposed { fill: var(--exposed); } .interval { stroke: var(--ink); }
+.note, .fault { color: var(--faint); }
+"""
+_LABEL_WIDTH, _BAR_WIDTH, _BAR_HEIGHT = 380, 560, 22
+_MAX_BARS = 200
+_LEGEND = "Blue: step without exposed communication; orange: exposed communication; line: 90 % interval."
+
+_RUN_SCHEMA = "hespas.simulate/1"
+_PartName = Literal["step", "critical path by class", "critical path by resource", "busy", "rank"]
+
+
+class GridDocument(Document, frozen=True, kw_only=True):
+    """Document of ``hespas simulate --grid``."""
+
+    schema: Literal["hespas.grid/1"] = "hespas.grid/1"
+    axes: dict[str, list[GridValue]]
+    shared: dict[str, GridValue]
+    rows: list[GridRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GridResult(Result):
+    """Rows of a grid in the order of its axes. ``kept`` counts the rows that an earlier run had finished."""
+
+    grid: Grid
+    rows: tuple[GridRow, ...]
+    kept: int
+    diagnostics: Diagnostics
+
+    def headline(self) -> str:
+        """Return the number of rows, and the row with the shortest step."""
+        failed = sum(bool(row.fault) for row in self.rows)
+        counts = f"{len(self.rows):,} row{'s' * (len(self.rows) != 1)}, {failed:,} without a time"
+        best = min(
+            (row for row in self.rows if not isnan(row.step_ns)), key=lambda row: row.step_ns, default=None
+        )
+        if best is None:
+            return counts
+        named = ", ".join(f"{key} {value}" for key, value in best.settings.items())
+        return f"{counts}; shortest step {best.step_ns / 1e6:,.3f} ms{f': {named}' if named else ''}"
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if a row has a time, otherwise the highest exit code of the rows."""
+        return 0 if any(not row.fault for row in self.rows) else max(row.exit_code for row in self.rows)
+
+    def document(self) -> GridDocument:
+        """Return the document ``hespas.grid/1`` as a value."""
+        return GridDocument(
+            inputs=[self.grid.path],
+            diagnostics=findings(self.diagnostics),
+            axes={key: list(values) for key, values in self.grid.axes.items()},
+            shared=dict(self.grid.shared),
+            rows=list(self.rows),
+        )
+
+    def to_json(self) -> bytes:
+        """Return the document of ``--json``: ``hespas.grid/1``."""
+        return document_bytes(self.document())
+
+    def to_csv(self) -> str:
+        """Return one line per row: the axes, then the figures; an unknown figure is an empty field."""
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*self.grid.axes, *_FIGURES])
+        for row in self.rows:
+            figures = [getattr(row, name) for name in _FIGURES]
+            known = ["" if isinstance(value, float) and isnan(value) else value for value in figures]
+            writer.writerow([inert_cell(cell) for cell in (*row.settings.values(), *known)])
+        return text.getvalue()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per row: the axes, then the figures."""
+        import pandas as pd
+
+        rows = [row.settings | {name: getattr(row, name) for name in _FIGURES} for row in self.rows]
+        return pd.DataFrame(rows, columns=[*self.grid.axes, *_FIGURES])
+
+
+@checked()
+def simulate_grid(
+    path: str | Path | Grid,
+    source: str | Path | None = None,
+    *,
+    folder: str | Path | None = None,
+    estimator: str | None = None,
+    jobs: PositiveInt = 1,
+    allow_programs: bool = False,
+    overwrite: bool = False,
+    diagnostics: Diagnostics | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> GridResult:
+    """Simulate every combination of the axes of a grid (a value or a file) in ``jobs`` processes.
+
+    Each finished row is written into ``folder``, so that an interrupted run can be resumed; at the end
+    ``grid.json``, ``grid.csv`` and a page (``index.html``) are written there, which ``overwrite`` replaces.
+    A row that cannot be simulated reports its error, and is tried again by the next run.
+
+    The file is untrusted data. It may only name files in its folder. Estimators that run programs, execute
+    the workload or have an option that names files need ``allow_programs``, unless ``estimator`` is the
+    same one. ``estimator`` is used for all rows if the file names none.
+
+    Raises ``FormatError`` for the file, ``BoundaryError`` if it names something that needs permission,
+    ``OutputError`` for a folder with an earlier table, without ``overwrite``.
+    """
+    with allowing_programs(allow_programs or programs_allowed()):
+        grid = path
+        if not isinstance(grid, Grid):
+            grid = read_grid(Path(grid), None if source is None else Path(source), estimator)
+        target = None if folder is None else Path(folder)
+        if target is not None:
+            try:
+                (target / _ROWS).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason, hint = error.strerror or str(error), "name a folder that can be written"
+                raise OutputError(reason, path=str(target / _ROWS), hint=hint) from error
+            for name in (_DOCUMENT, _TABLE, _PAGE):
+                check_destination(target / name, overwrite=overwrite)
+        settings = grid.rows()
+        files = [None if target is None else target / _ROWS / f"{_row_key(row)}.json" for row in settings]
+        rows: list[GridRow | None] = [None if file is None else _finished_row(file) for file in files]
+        kept = done = sum(row is not None for row in rows)
+        if progress and done:
+            progress(done, len(rows))
+        shown = [{key: row[key] for key in grid.axes} for row in settings]
+        tasks = [(index, settings[index], shown[index]) for index, row in enumerate(rows) if row is None]
+        for index, row in _simulated_rows(tasks, jobs):
+            rows[index] = row
+            file = files[index]
+            if file is not None and not row.fault:
+                _save_row(file, encoded(row))
+            done += 1
+            if progress:
+                progress(done, len(rows))
+        result = GridResult(
+            grid=grid,
+            rows=tuple(row for row in rows if row is not None),
+            kept=kept,
+            diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
+        )
+        if target is not None:
+            _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
+            _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)
+            page = _grid_page(result.headline(), grid, result.rows)
+            _write(target / _PAGE, page.encode(), overwrite=overwrite)
+        return result
+
+
+_RowTask = tuple[int, Mapping[str, GridValue], Mapping[str, GridValue]]
+
+
+def _simulated_row(task: _RowTask) -> tuple[int, GridRow]:
+    index, settings, shown = task
+    return index, grid_row(settings, shown)
+
+
+def _simulated_rows(tasks: Sequence[_RowTask], jobs: int) -> Iterator[tuple[int, GridRow]]:
+    """Yield the rows as they finish. Processes are spawned, because forking a process with threads is
+    unsafe.
+    """
+    if jobs <= 1 or len(tasks) <= 1:
+        yield from map(_simulated_row, tasks)
+        return
+    context = get_context("spawn")
+    with (
+        safe_spawning(),
+        ProcessPoolExecutor(min(jobs, len(tasks)), context, start_worker, worker_state()) as pool,
+    ):
+        for finished in as_completed([pool.submit(_simulated_row, task) for task in tasks]):
+            yield finished.result()
+
+
+def _row_key(settings: Mapping[str, GridValue]) -> str:
+    """Return the cache key of a row: a hash of its settings, of size and time of the files that they name,
+    and of this version.
+    """
+    digest = blake2b(digest_size=12)
+    digest.update(msgspec.json.encode([__version__, sorted(settings.items(), key=lambda item: item[0])]))
+    for key, value in settings.items():
+        text = str(value)
+        if key == "estimator":
+            paths = named_paths(text.partition(":")[2])
+        else:
+            paths = [Path(text)] if AXES[key].is_path or is_path(text) else []
+        for path in paths:
+            try:
+                entries = sorted(path.iterdir()) if path.is_dir() else [path]
+                stamps = [f"{entry.stat().st_size} {entry.stat().st_mtime_ns};" for entry in entries]
+            except (OSError, ValueError):  # not a file: an option with another meaning
+                continue
+            digest.update("".join(stamps).encode())
+    return digest.hexdigest()
+
+
+def _finished_row(file: Path) -> GridRow | None:
+    """Return a row that an earlier run finished; None for a missing or damaged file."""
+    try:
+        content = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+        figures = {key: value for key, value in content.items() if value is not None}  # null is unknown
+        return msgspec.convert(figures, GridRow)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _save_row(file: Path, content: bytes) -> None:
+    """Write a finished row atomically, before the other rows are done."""
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise OutputError(reason, path=str(file), hint="check the folder of the report") from error
+
+
+def _write(path: Path, content: bytes, *, overwrite: bool) -> None:
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, fill, overwrite=overwrite, directory=False)
+
+
+def _grid_page(headline: str, grid: Grid, rows: Sequence[GridRow]) -> str:
+    """Return a self-contained HTML page: a bar with its interval per row, and the table. O(rows)."""
+    shared = ", ".join(f"{key} {value}" for key, value in grid.shared.items())
+    heads = [f'<th class="axis">{escape(axis.replace("_", " "))}</th>' for axis in grid.axes]
+    heads += [
+        f"<th>{name}</th>"
+        for name in ("step, ms", "90 % interval, ms", "compute, ms", "exposed, ms", "ranks")
+    ]
+    lines: list[str] = []
+    for row in rows:
+        cells = [f'<td class="axis">{escape(str(row.settings[axis]))}</td>' for axis in grid.axes]
+        if row.fault:
+            cells.append(f'<td class="axis fault" colspan="5">{escape(row.fault)}</td>')
+        else:
+            has_interval = not isnan(row.step_low_ns)
+            interval = f"{_ms(row.step_low_ns)} to {_ms(row.step_high_ns)}" if has_interval else ""
+            least = "at least " if row.is_lower_bound else ""
+            figures = (
+                f"{least}{_ms(row.step_ns)}",
+                interval,
+                _ms(row.compute_ns),
+                _ms(row.exposed_comm_ns),
+                f"{row.ranks:,}",
+            )
+            cells += [f"<td>{figure}</td>" for figure in figures]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "\n".join(
+        (
+            "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>What if</title>',
+            f"<style>{_STYLE}</style></head><body>", "<h1>What if</h1>", f"<p>{escape(headline)}</p>",
+            f'<p class="note">All rows: {escape(shared)}. {_LEGEND}</p>',
+            _bars(grid, rows), f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>",
+            *lines, "</tbody></table>",
+            f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
+        )
+    )  # fmt: skip
+
+
+def _ms(value_ns: float) -> str:
+    return "" if isnan(value_ns) else f"{value_ns / 1e6:,.3f}"
+
+
+def _bars(grid: Grid, rows: Sequence[GridRow]) -> str:
+    """Return the bars as SVG; an empty text if no row has a time."""
+    timed = [row for row in rows if isfinite(row.step_ns)][:_MAX_BARS]
+    longest = max(
+        (max(row.step_ns, row.step_high_ns if isfinite(row.step_high_ns) else 0.0) for row in timed),
+        default=0.0,
+    )
+    if not longest:
+        return ""
+    scale, parts = _BAR_WIDTH / longest, list[str]()
+    for index, row in enumerate(timed):
+        top = index * _BAR_HEIGHT
+        exposed = min(max(row.exposed_comm_ns, 0.0), row.step_ns) if isfinite(row.exposed_comm_ns) else 0.0
+        split, rest = (row.step_ns - exposed) * scale, exposed * scale
+        label = ", ".join(str(row.settings[axis]) for axis in grid.axes)
+        left = _LABEL_WIDTH
+        parts += [
+            f'<text x="0" y="{top + 15}">{escape(label[-60:])}</text>',
+            f'<rect class="compute" x="{left}" y="{top + 4}" width="{split:.2f}" height="14"/>',
+            f'<rect class="exposed" x="{left + split:.2f}" y="{top + 4}" width="{rest:.2f}" height="14"/>',
+            f'<text x="{left + _BAR_WIDTH + 8}" y="{top + 15}">{_ms(row.step_ns)} ms</text>',
+        ]
+        if isfinite(row.step_low_ns) and isfinite(row.step_high_ns):
+            low, high = left + row.step_low_ns * scale, left + row.step_high_ns * scale
+            parts.append(f'<path class="interval" d="M{low:.2f} {top + 11}H{high:.2f}"/>')
+    height, width = len(timed) * _BAR_HEIGHT, _LABEL_WIDTH + _BAR_WIDTH + 110
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="step by row">{"".join(parts)}</svg>'
+
+
+class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of both runs. ``critical path`` and ``busy`` (time per resource) are of the rank that finishes
+    last, ``rank`` is the finish of a rank.
+    """
+
+    part: _PartName
+    name: str
+    before_ns: Figure
+    after_ns: Figure
+
+    @property
+    def difference_ns(self) -> float:
+        """Return the time after minus the time before."""
+        return self.after_ns - self.before_ns
+
+
+class RunDifferenceDocument(Document, frozen=True, kw_only=True):
+    """Document of ``hespas simulate --compare``."""
+
+    schema: Literal["hespas.run_difference/1"] = "hespas.run_difference/1"
+    rows: list[DifferenceRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunDifference(Result):
+    """Differences between two simulated runs; a time is NaN if a run has no such part."""
+
+    paths: tuple[str, str]
+    rows: tuple[DifferenceRow, ...]
+    diagnostics: Diagnostics
+
+    def headline(self) -> str:
+        """Return the step times of both runs."""
+        step = self.rows[0]
+        change = step.difference_ns / step.before_ns if step.before_ns > 0 else nan
+        before, after = (
+            "unknown" if isnan(time_ns) else f"{time_ns / 1e6:,.3f} ms"
+            for time_ns in (step.before_ns, step.after_ns)
+        )
+        return f"step {before} -> {after}{'' if isnan(change) else f' ({change:+.1%})'}"
+
+    def document(self) -> RunDifferenceDocument:
+        """Return the document ``hespas.run_difference/1`` as a value."""
+        return RunDifferenceDocument(
+            inputs=list(self.paths), diagnostics=findings(self.diagnostics), rows=list(self.rows)
+        )
+
+    def to_json(self) -> bytes:
+        """Return the document of ``--json``: ``hespas.run_difference/1``."""
+        return document_bytes(self.document())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per part and name."""
+        import pandas as pd
+
+        rows = [(row.part, row.name, row.before_ns, row.after_ns, row.difference_ns) for row in self.rows]
+        return pd.DataFrame(rows, columns=["part", "name", "before_ns", "after_ns", "difference_ns"])
+
+
+class _ReadPathTime(msgspec.Struct):
+    duration_ns: float | None
+    op_class: str = ""
+    resource: str = ""
+
+
+class _ReadBusyTime(msgspec.Struct):
+    resource: str
+    busy_ns: float | None
+
+
+class _ReadCriticalPath(msgspec.Struct):
+    op_classes: list[_ReadPathTime]
+    resources: list[_ReadPathTime]
+
+
+class _ReadClass(msgspec.Struct):
+    finish_ns: float | None
+    resources: list[_ReadBusyTime]
+    critical_path: _ReadCriticalPath
+
+
+class _ReadRank(msgspec.Struct):
+    rank: int
+    finish_ns: float | None
+
+
+class _ReadSimulation(msgspec.Struct):
+    """Fields of a simulation document that are compared."""
+
+    schema: str
+    step_ns: float | None
+    rank_classes: list[_ReadClass]
+    ranks: list[_ReadRank]
+
+
+@checked()
+def compare_runs(
+    before: str | Path, after: str | Path, *, diagnostics: Diagnostics | None = None
+) -> RunDifference:
+    """Compare two documents of ``hespas simulate --json``; the largest differences come first in each part.
+
+    Raises ``FormatError`` for a file that is not such a document.
+    """
+    times_before, times_after = _times_of_run(Path(before)), _times_of_run(Path(after))
+    keys = list(dict.fromkeys((*times_before, *times_after)))
+    rows = [
+        DifferenceRow(
+            part=cast("_PartName", part),
+            name=name,
+            before_ns=times_before.get((part, name), nan),
+            after_ns=times_after.get((part, name), nan),
+        )
+        for part, name in keys
+    ]
+    order = {part: index for index, part in enumerate(dict.fromkeys(part for part, _ in keys))}
+
+    def weight(row: DifferenceRow) -> float:
+        """Return the size of a difference; the time itself if one run has no such part."""
+        if not isnan(row.difference_ns):
+            return abs(row.difference_ns)
+        return max((time for time in (row.before_ns, row.after_ns) if not isnan(time)), default=0.0)
+
+    rows.sort(key=lambda row: (order[row.part], -weight(row)))
+    return RunDifference(
+        paths=(str(before), str(after)),
+        rows=tuple(rows),
+        diagnostics=diagnostics if diagnostics is not None else Diagnostics(),
+    )
+
+
+def _times_of_run(path: Path) -> Mapping[tuple[str, str], float]:
+    """Read a simulation document, and return its times by part and name."""
+    content = read_document(path, limits().report_bytes, "a document of hespas simulate --json")
+    hint = "give two files that hespas simulate --json wrote"
+    try:
+        run = msgspec.json.decode(content, type=_ReadSimulation)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not a simulation document: {error}", path=str(path), hint=hint) from error
+    if run.schema != _RUN_SCHEMA:
+        raise FormatError(f"the schema is {run.schema!r}, not {_RUN_SCHEMA!r}", path=str(path), hint=hint)
+    times: dict[tuple[str, str], float | None] = {("step", ""): run.step_ns}
+    last = max(run.rank_classes, key=lambda of_class: of_class.finish_ns or 0.0, default=None)
+    if last is not None:
+        path_times = last.critical_path
+        times |= {("critical path by class", row.op_class): row.duration_ns for row in path_times.op_classes}
+        times |= {
+            ("critical path by resource", row.resource): row.duration_ns for row in path_times.resources
+        }
+        times |= {("busy", row.resource): row.busy_ns for row in last.resources}
+    times |= {("rank", str(rank.rank)): rank.finish_ns for rank in run.ranks}
+    return {key: nan if time_ns is None else time_ns for key, time_ns in times.items()}
