@@ -50,19 +50,19 @@ _INTRODUCTION = """# Accuracy
 Made by `python -m tools.accuracy --tables DIR --profiles DIR` from reports of `hespas-validate accuracy`; do
 not edit. The figures alone are in [accuracy.json](accuracy.json).
 
-Errors are relative to the measurement, (predicted - measured) / measured: MAPE is the mean of their size,
-bias their mean; *in 90 %* is the share of measurements inside the estimator's 90 % interval. *naive* is
+Errors are relative to the measurement, (predicted - measured) / measured: MAPE is the mean absolute error,
+bias the mean error; *in 90 %* is the share of measurements inside the estimator's 90 % interval. *naive* is
 the baseline overhead+two-efficiencies: one launch time and one efficiency per class, fitted on rows that are
-not compared. *noise* is the error of the best constant per shape, where shapes were measured again: nothing
-can be better.
+not compared. *noise* is the error of the best constant per shape for shapes that were measured repeatedly:
+a lower bound for every estimator.
 *calibrated on the other profiles* is the composite after `hespas-validate calibrate --measured` on the
-profiles of the same device but those of the model it is compared with, *on other devices' profiles* where it
-has no others. Nothing else that is fitted on profiles has seen that model then, on whatever device
-(`python -m benchmarks.carry_over.traces`). What ships has seen them all: its own figures on them say how well
-it fits, not how it carries over. *naive* of a profile has seen four fifths of its own shapes; that command
-shows one that is fitted on other profiles, too.
+profiles of the same device without the compared model, or *on other devices' profiles* if the device has no
+others. All fits on profiles then exclude that model on every device
+(`python -m benchmarks.carry_over.traces`). The shipped fits use all profiles, so their own figures show the
+quality of the fit and not of the extrapolation. *naive* of a profile is fitted on four fifths of its own
+shapes; that command also prints a baseline fitted on other profiles.
 
-Every device and class of each table stands on its own page: follow the tables' names below, or see the
+Every device and class of each table has its own page: follow the names of the tables below, or see the
 [profiles](accuracy/profiles.md) and the [devices left out](accuracy/devices-left-out.md) of learned models.
 """
 _BEHIND = """# {title}

@@ -30,9 +30,9 @@ Made by `python -m tools.generate` from the registry, the attribute contract and
 edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md).
 """
 _FORMAT_NOTES = """
-The format of an input is told by its content first and its suffix second; `--from` and `--to` override. A
-`.gz` after any suffix is looked through. A destination without a suffix is a folder of Chakra traces. *Flat*
-formats know neither loops, branches nor free operations: those are unrolled and folded on the way there.
+The content identifies the format of an input, then its suffix; `--from` and `--to` override both. A `.gz` after
+any suffix means gzip. A destination without a suffix is a folder of Chakra traces. *Flat* formats have no loops,
+branches or zero-cost operations: conversion unrolls loops and removes zero-cost operations.
 `hespas-convert --list-formats --json` prints the first table for scripts; other packages add rows through the
 entry point group `hespas.formats`.
 """
@@ -62,30 +62,27 @@ written as such delays: ASTRA-sim has no statistics for computation on a CPU.
 _FOLDER_NOTES = """
 ## Folders of rank files
 
-`NAME.{rank}.et`, with the process groups in `comm_group.json`. Ranks whose files are equal are names of one
-file (hard links), copies where the file system has no links or the file has as many as it may (ext4: 65,000):
-edit a copy. Equal input gives equal bytes, whatever `--jobs`, `--shard`, `--resume` or `--cluster` say.
+A folder has files `NAME.{rank}.et` and the process groups in `comm_group.json`. Ranks with equal files share one
+file through hard links, or copies if the file system has no links or the link limit is reached (ext4: 65,000):
+edit a copy. Equal input gives equal bytes for all values of `--jobs`, `--shard`, `--resume` and `--cluster`.
 
-`--only-classes` writes the file of the lowest rank of each class, as it stands in the whole set, and
-`rank_map.json` (`hespas/schemas/rank_map.schema.json`): `representative` names for each rank the one whose
-file stands for it, -1 where none is here. `group_sets` and `permutations` hold who talks to whom by digits of
-the rank (a rank is `base` plus group digits plus member digits; a shift sends to the rank whose digit is so
-much further), or listed where there is no such form; `classes` says for each collective and each message of a
-file, in its order, which of them it is. Such a folder reads as the whole job, and is written as all files
-again. Other tools want all files.
+`--only-classes` writes the file of the lowest rank of each class, identical to the file of the whole set, and
+`rank_map.json` (`hespas/schemas/rank_map.schema.json`). Its `representative` has for each rank the rank whose
+file is used, -1 without a file. `group_sets` and `permutations` describe groups and messages by digits of the
+rank (a rank is `base` plus group digits plus member digits; a shift adds a constant to a digit), or as lists.
+`classes` has for each collective and message of a file, in order, the number of its group set or permutation.
+Hespas reads such a folder as the whole job and writes all files from it. Other tools need all files.
 
-`--shard I/N` writes a share of the ranks. While others are missing the folder has a mark for each,
-`.NAME.ranks-A-B.missing`, and is not read; the last share takes the last mark away. `--resume` keeps what an
-interrupted run has written in `.DST.CHECKSUM.kept.partial`, by a checksum of all that is to be written, and
-the same command goes on there: files that have the right bytes stay. A run to the same destination with
-`--resume` and other content removes it.
+`--shard I/N` writes one part of the ranks. While others are missing the folder has a marker for each,
+`.NAME.ranks-A-B.missing`, and cannot be read; the last shard removes the last marker. `--resume` saves finished
+files in `.DST.CHECKSUM.kept.partial` with a checksum of the whole content, and the same command continues there:
+files with the right bytes stay. A run to the same destination with `--resume` and other content removes them.
 
-In practice: a folder may have 1,048,576 rank files, as many inodes are needed (`df -i`), and network file
-systems slow down long before. `rank_map.json` may stand for 16,777,216 ranks, and the lists of
-`comm_group.json` may name as many. A simulator that reads a file per rank needs memory for each. Hespas looks
-at every file of a whole set (`python -m benchmarks.rank_files`: about 0.6 ms of CPU each, a check ten times
-that) and at one per class of the other: beyond some thousand ranks keep classes, and make all files where a
-simulator wants them.
+A folder may have 1,048,576 rank files. It needs as many inodes (`df -i`), and network file systems become slow
+much earlier. `rank_map.json` may cover 16,777,216 ranks, and the lists of `comm_group.json` may name as many. A
+simulator that reads a file per rank needs memory for each. Hespas opens every file of a whole set (`python -m
+benchmarks.rank_files`: about 0.6 ms of CPU each, ten times that for a check) and one file per class with
+`--only-classes`. Beyond some thousand ranks keep classes, and write all files only for a simulator.
 """
 
 _RULE_NOTES = """

@@ -11,16 +11,16 @@ from tools.figures import Errors, Section
 
 __all__ = ["family_left_out", "goals_section", "growth_section", "left_out_section", "shipped_cards"]
 
-_TEXT = """## Aimed at and reached
+_TEXT = """## Targets and results
 
-MAPE unless it says otherwise: tables as the mean over their devices and number formats, profiles one by one,
+MAPE unless stated otherwise: tables as the mean over their devices and number formats, profiles one by one,
 devices left out from the cards of the learned models.
 """
 _PROFILES = """
-Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like.
-On the H100 these are a patch convolution and many tiny products, on the MI300X these, transposes to odd rows,
-and kernels of a few elements: two recordings with two versions of ROCm differ up to sevenfold in what the
-same copy of one number takes.
+Profiles miss the targets because each device has few recorded programs, and some of their kernels are in no
+other program. On the H100 these are a patch convolution and many tiny products; on the MI300X also transposes
+to odd rows and kernels of a few elements. The time of copying one number differs up to sevenfold between two
+recordings with two versions of ROCm.
 """
 _INTERVALS = (0.85, 0.95)
 _ON_OTHERS = "calibrated on the other profiles"
@@ -160,20 +160,20 @@ def _of_intervals(tables: Sequence[Section]) -> list[str]:
     return lines
 
 
-_GROWTH = """## How errors grow away from what was measured
+_GROWTH = """## Errors outside the measured range
 
 MAPE of `learned`, from the cards of the shipped models: *inside* are rows of `devval`; *beyond sizes* rows in
 the two largest octaves of any swept size, all of which were kept from the fit; *sibling* a device left out,
-with some of its family in the fit (mean); *family* a whole family left out (median). Cards without siblings
-or families to leave out say nothing there. Some rows of `moe-aiter` are faster than their device can be
+with some of its family in the fit (mean); *family* a whole family left out (median). Cells are empty for
+cards without siblings or families to leave out. Some rows of `moe-aiter` are faster than their device can be
 (`calibrate.impossible-rows`), which no estimate follows.
 
 | model | inside | beyond sizes | sibling | family |
 | --- | --- | --- | --- | --- |
 """
 _PROGRAMS = """
-And of programs: the composite on recorded programs, whose model entered no fit on any device. *end to end*
-is the error of the sum of a program's times, each as often as it ran (mean of its size over the programs).
+The next table has the composite on recorded programs whose model is in no fit on any device. *end to end* is
+the error of the sum of a program's times, weighted by executions (mean absolute value over the programs).
 
 | device | programs | MAPE (mean) | worst | end to end |
 | --- | --- | --- | --- | --- |
@@ -219,9 +219,8 @@ def _growth(card: Card) -> str:
     return f"| {card.name} | {shown} |\n"
 
 
-_LEFT_OUT_TEXT = """Errors of `learned` on devices of which no row was in the fit, from the cards of the
-shipped models. A sibling is another device of the same family; where none was in the fit either, nothing like
-the device was known.
+_LEFT_OUT_TEXT = """Errors of `learned` on devices without rows in the fit, from the cards of the
+shipped models. A sibling is another device of the same family; without one in the fit the family is unknown to it.
 """
 
 

@@ -25,61 +25,58 @@ __all__ = ["league_page", "main"]
 
 _TABLE = ROOT.parent / "shared" / "data" / "published_e2e" / "published_training.csv"
 
-_INTRODUCTION = """# Published runs, predicted
+_INTRODUCTION = """# Predictions of published runs
 
-Step times that others published, each predicted from its settings alone: model, accelerator, layout, batch,
-number formats, recomputation. `hespas-validate league --table FILE.csv` predicts every row of a table and
-judges it beside what was measured; `python -m tools.league` makes this page from it. Publishing a result of
-MLPerf is under its rules; the names are those of their owners.
+Published step times, each predicted from its settings: model, accelerator, layout, batch, number formats,
+recomputation. `hespas-validate league --table FILE.csv` predicts every row of a table and compares it with the
+measurement; `python -m tools.league` writes this page. The rules of MLPerf apply to publishing its results;
+names belong to their owners.
 
-## How a step is predicted
+## Prediction of a step
 
-The generator (docs/generation.md) writes the passes of each distinct pipeline stage. Each kernel takes what
-the estimator says, each collective and message what the network of the system makes of where its ranks lie.
-The simulator of `hespas simulate` then runs the step, so that both give the same time: tests/agreement
-compares them. Of a step with many micro-batches it runs steps of few, and the time that each more of them
-adds holds for the others. Every prediction comes apart into matrix products, attention, collectives and so on
-without remainder (`parts` in the document): kernels of the rank that is the last to finish, its communication
-while none of them runs, its waits for the host, and its idle time (`bubble`). Errors are put down to the
-critical path.
+The generator (docs/generation.md) writes the microbatches of each distinct pipeline stage. The estimator times
+each kernel; the network of the system times each collective and message by the positions of its ranks. The
+simulator of `hespas simulate` runs the step, so both give the same time (tests/agreement compares them). For a
+step with many microbatches it runs steps with few and extrapolates linearly. Every prediction splits into
+matrix products, attention, collectives and so on without remainder (`parts` in the document): kernels of the
+rank that finishes last, its communication while no kernel runs, its waits for the host, and its idle time
+(`bubble`). Errors are attributed to components of the critical path.
 
-The estimator is `training` (docs/user-guide.md) on `composite`. What nobody measured on a device is data with
-sources, by family of devices (`hespas/hardware/training`): products of 8 bits on NVIDIA's devices, fused
-attention, products on TPUs, and the share of the peak that a device at its power limit sustains. These shares
-are few and round, and were set with the rows below in sight: the row *none* is free of a fit, not of that.
+The estimator is `training` (docs/user-guide.md) on `composite`. Efficiencies without measurements are data with
+sources, by device family (`hespas/hardware/training`): 8-bit products on NVIDIA devices, fused attention,
+products on TPUs, and the share of the peak that a device sustains at its power limit. These shares are few
+round numbers that were chosen with the rows below in view, so the calibration *none* is not blind.
 
 The configuration is the default of every command for a training step (`hespas/estimators/configuration.py`):
 `hespas generate llm --row TABLE.csv:N`, then `hespas simulate --system NAME` take the same estimator with the
-options that the row's text states (`attention=flash1` for llm-foundry, `power_w=500` for a board with that
-limit), the same launches of the host and the same share by which kernels are slower beside communication.
-Both take communicators as running side by side even where they share links, which do not get slower
-for that.
+options that the row states (`attention=flash1` for llm-foundry, `power_w=500` for a board with that limit), the
+same host launches and the same slowdown of kernels during communication. Both assume that communicators run
+concurrently at full speed even if they share links.
 
 ## Calibration
 
-* `none`: nothing is fitted. Intervals are those of every predicted training step (docs/accuracy.md), which
-  come from all rows of the published table: of these rows they hold more than of others.
+* `none`: no fit. Intervals are the intervals of predicted training steps (docs/accuracy.md). They come from all
+  rows of the published table, so their coverage on these rows is higher than on others.
 * `one-per-accelerator`: one row of each accelerator and source, chosen by settings alone, corrects others.
 * `leave-group-out`: each group (source, model, accelerator) is predicted with all other rows.
 
-The error of a row, as a logarithm, is what errors of its components add up to, each times its share. Effects
-of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
-release are normal around none, so few rows change little; rows far off count less. Nothing is fitted to a row
-alone. A share of the correction (none to all, in quarters) is applied to a software stack on an accelerator:
+The logarithmic error of a row is the sum of the errors of its components, weighted by their shares. Effects of
+the family, the software stack, the accelerator in it, the number formats, the kind of model and the release
+have normal priors around zero, so few rows change little; outliers have less weight. No effect belongs to a
+single row. A share of the correction (none to all, in quarters) is applied to a software stack on an accelerator:
 the one with the greatest sure gain, which is the mean gain on held-out rows less 1.645 standard errors (95 %
-sure). Without a sure gain it is none. With `leave-group-out` the held-out rows are groups among the rows of
-the fit, those of the accelerator and stack count most, and an accelerator without rows gets no correction.
-With `one-per-accelerator` they are the rows of other accelerators, each corrected by its own one row, which
-is one that needs no assumption where there is any. Intervals of 90 % with a calibration are quantiles of
-residuals of rows of other groups, in which those of the own source count more the more there are: 20 as much
-as all others together.
+confidence). Without such a gain there is no correction. With `leave-group-out` the held-out rows are groups
+among the rows of the fit, weighted towards the accelerator and stack; an accelerator without rows gets no
+correction. With `one-per-accelerator` they are the rows of other accelerators, each corrected by its own one
+row (a row without assumptions if there is one). 90 % intervals with a calibration are quantiles of residuals of
+other groups. Residuals of the same source get more weight the more there are: 20 weigh as much as all others.
 `hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors
 of a device with their standard errors, and the errors before and on groups left out; factors hold for the
 estimator that they were fitted with.
 
-Spreads of the effects, weights of sources, host times of kernels and what kernels lose
-beside communication are round figures in the code, set with the rows below in sight or by a source that is
-named there. `noise_floor` of the document is the median difference between submitters to MLPerf with the same
+Spreads of the effects, weights of sources, host times of kernels and the slowdown of kernels
+during communication are round figures in the code, chosen with the rows below in view or from a source that
+the code names. `noise_floor` of the document is the median difference between submitters to MLPerf with the same
 layout in the same round; tables without such submissions have none (null).
 
 ## Your own cluster
@@ -96,12 +93,12 @@ Free text (`notes`) changes nothing in a table with these columns. In a table wi
 phrases of `notes` and `accelerator_variant` fill it when the table is read; `python -m
 tools.published_settings IN.csv OUT.csv` writes the columns. Settings that a row does not state are assumed,
 and the row is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
-path of a device file in the folder of the table (`my-device.toml`); groups and factors go by the name that
-the device has. `network` is the system it stands in, by name (`dgx-h100-roce`) or file, sized to the row;
-without it, the usual one of the device. Models that do not ship are read from `models.csv` in that folder.
+path of a device file in the folder of the table (`my-device.toml`); groups and factors use the name of the
+device. `network` is its system, by name (`dgx-h100-roce`) or file, sized to the row; the default is the usual
+system of the device. Models that do not ship are read from `models.csv` in that folder.
 A cell never opens a file out of the folder: absolute paths, `..` and links that lead elsewhere are refused.
-Rows are kept between runs, so one that is stopped goes on where it was; a row is predicted again where it, or
-a file that it or the estimator names, has changed.
+Predictions are cached, so an interrupted run continues. A row is predicted again if the row, or a file that it or
+the estimator names, has changed.
 """
 
 
@@ -122,24 +119,24 @@ def league_page(leagues: Sequence[League]) -> str:
         _table(
             ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold"), _whole(leagues)
         ),
-        "Beside it a constant MFU per accelerator and number format:\n",
+        "The baseline is a constant MFU per accelerator and number format:\n",
         _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
     ]
     memory = first.memory
     if memory.n:
         text.append(
             f"Peak memory, where it is published ({memory.n:,} rows): mean error {memory.mean_ape:.1%}, "
-            f"median {memory.median_ape:.1%}, bias {memory.bias:+.1%}. The account of memory was made with "
-            "these rows in sight.\n"
+            f"median {memory.median_ape:.1%}, bias {memory.bias:+.1%}. The memory model was developed with "
+            "these rows.\n"
         )
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
     for by in ("source", "accelerator", "precision", "scale", "status", "model"):
         text += [f"### By {by}\n", _table((by, *heads), _by(leagues, by))]
     text += [
-        "## What a decision needs\n",
+        "## Ranking of layouts\n",
         _LAYOUTS,
         _table(("calibration", *_ORDERS), _orders(leagues)),
-        "Sets of which the best is not among the two that are predicted best:\n",
+        "Sets whose best layout is not among the two predicted best:\n",
         _table(("calibration", "source", "model", "accelerator", "accelerators", "layouts"), _lost(leagues)),
         _SPEEDUPS,
         _table(("calibration", "pairs", "right side", "median error", "P90"), _speedups(leagues)),
@@ -150,10 +147,10 @@ def league_page(leagues: Sequence[League]) -> str:
             ("calibration", "source", "accelerator", "precision", "fitted on", "accelerators", "error"),
             _curves(leagues),
         ),
-        "## What dominates errors\n",
+        "## Sources of errors\n",
         f"Rows, without calibration, by what most of the error is put down to, `{SHARED}` is no part:\n",
         _table(("source", *_dominants(first)), _dominating(first)),
-        "## What steps are made of\n",
+        "## Composition of steps\n",
         "Mean shares of the predicted steps, without calibration.\n",
         _table(("source", *_names(first)), _parts(first)),
         "## Not predicted\n",

@@ -28,11 +28,11 @@ _INTRODUCTION = """# Round trips
 Made by `python -m tools.roundtrip` from the files in `fixtures/`; do not edit. The same for other files:
 `hespas-validate roundtrip PATH... --html kept.html`.
 
-A row is the format a workload is in, a column the one it travels through and back (one way where the format
-of the row cannot be written). A cell counts the columns of the graph that are not the same afterwards:
-*lost* ones say nothing any more, of *changed* ones some rows do not. On the way to a flat format loops are
-unrolled and free operations folded, as in every conversion; what was given to its writer is what is
-compared. Everything named here is reported by the conversion that loses it.
+A row is the format of a workload, a column the format that it is converted to and back from (one way if the
+format of the row cannot be written). A cell counts the columns of the graph that differ afterwards: *lost*
+columns are empty, *changed* columns differ in some rows. Conversion to a flat format unrolls loops and removes
+zero-cost operations; the comparison uses the graph after these passes. The conversions report every loss
+listed here.
 """
 
 
@@ -70,7 +70,7 @@ def roundtrip_document(done: RoundTrips) -> str:
     details = _table(
         ("from", "through", "files", "lost, rows", "changed, rows", "files refused"), _details(done.cells)
     )
-    return f"{_INTRODUCTION}\n{matrix}\n## What is not kept\n\n{details}"
+    return f"{_INTRODUCTION}\n{matrix}\n## Losses\n\n{details}"
 
 
 def golden_document(done: RoundTrips) -> str:

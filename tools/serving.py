@@ -27,7 +27,7 @@ __all__ = ["main", "page"]
 
 PAGE = ROOT / "docs" / "serving-accuracy.md"
 _SPLIT = "devval"
-_HEAD = """# Servers: predicted and measured
+_HEAD = """# Accuracy of serving predictions
 
 Made by `python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`; do not edit. RUNS is aiconfigurator's
 sample of measurements (`silicon_sample.csv` at 095f58a5): means over requests of TTFT and TPOT of servers
@@ -36,40 +36,39 @@ are absolute, predicted over measured less 1. Tokens/s follow from both times an
 naive predictions use a constant part of bandwidth (TPOT) and of peak (TTFT), the median of the stack.
 What calibrates: see `hespas-validate serving --help`.
 
-Most servers are those of InferenceMAX, whose scripts say how each was started (tokens of a step, most
-sequences, memory of the cache, how often SGLang's scheduler looks at the door, how long TensorRT-LLM's
-data-parallel ranks wait for each other, which releases guess tokens, which steps are CUDA graphs): they are
-simulated with these settings. The `others` are aiconfigurator's own runs, of which no settings are known.
+Most runs come from InferenceMAX. Its scripts state the launch settings (maximum tokens of a step, maximum
+sequences, cache memory, SGLang's scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters, speculative
+tokens, CUDA graphs), and the simulation uses them. The `others` are aiconfigurator's own runs with unknown
+settings.
 """
 _TARGETS = {"ttft": 0.14, "tpot": 0.08, "tokens_per_s": 0.06}
 _TARGET = """
 ## Against the targets
 
 Medians of absolute errors. Targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and {tokens_per_s:.0%} (tokens/s)
-with one calibrated run of each deployment (device, framework, release, model, precision): by itself
-(`one-per-deployment`), or beside what all of a stack's runs say (`stack-and-one`), where it counts as far as
-one run told others of the stack's deployments. A stack is a device, a framework, and of mixtures the format
-of their experts, whose kernels are others. `stack` has no parameters of deployments,
+with one calibrated run of each deployment (device, framework, release, model, precision): alone
+(`one-per-deployment`), or together with all runs of its stack (`stack-and-one`), weighted by how well one run
+predicts others of the stack's deployments. A stack is a device, an engine, and for mixtures of experts the
+format of the experts. `stack` has no parameters of deployments,
 `stack-and-deployment` has them from all runs of each that may be fitted on: more than the targets allow.
 
-{predicted} of {wanted} rows are predicted; why others are not is told below.
+{predicted} of {wanted} rows are predicted; the table below has the reasons for the others.
 
 | calibration | runs | n | TTFT | TPOT | tokens/s | missed by, in points |
 |---|---|---|---|---|---|---|"""
 _MISSES = """
-What is known of errors that are left:
+Known causes of the remaining errors:
 
-- `InferenceMAX before 2026-01-21` measured from the first request on: what a server compiles at the first
-  prompts of some shape is part of its mean TTFT (SGLang with DeepSeek most of all). It is not
-  simulated.
-- `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with guesses and without them; up to 64 clients no column
-  tells which, so all count as without. How often guesses are right depends on the text, and is one number
-  for a stack here. Runs that were repeated differ, too (GPT-OSS on vLLM).
-- `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests
-  waited for places, though no limit is known that would make them; vLLM 0.12.0 with prompts of 1,024 tokens
-  answers sooner than a burst of as many clients could be.
-- A single run says little of times to the first token of others: it differs from its like by as much as a
-  stack's fit leaves open (`stack` beside `stack-and-one`). All runs of a deployment together say much more.
+- `InferenceMAX before 2026-01-21` measured from the first request on, so its mean TTFT includes compilation for
+  the first prompts of a shape (mainly SGLang with DeepSeek). The simulation does not include it.
+- `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with and without speculative tokens. Up to 64 clients no column
+  distinguishes them, so all count as without. The acceptance rate depends on the text and is one number per
+  stack here. Repeated runs differ as well (GPT-OSS on vLLM).
+- `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests waited
+  for free slots, without a known limit. vLLM 0.12.0 with prompts of 1,024 tokens answers faster than possible
+  for a burst of as many clients.
+- A single run predicts the TTFT of others badly: it differs from them by as much as the residual of the stack's
+  fit (`stack` against `stack-and-one`). All runs of a deployment together predict it much better.
 
 Rows that are not predicted:
 

@@ -263,15 +263,16 @@ def _toml(intervals: Iterable[StepInterval]) -> str:
 
 _TITLE = "## Intervals of whole steps\n"
 _ABOUT = """
-The first line's 90 % interval of `simulate`, `estimate`, `generate` and the league is one: factors on the
+`simulate`, `estimate`, `generate` and the league share one 90 % interval in their first line: factors on the
 predicted time, by kind of workload and extrapolation level, from residuals of steps that were measured end
 to end (`hespas/estimators/step_intervals.toml`, made by `python -m tools.step_intervals`). *held*, *width*
-and *score* are of groups that are left out one by one: the share of measured times inside, the ratio of the
+and *score* are for groups that are left out one by one: the share of measured times inside, the ratio of the
 ends, and the interval score (width plus 20 times the distance outside, of the logarithm; smaller is better).
-Each kind has the better scored of two forms that hold 85 % and more: quantiles of the residuals, or the
-interval of a new group of a normal population; where none does, the wider. On a *new device* no kernel was
-measured (for training steps: on its family); that interval also has the error of kernels of a family that was
-left out, and is not scored. Serving has the interval of programs, since no step of it alone was measured.
+Each kind uses the better scored of two forms that cover 85 % or more: quantiles of the residuals, or the
+interval of a new group of a normal population; otherwise the wider form. A *new device* has no measured
+kernels (for training steps: its family has none); its interval also includes the error of kernels of a family
+that was left out, and is not scored. Serving uses the interval of programs, because only whole runs of
+servers were measured.
 
 """
 
