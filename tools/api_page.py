@@ -23,17 +23,16 @@ _SPELLED = {
     "Value": "Workload | Profile",
     "Rules": "Literal['chakra', 'astra-sim']",
 }
-"""Names of types that only the source has -> what they stand for."""
+"""Types with names of their own in the source, by the types that the page shows."""
 _INTRODUCTION = """# The Python interface
 
 Made by `python -m tools.api_page` from the docstrings; do not edit.
 
-There is one function per command. It takes paths, or values that were read already, and gives one result,
-which tells itself in a line (`repr`), as a table (`to_pandas()`) and as the document that the command writes
-with `--json` (`to_json()` and `to_dict()`); a notebook shows the line and the beginning of the table. Errors
-are those of `hespas.graph.errors`: what is at fault, where, and what to do. What is found on the way is added
-to `diagnostics`, a `hespas.graph.Diagnostics`; `options` of readers and writers are those of
-`hespas.converters`.
+There is one function per command. It takes paths or values that were read already, and returns one result
+with a one-line `repr`, a table (`to_pandas()`) and the document of the command's `--json` (`to_json()` and
+`to_dict()`). A notebook shows the line and the first rows of the table. Errors are classes of
+`hespas.graph.errors` with a cause, a position and a fix. Warnings and notes are added to `diagnostics`, a
+`hespas.graph.Diagnostics`. `options` are options of the readers and writers in `hespas.converters`.
 
 ```python
 import hespas

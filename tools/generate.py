@@ -30,11 +30,11 @@ Made by `python -m tools.generate` from the registry, the attribute contract and
 edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md).
 """
 _FORMAT_NOTES = """
-The content identifies the format of an input, then its suffix; `--from` and `--to` override both. A `.gz` after
-any suffix means gzip. A destination without a suffix is a folder of Chakra traces. *Flat* formats have no loops,
-branches or zero-cost operations: conversion unrolls loops and removes zero-cost operations.
-`hespas-convert --list-formats --json` prints the first table for scripts; other packages add rows through the
-entry point group `hespas.formats`.
+The content identifies the format of an input, then its suffix; `--from` and `--to` override both. A `.gz`
+after any suffix means gzip. A destination without a suffix is a folder of Chakra traces. *Flat* formats
+have no loops, branches or zero-cost operations: conversion unrolls loops and removes zero-cost operations.
+`hespas-convert --list-formats --json` prints the first table for scripts; other packages add rows through
+the entry point group `hespas.formats`.
 """
 _ATTRIBUTE_NOTES = """
 Sizes are bytes, times ns, operations adds and multiplies. `tensor_size` is bytes read plus written,
@@ -62,9 +62,10 @@ written as such delays: ASTRA-sim has no statistics for computation on a CPU.
 _FOLDER_NOTES = """
 ## Folders of rank files
 
-A folder has files `NAME.{rank}.et` and the process groups in `comm_group.json`. Ranks with equal files share one
-file through hard links, or copies if the file system has no links or the link limit is reached (ext4: 65,000):
-edit a copy. Equal input gives equal bytes for all values of `--jobs`, `--shard`, `--resume` and `--cluster`.
+A folder has files `NAME.{rank}.et` and the process groups in `comm_group.json`. Ranks with equal files
+share one file through hard links, or copies if the file system has no links or the link limit is reached
+(ext4: 65,000): edit a copy. Equal input gives equal bytes for all values of `--jobs`, `--shard`, `--resume`
+and `--cluster`.
 
 `--only-classes` writes the file of the lowest rank of each class, identical to the file of the whole set, and
 `rank_map.json` (`hespas/schemas/rank_map.schema.json`). Its `representative` has for each rank the rank whose
@@ -74,15 +75,17 @@ rank (a rank is `base` plus group digits plus member digits; a shift adds a cons
 Hespas reads such a folder as the whole job and writes all files from it. Other tools need all files.
 
 `--shard I/N` writes one part of the ranks. While others are missing the folder has a marker for each,
-`.NAME.ranks-A-B.missing`, and cannot be read; the last shard removes the last marker. `--resume` saves finished
-files in `.DST.CHECKSUM.kept.partial` with a checksum of the whole content, and the same command continues there:
-files with the right bytes stay. A run to the same destination with `--resume` and other content removes them.
+`.NAME.ranks-A-B.missing`, and cannot be read; the last shard removes the last marker. `--resume` saves
+finished files in `.DST.CHECKSUM.kept.partial` with a checksum of the whole content, and the same command
+continues there: files with the right bytes stay. A run to the same destination with `--resume` and other
+content removes them.
 
-A folder may have 1,048,576 rank files. It needs as many inodes (`df -i`), and network file systems become slow
-much earlier. `rank_map.json` may cover 16,777,216 ranks, and the lists of `comm_group.json` may name as many. A
-simulator that reads a file per rank needs memory for each. Hespas opens every file of a whole set (`python -m
-benchmarks.rank_files`: about 0.6 ms of CPU each, ten times that for a check) and one file per class with
-`--only-classes`. Beyond some thousand ranks keep classes, and write all files only for a simulator.
+A folder may have 1,048,576 rank files. It needs as many inodes (`df -i`), and network file systems become
+slow much earlier. `rank_map.json` may cover 16,777,216 ranks, and the lists of `comm_group.json` may name
+as many. A simulator that reads a file per rank needs memory for each. Hespas opens every file of a whole
+set (`python -m benchmarks.rank_files`: about 0.6 ms of CPU each, ten times that for a check) and one file
+per class with `--only-classes`. Beyond some thousand ranks keep classes, and write all files only for a
+simulator.
 """
 
 _RULE_NOTES = """

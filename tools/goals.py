@@ -219,8 +219,9 @@ def _growth(card: Card) -> str:
     return f"| {card.name} | {shown} |\n"
 
 
-_LEFT_OUT_TEXT = """Errors of `learned` on devices without rows in the fit, from the cards of the
-shipped models. A sibling is another device of the same family; without one in the fit the family is unknown to it.
+_LEFT_OUT_TEXT = """Errors of `learned` on devices without rows in the fit, from the cards of the shipped
+models. A sibling is another device of the same family; without one in the fit the
+family is unknown to it.
 """
 
 

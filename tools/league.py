@@ -28,56 +28,58 @@ _TABLE = ROOT.parent / "shared" / "data" / "published_e2e" / "published_training
 _INTRODUCTION = """# Predictions of published runs
 
 Published step times, each predicted from its settings: model, accelerator, layout, batch, number formats,
-recomputation. `hespas-validate league --table FILE.csv` predicts every row of a table and compares it with the
-measurement; `python -m tools.league` writes this page. The rules of MLPerf apply to publishing its results;
-names belong to their owners.
+recomputation. `hespas-validate league --table FILE.csv` predicts every row of a table and compares it with
+the measurement; `python -m tools.league` writes this page. The rules of MLPerf apply to publishing its
+results; names belong to their owners.
 
 ## Prediction of a step
 
-The generator (docs/generation.md) writes the microbatches of each distinct pipeline stage. The estimator times
-each kernel; the network of the system times each collective and message by the positions of its ranks. The
-simulator of `hespas simulate` runs the step, so both give the same time (tests/agreement compares them). For a
-step with many microbatches it runs steps with few and extrapolates linearly. Every prediction splits into
-matrix products, attention, collectives and so on without remainder (`parts` in the document): kernels of the
-rank that finishes last, its communication while no kernel runs, its waits for the host, and its idle time
-(`bubble`). Errors are attributed to components of the critical path.
+The generator (docs/generation.md) writes the microbatches of each distinct pipeline stage. The estimator
+times each kernel; the network of the system times each collective and message by the positions of its
+ranks. The simulator of `hespas simulate` runs the step, so both give the same time (tests/agreement
+compares them). For a step with many microbatches it runs steps with few and extrapolates linearly. Every
+prediction splits into matrix products, attention, collectives and so on without remainder (`parts` in the
+document): kernels of the rank that finishes last, its communication while no kernel runs, its waits for the
+host, and its idle time (`bubble`). Errors are attributed to components of the critical path.
 
-The estimator is `training` (docs/user-guide.md) on `composite`. Efficiencies without measurements are data with
-sources, by device family (`hespas/hardware/training`): 8-bit products on NVIDIA devices, fused attention,
-products on TPUs, and the share of the peak that a device sustains at its power limit. These shares are few
-round numbers that were chosen with the rows below in view, so the calibration *none* is not blind.
+The estimator is `training` (docs/user-guide.md) on `composite`. Efficiencies without measurements are data
+with sources, by device family (`hespas/hardware/training`): 8-bit products on NVIDIA devices, fused
+attention, products on TPUs, and the share of the peak that a device sustains at its power limit. These
+shares are few round numbers that were chosen with the rows below in view, so the calibration *none* is not
+blind.
 
-The configuration is the default of every command for a training step (`hespas/estimators/configuration.py`):
-`hespas generate llm --row TABLE.csv:N`, then `hespas simulate --system NAME` take the same estimator with the
-options that the row states (`attention=flash1` for llm-foundry, `power_w=500` for a board with that limit), the
-same host launches and the same slowdown of kernels during communication. Both assume that communicators run
-concurrently at full speed even if they share links.
+The configuration is the default of every command for a training step
+(`hespas/estimators/configuration.py`): `hespas generate llm --row TABLE.csv:N`, then `hespas simulate
+--system NAME` take the same estimator with the options that the row states (`attention=flash1` for
+llm-foundry, `power_w=500` for a board with that limit), the same host launches and the same slowdown of
+kernels during communication. Both assume that communicators run concurrently at full speed even if they
+share links.
 
 ## Calibration
 
-* `none`: no fit. Intervals are the intervals of predicted training steps (docs/accuracy.md). They come from all
-  rows of the published table, so their coverage on these rows is higher than on others.
+* `none`: no fit. Intervals are the intervals of predicted training steps (docs/accuracy.md). They come from
+  all rows of the published table, so their coverage on these rows is higher than on others.
 * `one-per-accelerator`: one row of each accelerator and source, chosen by settings alone, corrects others.
 * `leave-group-out`: each group (source, model, accelerator) is predicted with all other rows.
 
-The logarithmic error of a row is the sum of the errors of its components, weighted by their shares. Effects of
-the family, the software stack, the accelerator in it, the number formats, the kind of model and the release
-have normal priors around zero, so few rows change little; outliers have less weight. No effect belongs to a
-single row. A share of the correction (none to all, in quarters) is applied to a software stack on an accelerator:
-the one with the greatest sure gain, which is the mean gain on held-out rows less 1.645 standard errors (95 %
-confidence). Without such a gain there is no correction. With `leave-group-out` the held-out rows are groups
-among the rows of the fit, weighted towards the accelerator and stack; an accelerator without rows gets no
-correction. With `one-per-accelerator` they are the rows of other accelerators, each corrected by its own one
-row (a row without assumptions if there is one). 90 % intervals with a calibration are quantiles of residuals of
-other groups. Residuals of the same source get more weight the more there are: 20 weigh as much as all others.
-`hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json` writes the factors
-of a device with their standard errors, and the errors before and on groups left out; factors hold for the
-estimator that they were fitted with.
+The logarithmic error of a row is the sum of the errors of its components, weighted by their shares. Effects
+of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
+release have normal priors around zero, so few rows change little; outliers have less weight. No effect
+belongs to a single row. A share of the correction (none to all, in quarters) is applied to a software stack
+on an accelerator: the one with the greatest sure gain, which is the mean gain on held-out rows less 1.645
+standard errors (95 % confidence). Without such a gain there is no correction. With `leave-group-out` the
+held-out rows are groups among the rows of the fit, weighted towards the accelerator and stack; an
+accelerator without rows gets no correction. With `one-per-accelerator` they are the rows of other
+accelerators, each corrected by its own one row (a row without assumptions if there is one). 90 % intervals
+with a calibration are quantiles of residuals of other groups. Residuals of the same source get more weight
+the more there are: 20 weigh as much as all others. `hespas-validate calibrate --hardware NAME --end-to-end
+--table FILE.csv --out FILE.json` writes the factors of a device with their standard errors, and the errors
+before and on groups left out; factors hold for the estimator that they were fitted with.
 
-Spreads of the effects, weights of sources, host times of kernels and the slowdown of kernels
-during communication are round figures in the code, chosen with the rows below in view or from a source that
-the code names. `noise_floor` of the document is the median difference between submitters to MLPerf with the same
-layout in the same round; tables without such submissions have none (null).
+Spreads of the effects, weights of sources, host times of kernels and the slowdown of kernels during
+communication are round figures in the code, chosen with the rows below in view or from a source that the
+code names. `noise_floor` of the document is the median difference between submitters to MLPerf with the
+same layout in the same round; tables without such submissions have none (null).
 
 ## Your own cluster
 
@@ -92,13 +94,13 @@ SETTINGS
 Free text (`notes`) changes nothing in a table with these columns. In a table without one of them, fixed
 phrases of `notes` and `accelerator_variant` fill it when the table is read; `python -m
 tools.published_settings IN.csv OUT.csv` writes the columns. Settings that a row does not state are assumed,
-and the row is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the
-path of a device file in the folder of the table (`my-device.toml`); groups and factors use the name of the
-device. `network` is its system, by name (`dgx-h100-roce`) or file, sized to the row; the default is the usual
-system of the device. Models that do not ship are read from `models.csv` in that folder.
-A cell never opens a file out of the folder: absolute paths, `..` and links that lead elsewhere are refused.
-Predictions are cached, so an interrupted run continues. A row is predicted again if the row, or a file that it or
-the estimator names, has changed.
+and the row is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the path
+of a device file in the folder of the table (`my-device.toml`); groups and factors use the name of the
+device. `network` is its system, by name (`dgx-h100-roce`) or file, sized to the row; the default is the
+usual system of the device. Models that do not ship are read from `models.csv` in that folder. A cell never
+opens a file out of the folder: absolute paths, `..` and links that lead elsewhere are refused. Predictions
+are cached, so an interrupted run continues. A row is predicted again if the row, or a file that it or the
+estimator names, has changed.
 """
 
 

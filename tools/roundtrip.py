@@ -30,9 +30,9 @@ Made by `python -m tools.roundtrip` from the files in `fixtures/`; do not edit. 
 
 A row is the format of a workload, a column the format that it is converted to and back from (one way if the
 format of the row cannot be written). A cell counts the columns of the graph that differ afterwards: *lost*
-columns are empty, *changed* columns differ in some rows. Conversion to a flat format unrolls loops and removes
-zero-cost operations; the comparison uses the graph after these passes. The conversions report every loss
-listed here.
+columns are empty, *changed* columns differ in some rows. Conversion to a flat format unrolls loops and
+removes zero-cost operations; the comparison uses the graph after these passes. The conversions report every
+loss listed here.
 """
 
 

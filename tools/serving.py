@@ -37,9 +37,9 @@ naive predictions use a constant part of bandwidth (TPOT) and of peak (TTFT), th
 What calibrates: see `hespas-validate serving --help`.
 
 Most runs come from InferenceMAX. Its scripts state the launch settings (maximum tokens of a step, maximum
-sequences, cache memory, SGLang's scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters, speculative
-tokens, CUDA graphs), and the simulation uses them. The `others` are aiconfigurator's own runs with unknown
-settings.
+sequences, cache memory, SGLang's scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters,
+speculative tokens, CUDA graphs), and the simulation uses them. The `others` are aiconfigurator's own runs
+with unknown settings.
 """
 _TARGETS = {"ttft": 0.14, "tpot": 0.08, "tokens_per_s": 0.06}
 _TARGET = """
@@ -59,16 +59,16 @@ format of the experts. `stack` has no parameters of deployments,
 _MISSES = """
 Known causes of the remaining errors:
 
-- `InferenceMAX before 2026-01-21` measured from the first request on, so its mean TTFT includes compilation for
-  the first prompts of a shape (mainly SGLang with DeepSeek). The simulation does not include it.
-- `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with and without speculative tokens. Up to 64 clients no column
-  distinguishes them, so all count as without. The acceptance rate depends on the text and is one number per
-  stack here. Repeated runs differ as well (GPT-OSS on vLLM).
-- `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests waited
-  for free slots, without a known limit. vLLM 0.12.0 with prompts of 1,024 tokens answers faster than possible
-  for a burst of as many clients.
-- A single run predicts the TTFT of others badly: it differs from them by as much as the residual of the stack's
-  fit (`stack` against `stack-and-one`). All runs of a deployment together predict it much better.
+- `InferenceMAX before 2026-01-21` measured from the first request on, so its mean TTFT includes compilation
+  for the first prompts of a shape (mainly SGLang with DeepSeek). The simulation does not include it.
+- `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with and without speculative tokens. Up to 64 clients no
+  column distinguishes them, so all count as without. The acceptance rate depends on the text and is one
+  number per stack here. Repeated runs differ as well (GPT-OSS on vLLM).
+- `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests
+  waited for free slots, without a known limit. vLLM 0.12.0 with prompts of 1,024 tokens answers faster than
+  possible for a burst of as many clients.
+- A single run predicts the TTFT of others badly: it differs from them by as much as the residual of the
+  stack's fit (`stack` against `stack-and-one`). All runs of a deployment together predict it much better.
 
 Rows that are not predicted:
 
