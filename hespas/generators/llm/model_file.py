@@ -98,7 +98,8 @@ class _Presets(Row, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
-_MOST_LAYERS = 100_000
+_MOST_LAYERS = 2_000
+"""A step of so many takes 10 s to predict; published models have up to 128."""
 
 
 def model_of(file: ModelFile, path: Path = PRESETS) -> Model:

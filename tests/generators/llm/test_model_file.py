@@ -184,7 +184,7 @@ def test_a_file_with_expressions(tmp_path: Path) -> None:
         ("heads = 7", "head_dim", "is not a whole number", ""),
         ("kv_heads = 3", "kv_heads", "8 heads do not share 3 key heads", "divides heads"),
         ("layers = 0", "layers", "expected 1 or more, got 0", "layers = 1"),
-        ("layers = 200000", "layers", "200,000 are more than 100,000 layers", ""),
+        ("layers = 2001", "layers", "2,001 are more than 2,000 layers", ""),
         ("mtp_layers = 999999", "mtp_layers", "999,999 are more", ""),
         ("experts = 4\ntopk = 5", "topk", "a token uses 5 of 4 experts", ""),
         ('hybrid = "M*"', "mamba_heads", "expected 1 or more", ""),
