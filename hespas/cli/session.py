@@ -36,7 +36,7 @@ from hespas.files.output import placed_together
 from hespas.files.streams import STANDARD_STREAM, first_bytes, read_document, standard_input_in
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
-from hespas.graph.plugins import set_aside
+from hespas.graph.plugins import collect_plugin_errors
 
 __all__ = ["command_line", "redirect_commands", "renamed_options", "run", "version"]
 
@@ -285,7 +285,7 @@ def _standard_input_spooled(reads: _Paths) -> Generator[None]:
 @contextmanager
 def _plugin_warnings() -> Generator[None]:
     """Print the warnings about plugins that could not be loaded."""
-    with set_aside() as sentences:
+    with collect_plugin_errors() as sentences:
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
-"""Builds an :class:`~hespas.graph.opgraph.OpGraph` node by node.
+"""Builder of an :class:`~hespas.graph.opgraph.OpGraph`, node by node.
 
 A column that no node sets stays a constant and takes no memory; the others grow in ``array`` buffers, so a
-reader of a million nodes holds no object per node.
+reader of a million nodes creates no object per node.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["GraphBuilder", "region_multiplicity"]
 _Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8)
 
 
-class _Sparse:
-    """A column that few nodes set: one default, some exceptions."""
+class _SparseColumn:
+    """Column with a default that few nodes override."""
 
     __slots__ = ("default", "values")
 
@@ -60,7 +60,7 @@ class _Sparse:
         return column
 
 
-class _Ragged:
+class _RaggedColumn:
     """Rows of integers in two flat buffers."""
 
     __slots__ = ("lengths", "values")
@@ -88,7 +88,7 @@ def _floats(buffer: Iterable[float]) -> FloatArray:
 
 
 class GraphBuilder:
-    """Collects nodes in program order; :meth:`build` freezes them.
+    """Builder of a graph: add nodes in program order, then call :meth:`build`.
 
     ``strings`` and ``types`` intern texts and tensor types: pass their row numbers.
     """
@@ -105,17 +105,17 @@ class GraphBuilder:
         self._flops, self._transcendentals = array("d"), array("d")
         self._bytes_read, self._bytes_written = array("d"), array("d")
         self._sparse = {
-            "stream": _Sparse(-1),
-            "resource": _Sparse(int(Resource.DEVICE)),
-            "rate_dtype": _Sparse(-1),
-            "source_row": _Sparse(0),
-            "framework_row": _Sparse(0),
-            "useful_flops": _Sparse(nan),
-            "duration_ns": _Sparse(nan),
+            "stream": _SparseColumn(-1),
+            "resource": _SparseColumn(int(Resource.DEVICE)),
+            "rate_dtype": _SparseColumn(-1),
+            "source_row": _SparseColumn(0),
+            "framework_row": _SparseColumn(0),
+            "useful_flops": _SparseColumn(nan),
+            "duration_ns": _SparseColumn(nan),
         }
         self._ids: dict[int, int] = {}
-        self._data, self._control = _Ragged(), _Ragged()
-        self._operands, self._results = _Ragged(), _Ragged()
+        self._data, self._control = _RaggedColumn(), _RaggedColumn()
+        self._operands, self._results = _RaggedColumn(), _RaggedColumn()
         self._collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
         self._p2p: list[tuple[int, int, float, int, bool]] = []
         self._contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
@@ -169,19 +169,19 @@ class GraphBuilder:
             self._sparse[column].values[node] = value
 
     def first_of_kind(self, kind: NodeKind, start: int) -> int:
-        """The first node of a kind from number ``start`` on, -1 where there is none."""
+        """Return the first node of a kind from number ``start`` on, -1 without one."""
         return next((node for node in range(start, len(self._kind)) if self._kind[node] == kind), -1)
 
     def set_id(self, node: int, value: int) -> None:
-        """Keep a format's own node id (0 .. 2**64 - 1) where it is not the node number."""
+        """Set the format's node id (0 .. 2**64 - 1) if it is not the node number."""
         self._ids[node] = value
 
     def group_set(self, groups: GroupSet) -> int:
-        """The row of a group set, new or old."""
+        """Return the row of a group set, which is added if new."""
         return self._group_sets.setdefault(groups, len(self._group_sets))
 
     def permutation(self, permutation: Permutation) -> int:
-        """The row of a permutation, new or old."""
+        """Return the row of a permutation, which is added if new."""
         return self._permutations.setdefault(permutation, len(self._permutations))
 
     def add_collective(
@@ -196,14 +196,14 @@ class GraphBuilder:
         channel: int = -1,
         reduction: str = "",
     ) -> None:
-        """Say that a node is a collective; see :class:`hespas.graph.opgraph.CollectiveTable`."""
+        """Mark a node as a collective; see :class:`hespas.graph.opgraph.CollectiveTable`."""
         row = (node, int(kind), group_set, comm_bytes, operand_bytes, result_bytes, channel)
         self._collectives.append((*row, self.strings.add(reduction)))
 
     def add_p2p(
         self, node: int, *, permutation: int, comm_bytes: float, tag: int = -1, host: bool = False
     ) -> None:
-        """Say that a node sends or receives; see :class:`hespas.graph.opgraph.P2pTable`."""
+        """Mark a node as a send or receive; see :class:`hespas.graph.opgraph.P2pTable`."""
         self._p2p.append((node, permutation, comm_bytes, tag, host))
 
     def add_contraction(
@@ -221,41 +221,50 @@ class GraphBuilder:
         accumulator: int,
         products: int = 1,
     ) -> None:
-        """Say that a node multiplies matrices; see :class:`hespas.graph.opgraph.ContractionTable`."""
+        """Add a matrix product of a node; see :class:`hespas.graph.opgraph.ContractionTable`."""
         self._contractions.append(
             (node, batch, m, n, k, flops, useful_flops, lhs, rhs, accumulator, products)
         )
 
     def add_region(self, kind: RegionKind, *, parent: int = -1, trips: float = 1.0, label: str = "") -> int:
-        """Open a region and return its row; pass it to :meth:`add_node`."""
+        """Add a region and return its row; pass it to :meth:`add_node`."""
         self._regions.append((parent, int(kind), trips, self.strings.add(label)))
         return len(self._regions) - 1
 
     def set_trips(self, region: int, trips: float) -> None:
-        """State how often a region runs, once that is known."""
+        """Set the trip count of a region once it is known."""
         parent, kind, _, label = self._regions[region]
         self._regions[region] = (parent, kind, trips, label)
 
     def add_carried(self, region: int, producer: int, consumer: int) -> None:
-        """Say that ``consumer`` needs what ``producer`` made one trip of ``region`` earlier."""
+        """Add a carried value: ``consumer`` needs the output of ``producer`` from one iteration of ``region``
+        earlier.
+        """
         self._carried.append((region, producer, consumer))
 
     def add_extra(self, node: int, key: str, tag: int, value: bytes) -> None:
-        """Keep an attribute of the format verbatim; node -1 is the file itself."""
+        """Add an attribute of the format verbatim; node -1 is the file itself."""
         self._extra.append((node, self.strings.add(key), tag, value))
 
     def build(self) -> OpGraph:
-        """The finished graph. The builder must not be used afterwards."""
+        """Return the finished graph. The builder must not be used afterwards."""
         nodes = len(self)
         regions = RegionTable.from_rows(self._regions, self._carried)
         region = constant_if_equal(_ints(self._region))
         flops = constant_if_equal(_floats(self._flops))
         sparse = self._sparse
+        ids = np.arange(nodes, dtype=np.uint64)
+        for node, value in self._ids.items():
+            ids[node] = value
+        useful_flops, overrides = flops, sparse["useful_flops"].values
+        if overrides:
+            useful_flops = flops.copy()
+            useful_flops[np.fromiter(overrides, np.int64)] = list(overrides.values())
         return OpGraph(
             name=self.name,
             group_sets=tuple(self._group_sets),
             permutations=tuple(self._permutations),
-            id=self._build_ids(nodes),
+            id=ids,
             name_row=_ints(self._name_row),
             op_row=constant_if_equal(_ints(self._op_row)),
             kind=constant_if_equal(np.array(self._kind, np.uint8)),
@@ -267,7 +276,7 @@ class GraphBuilder:
             source_row=sparse["source_row"].build(nodes, np.int32),
             framework_row=sparse["framework_row"].build(nodes, np.int32),
             flops=flops,
-            useful_flops=self._build_useful(flops),
+            useful_flops=useful_flops,
             transcendentals=constant_if_equal(_floats(self._transcendentals)),
             bytes_read=constant_if_equal(_floats(self._bytes_read)),
             bytes_written=constant_if_equal(_floats(self._bytes_written)),
@@ -287,23 +296,9 @@ class GraphBuilder:
             strings=self.strings.build(),
         )
 
-    def _build_ids(self, nodes: int) -> NDArray[np.uint64]:
-        column = np.arange(nodes, dtype=np.uint64)
-        for node, value in self._ids.items():
-            column[node] = value
-        return column
-
-    def _build_useful(self, flops: FloatArray) -> FloatArray:
-        overrides = self._sparse["useful_flops"].values
-        if not overrides:
-            return flops
-        column = flops.copy()
-        column[np.fromiter(overrides, np.int64)] = list(overrides.values())
-        return column
-
 
 def region_multiplicity(regions: RegionTable, region: SmallIntArray) -> FloatArray:
-    """Executions per step of nodes standing in ``region`` rows: the product of trips up to the top level."""
+    """Return the executions per step of nodes in ``region``: the product of trips up to the top level."""
     if not len(regions) or not (region >= 0).any():
         return constant(1.0, len(region))
     product: list[float] = []

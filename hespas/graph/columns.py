@@ -1,6 +1,8 @@
-"""Columns the graph is made of: tables, ragged rows (CSR), interned strings, tensor types.
+"""Columns of a graph: tables, ragged rows (CSR), interned strings, tensor types and element types.
 
-Ragged rows and strings hold two flat arrays whatever the number of rows: a million cost bytes, not objects.
+Ragged rows and strings have two flat arrays for any number of rows: a million rows cost bytes, not objects.
+Each distinct tensor type (element type, shape, encoding) is stored once and nodes refer to its row, so a
+program with a million operands and fifty types stores fifty shapes.
 """
 
 from __future__ import annotations
@@ -58,17 +60,17 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def constant(value: float, rows: int) -> FloatArray:
-    """A float column that holds one value everywhere and takes no memory."""
+    """Return a float column of one value, in constant memory."""
     return np.broadcast_to(np.float64(value), (rows,))
 
 
 def is_one_value(column: NDArray[np.generic]) -> bool:
-    """Whether a column holds one value everywhere by its very form: see :func:`constant`."""
+    """Return True if a column has stride 0, as those of :func:`constant` have."""
     return column.strides == (0,)
 
 
 def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """The same column, in constant memory where it holds one value (or only NaN)."""
+    """Return the column, in constant memory if all its values are equal (or NaN)."""
     if len(column) < 2:
         return column
     first = column[0]
@@ -77,52 +79,52 @@ def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
 
 
 def taken(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
-    """Some rows of a column; of one that takes no memory, without memory."""
+    """Return rows of a column, in constant memory if the column is."""
     return np.broadcast_to(column[:1], rows.shape) if is_one_value(column) and len(column) else column[rows]
 
 
 def at_rows(column: NDArray[_Scalar], rows: NDArray[np.integer], missing: float) -> NDArray[_Scalar]:
-    """The value of a column at each row, ``missing`` for row -1."""
-    found = np.full(len(rows), missing, column.dtype)
-    known = rows >= 0
-    found[known] = column[rows[known]]
-    return found
+    """Return the value of a column at each row, ``missing`` for row -1."""
+    values = np.full(len(rows), missing, column.dtype)
+    present = rows >= 0
+    values[present] = column[rows[present]]
+    return values
 
 
 def mapped(
     values: NDArray[np.integer], convert: Callable[[int], float], dtype: type[_Scalar]
 ) -> NDArray[_Scalar]:
-    """What a function makes of each number; it is called once for equal ones."""
-    distinct, place = np.unique(values, return_inverse=True)
-    found: NDArray[_Scalar] = np.array([convert(value) for value in distinct.tolist()], dtype)
-    of_value: NDArray[_Scalar] = found[place.reshape(-1)]
-    return of_value
+    """Return the result of a function for each number; it is called once per distinct number."""
+    distinct, position = np.unique(values, return_inverse=True)
+    results: NDArray[_Scalar] = np.array([convert(value) for value in distinct.tolist()], dtype)
+    column: NDArray[_Scalar] = results[position.reshape(-1)]
+    return column
 
 
 def distinct_rows(*columns: NDArray[np.integer]) -> tuple[list[list[int]], IntArray]:
-    """The different combinations of values that the rows of some columns have, sorted, and the place of each
-    row's among them.
+    """Return the distinct combinations of values in the rows of several columns, sorted, and the index of
+    each row's combination.
     """
-    first, place = equal_rows(*columns)
-    return np.stack([column[first] for column in columns], axis=1).astype(np.int64).tolist(), place
+    first, index = equal_rows(*columns)
+    return np.stack([column[first] for column in columns], axis=1).astype(np.int64).tolist(), index
 
 
 def equal_rows(*columns: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """The first row of each combination of values that the rows of some columns have, in the order of the
-    combinations, and the place of each row's among them. Unknown figures (NaN) are equal.
+    """Return the first row of each distinct combination of values, in sorted order of the combinations, and
+    the index of each row's combination. NaN equals NaN.
     """
-    place: IntArray = np.zeros(len(columns[0]), np.int64)
-    first: IntArray = place[:1]
+    index: IntArray = np.zeros(len(columns[0]), np.int64)
+    first: IntArray = index[:1]
     for column in columns:
-        values, of_column = np.unique(column, return_inverse=True)
-        # what is distinct so far comes first: at most the square of the rows, which is within 63 bits
-        both = place * len(values) + of_column.reshape(-1)
-        _, first, place = np.unique(both, return_index=True, return_inverse=True)
-    return first, place.reshape(-1).astype(np.int64, copy=False)
+        values, position = np.unique(column, return_inverse=True)
+        # below the square of the number of rows, which fits in 63 bits
+        key = index * len(values) + position.reshape(-1)
+        _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    return first, index.reshape(-1).astype(np.int64, copy=False)
 
 
 def is_every_row(rows: IntArray, count: int) -> bool:
-    """Whether ``rows`` are all ``count`` rows in their order: then nothing need be copied."""
+    """Return True if ``rows`` are all ``count`` rows in order, so that no copy is needed."""
     if len(rows) != count:
         return False
     return not count or (rows[0] == 0 and rows[-1] == count - 1 and bool((rows[1:] > rows[:-1]).all()))
@@ -144,28 +146,28 @@ _NAMED_DTYPES: Mapping[str, type[np.generic]] = {
 
 
 def dtypes_of(table: type) -> Mapping[str, type[np.generic]]:
-    """The columns of a class in their order, with the types that its annotations state."""
-    found = dict[str, type[np.generic]]()
-    for name, stated in table.__annotations__.items():
-        if stated in _NAMED_DTYPES:
-            found[name] = _NAMED_DTYPES[stated]
-        elif stated.startswith("NDArray[np."):
-            found[name] = getattr(np, stated.removeprefix("NDArray[np.").removesuffix("]"))
-    return MappingProxyType(found)
+    """Return the columns of a class in order, with the types that its annotations state."""
+    dtypes = dict[str, type[np.generic]]()
+    for name, annotation in table.__annotations__.items():
+        if annotation in _NAMED_DTYPES:
+            dtypes[name] = _NAMED_DTYPES[annotation]
+        elif annotation.startswith("NDArray[np."):
+            dtypes[name] = getattr(np, annotation.removeprefix("NDArray[np.").removesuffix("]"))
+    return MappingProxyType(dtypes)
 
 
 class ColumnTable:
-    """Columns of one length, as the annotations of a table list them; ``DTYPES`` are their types."""
+    """Base class of tables: columns of equal length, declared by annotations; ``DTYPES`` has their types."""
 
     __slots__ = ()
     DTYPES: ClassVar[Mapping[str, type[np.generic]]]
 
     def __init_subclass__(cls) -> None:
-        """Take the types of the columns from their annotations."""
+        """Set ``DTYPES`` from the annotations."""
         cls.DTYPES = dtypes_of(cls)  # pyright: ignore[reportConstantRedefinition]
 
     def __post_init__(self) -> None:
-        """Check that all columns have equally many rows."""
+        """Check that all columns have the same length."""
         check_lengths(type(self).__name__, len(self), {name: getattr(self, name) for name in self.DTYPES})
 
     if TYPE_CHECKING:
@@ -174,24 +176,25 @@ class ColumnTable:
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[float, ...]]) -> Self:
-        """A table of rows, each with its values in order of the columns."""
+        """Return a table of rows with their values in column order."""
         return cls(
             **{
-                name: np.fromiter((row[place] for row in rows), dtype, len(rows))
-                for place, (name, dtype) in enumerate(cls.DTYPES.items())
+                name: np.fromiter((row[position] for row in rows), dtype, len(rows))
+                for position, (name, dtype) in enumerate(cls.DTYPES.items())
             }
         )
 
     @classmethod
-    def of(cls, **known: NDArray[Any]) -> Self:
-        """A table of the columns a source has, in their types; in the others stands what says that nothing is
-        known: NaN, row 0 of texts, else -1.
+    def of(cls, **columns: NDArray[Any]) -> Self:
+        """Return a table of the given columns, cast to their types.
+
+        Missing columns are filled with the value for unknown: NaN, row 0 of texts, else -1.
         """
-        count = len(next(iter(known.values())))
+        count = len(next(iter(columns.values())))
 
         def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
-            if name in known:
-                return known[name].astype(dtype, copy=False)
+            if name in columns:
+                return columns[name].astype(dtype, copy=False)
             missing = nan if np.dtype(dtype).kind == "f" else 0 if name.endswith("_row") else -1
             return np.full(count, missing, dtype)
 
@@ -199,20 +202,22 @@ class ColumnTable:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, one part after the other."""
-        columns = {name: [getattr(part, name) for part in (cls.empty(), *parts)] for name in cls.DTYPES}
-        return cls(**{name: np.concatenate(each) for name, each in columns.items()})
+        """Return the concatenated rows of all parts."""
+        tables = (cls.empty(), *parts)
+        return cls(
+            **{name: np.concatenate([getattr(table, name) for table in tables]) for name in cls.DTYPES}
+        )
 
     @classmethod
     def empty(cls) -> Self:
-        """A table without rows."""
+        """Return a table without rows."""
         return cls.from_rows(())
 
     def __len__(self) -> int:
         return len(getattr(self, next(iter(self.DTYPES))))
 
     def take(self, rows: NDArray[np.integer | np.bool_], node: SmallIntArray | None = None) -> Self:
-        """Some rows, by number or by mask; ``node`` says which nodes they are of in another graph."""
+        """Return rows by number or mask; ``node`` gives their nodes in another graph."""
         columns = {name: getattr(self, name)[rows] for name in self.DTYPES}
         return type(self)(**columns if node is None else {**columns, "node": node})
 
@@ -221,7 +226,7 @@ class ColumnTable:
 class RaggedArray:
     """Ragged rows: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
 
-    ``offsets`` has shape ``(rows + 1,)``, starts at 0 and never falls; ``values`` is int32 or int64.
+    ``offsets`` has shape ``(rows + 1,)``, starts at 0 and never decreases; ``values`` is int32 or int64.
     """
 
     offsets: IntArray
@@ -229,26 +234,26 @@ class RaggedArray:
 
     @classmethod
     def empty(cls, rows: int) -> RaggedArray:
-        """``rows`` empty rows in constant memory."""
+        """Return ``rows`` empty rows in constant memory."""
         return cls(np.broadcast_to(np.int64(0), (rows + 1,)), np.empty(0, np.int32))
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> RaggedArray:
-        """Ragged rows from nested sequences; O(total)."""
+        """Return ragged rows from nested sequences. O(total)."""
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         flat = np.fromiter((value for row in rows for value in row), np.int32, int(lengths.sum()))
         return cls.from_lengths(lengths, flat)
 
     @classmethod
     def from_lengths(cls, lengths: NDArray[np.integer], values: NDArray[np.integer]) -> RaggedArray:
-        """Ragged rows from each row's length and all values in row order."""
+        """Return ragged rows from the length of each row and all values in row order."""
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cls(offsets, values.astype(np.int32, copy=False))
 
     @classmethod
     def from_pairs(cls, rows: NDArray[np.integer], values: NDArray[np.integer], num_rows: int) -> RaggedArray:
-        """Ragged rows from (row, value) pairs; the order of pairs within a row is kept."""
+        """Return ragged rows from (row, value) pairs; pairs of one row keep their order."""
         order = np.argsort(rows, kind="stable")
         return cls.from_lengths(np.bincount(rows, minlength=num_rows), values[order])
 
@@ -256,7 +261,7 @@ class RaggedArray:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> SmallIntArray:
-        """The values of one row."""
+        """Return the values of one row."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     @property
@@ -270,13 +275,13 @@ class RaggedArray:
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def to_lists(self) -> list[list[int]]:
-        """Nested Python lists, for loops that must be sequential."""
+        """Return nested Python lists, for loops that must be sequential."""
         flat: list[int] = self.values.tolist()
         bounds: list[int] = self.offsets.tolist()
         return [flat[start:end] for start, end in pairwise(bounds)]
 
     def take(self, rows: NDArray[np.integer]) -> RaggedArray:
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         lengths = self.lengths[rows]
         starts = self.offsets[:-1][rows]
         ends = np.cumsum(lengths)
@@ -285,28 +290,28 @@ class RaggedArray:
         return RaggedArray.from_lengths(lengths, self.values[positions])
 
     def moved(self, rows: NDArray[np.integer], num_rows: int) -> RaggedArray:
-        """Each row at another place among ``num_rows``; the others are empty."""
+        """Return ``num_rows`` rows where row ``i`` is moved to ``rows[i]``; the others are empty."""
         return RaggedArray.from_pairs(rows[self.row_ids], self.values, num_rows)
 
     def transpose(self, num_columns: int) -> RaggedArray:
-        """Rows become values: from predecessors to successors and back. ``values`` must be < num_columns."""
+        """Return the transpose, as from predecessors to successors. ``values`` must be < num_columns."""
         return RaggedArray.from_pairs(self.values, self.row_ids, num_columns)
 
     def segment_sum(self, column: FloatArray) -> FloatArray:
-        """Per row, the sum of ``column[value]`` over its values; 0 for an empty row."""
+        """Return the sum of ``column[value]`` over the values of each row; 0 for an empty row."""
         sums = np.bincount(self.row_ids, weights=column[self.values], minlength=len(self))
         return sums.astype(np.float64, copy=False)
 
     def equals(self, other: RaggedArray) -> bool:
-        """Same rows with the same values in the same order."""
+        """Return True if both have the same rows with the same values in the same order."""
         return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.values, other.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StringTable:
-    """Strings as one UTF-8 buffer (it may be a memory map) and offsets of shape ``(count + 1,)``.
+    """Strings as one UTF-8 buffer (possibly a memory map) and offsets of shape ``(count + 1,)``.
 
-    Row 0 is always ``""``. Builders intern; a table read from a file may hold a string twice.
+    Row 0 is always ``""``. Builders intern; a table read from a file may contain a string twice.
     """
 
     buffer: bytes | memoryview[int]
@@ -314,7 +319,7 @@ class StringTable:
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> StringTable:
-        """A table holding exactly these strings in this order; the first must be empty."""
+        """Return a table of exactly these strings in this order; the first must be empty."""
         encoded = [text.encode("utf-8", "surrogatepass") for text in strings]
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
@@ -336,7 +341,7 @@ class StringTable:
             yield bytes(self.buffer[start:end]).decode("utf-8", "surrogatepass")
 
     def find(self, text: str) -> int:
-        """The row of a string, or -1. O(table size): for occasional look-ups."""
+        """Return the row of a string, or -1. O(table size): for occasional look-ups."""
         wanted = text.encode("utf-8", "surrogatepass")
         rows = np.flatnonzero(np.diff(self.offsets) == len(wanted))
         for row in rows.tolist():
@@ -346,7 +351,7 @@ class StringTable:
 
 
 class StringTableBuilder:
-    """Interns strings: equal strings get one row. Row 0 is ``""``."""
+    """Builder that interns strings: equal strings get one row. Row 0 is ``""``."""
 
     __slots__ = ("_rows", "_strings")
 
@@ -358,7 +363,7 @@ class StringTableBuilder:
             self._rows.setdefault(text, row)
 
     def add(self, text: str) -> int:
-        """The row of ``text``, new or old."""
+        """Return the row of ``text``, which is added if new."""
         row = self._rows.setdefault(text, len(self._strings))
         if row == len(self._strings):
             self._strings.append(text)
@@ -368,15 +373,12 @@ class StringTableBuilder:
         return self._strings[row]
 
     def build(self) -> StringTable:
-        """The finished table."""
+        """Return the finished table."""
         return StringTable.from_strings(self._strings)
 
 
-# --- Tensor types as a table: each distinct (element type, shape, encoding) is stored once. Nodes refer to
-# its rows, so a program with a million operands and fifty types keeps fifty shapes.
-
 DYNAMIC = -1
-"""The extent of a dimension that is known at run time only."""
+"""The extent of a dimension that is only known at run time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -384,10 +386,9 @@ class TensorTypes:
     """Distinct tensor types; all columns have shape ``(types,)``.
 
     ``dtype`` holds codes of :data:`hespas.graph.columns.DTYPES` (-1 unknown). The extents of type ``i`` are
-    ``dims[dim_offsets[i]:dim_offsets[i + 1]]`` (:data:`DYNAMIC` where unknown), ``bytes`` is the
-    storage (NaN where a dimension is unknown),
-    ``bounded`` says that extents are upper bounds, ``encoding`` is a string row with what the format says
-    beside shape and element type (layout, tiling, quantisation), 0 for nothing.
+    ``dims[dim_offsets[i]:dim_offsets[i + 1]]`` (:data:`DYNAMIC` if unknown), ``bytes`` is the storage (NaN if
+    a dimension is unknown). ``bounded`` marks extents that are upper bounds. ``encoding`` is a string row
+    with the format's layout, tiling or quantisation, 0 without one.
     """
 
     dtype: NDArray[np.int16]
@@ -401,22 +402,22 @@ class TensorTypes:
         return len(self.dtype)
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """The extents of one type."""
+        """Return the extents of one type."""
         return tuple(self.dims[self.dim_offsets[index] : self.dim_offsets[index + 1]].tolist())
 
     def dtype_of(self, index: int) -> DType | None:
-        """The element type of one row, None where unknown."""
+        """Return the element type of one row, None if unknown."""
         code = int(self.dtype[index])
         return None if code == UNKNOWN_DTYPE else DTYPES[code]
 
     def elements(self, index: int) -> int:
-        """Number of elements, -1 where a dimension is unknown."""
+        """Return the number of elements, -1 if a dimension is unknown."""
         shape = self.shape(index)
         return -1 if DYNAMIC in shape else prod(shape)
 
 
 class TensorTypesBuilder:
-    """Interns tensor types while a program is read."""
+    """Builder that interns tensor types while a program is read."""
 
     __slots__ = ("_bytes", "_keys")
 
@@ -434,7 +435,10 @@ class TensorTypesBuilder:
         bounded: bool = False,
         extra_bytes: int = 0,
     ) -> int:
-        """The row of a type. ``extra_bytes`` is storage beside the elements: quantisation scales, padding."""
+        """Return the row of a type, which is added if new.
+
+        ``extra_bytes`` is storage in addition to the elements: quantisation scales, padding.
+        """
         key = (UNKNOWN_DTYPE if element is None else element.code, tuple(shape), bounded, encoding)
         row = self._keys.setdefault(key, len(self._bytes))
         if row == len(self._bytes):
@@ -445,11 +449,11 @@ class TensorTypesBuilder:
         return row
 
     def bytes_of(self, row: int) -> float:
-        """Storage bytes of one type, NaN where a dimension is unknown."""
+        """Return the storage bytes of one type, NaN if a dimension is unknown."""
         return self._bytes[row]
 
     def build(self) -> TensorTypes:
-        """The finished table."""
+        """Return the finished table."""
         keys = list(self._keys)
         offsets = np.zeros(len(keys) + 1, np.int64)
         np.cumsum([len(key[1]) for key in keys], out=offsets[1:])
@@ -463,16 +467,8 @@ class TensorTypesBuilder:
         )
 
 
-# Element types and the bytes they really take.
-#
-# Names are MLIR's spelling (StableHLO specification, section "Types"); aliases cover HLO, NumPy, PyTorch
-# and NCCL. Storage rule: ``i1`` takes one byte; other sub-byte types are packed, ``ceil(elements * bits /
-# 8)`` per tensor; block-scaled (MX, NVFP4) types add one scale per block (OCP Microscaling specification
-# 1.0).
-
-
 class DTypeKind(Enum):
-    """Which arithmetic unit an element type needs."""
+    """Kinds of element types, by the arithmetic unit that they need."""
 
     BOOL = "bool"
     SIGNED = "signed"
@@ -485,7 +481,11 @@ class DTypeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type. ``code`` is its row in :data:`DTYPES` and what columns store."""
+    """One element type. ``code`` is its row in :data:`DTYPES`, and the value in columns.
+
+    Storage rule: ``i1`` takes one byte; other sub-byte types are packed, ``ceil(elements * bits / 8)`` per
+    tensor; block-scaled (MX, NVFP4) types add one scale per block (OCP Microscaling specification 1.0).
+    """
 
     code: int
     name: str
@@ -496,7 +496,7 @@ class DType:
     aliases: tuple[str, ...] = ()
 
     def storage_bytes(self, elements: int) -> int:
-        """Bytes that ``elements`` of this type take in memory, block scales included."""
+        """Return the bytes of ``elements`` elements in memory, block scales included."""
         if self.kind is DTypeKind.BOOL:
             return elements
         packed = (elements * self.bits + 7) // 8
@@ -506,7 +506,6 @@ class DType:
         return packed + (blocks * self.block_scale_bits + 7) // 8
 
 
-# name, kind, bits, block elements, bits of a block's scale, aliases
 _ROWS: tuple[tuple[str, DTypeKind, int, int, int, tuple[str, ...]], ...] = (
     ("i1", DTypeKind.BOOL, 1, 0, 0, ("pred", "bool", "b8")),
     ("i2", DTypeKind.SIGNED, 2, 0, 0, ("s2", "int2")),
@@ -547,11 +546,16 @@ _ROWS: tuple[tuple[str, DTypeKind, int, int, int, tuple[str, ...]], ...] = (
     ("token", DTypeKind.TOKEN, 0, 0, 0, ("!stablehlo.token",)),
     ("opaque", DTypeKind.OPAQUE, 0, 0, 0, ()),
 )
+"""Name, kind, bits, block elements, bits of the scale of a block, aliases.
+
+Names have MLIR's spelling (StableHLO specification, section "Types"); aliases cover HLO, NumPy, PyTorch and
+NCCL.
+"""
 
 DTYPES: tuple[DType, ...] = tuple(DType(code, *row) for code, row in enumerate(_ROWS))
 
 UNKNOWN_DTYPE = -1
-"""The code of an element type nobody stated."""
+"""Code of an unknown element type."""
 
 _BY_NAME: dict[str, DType] = {
     spelling.lower(): entry for entry in DTYPES for spelling in (entry.name, *entry.aliases)
@@ -559,10 +563,10 @@ _BY_NAME: dict[str, DType] = {
 
 
 def find_dtype(spelling: str) -> DType | None:
-    """The type a spelling names (case does not matter), or None."""
+    """Return the element type of that name or alias (case does not matter), or None."""
     return _BY_NAME.get(spelling.lower())
 
 
 def dtype(spelling: str) -> DType:
-    """The type a spelling names; raises ``KeyError`` for one that is not in the table."""
+    """Return the element type of that name or alias. Raises ``KeyError`` for an unknown one."""
     return _BY_NAME[spelling.lower()]

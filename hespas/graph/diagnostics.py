@@ -1,7 +1,8 @@
-"""What a conversion has to tell besides its result: nothing is lost or guessed silently.
+"""Diagnostics of a conversion: everything that was lost, guessed or assumed.
 
-A reader, pass or writer adds to a :class:`Diagnostics`; repeated findings of one code are counted and
-only the first few are kept with their location, so a million unknown ops cost a handful of objects.
+A reader, pass or writer adds findings to a :class:`Diagnostics`. Repeated findings of one code are counted,
+and only the first few are stored with their location, so a million unknown operations cost a handful of
+objects.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["Diagnostic", "Diagnostics", "Findings", "Renamed", "Severity"]
 
 
 class Severity(Enum):
-    """How much a finding matters: an ``ERROR`` makes a checked file invalid."""
+    """Severity of a finding. An ``ERROR`` makes a checked file invalid."""
 
     INFO = "info"
     WARNING = "warning"
@@ -23,7 +24,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. ``code`` is stable (``stablehlo.unknown-op``, ``ET006``); ``location`` is for people."""
+    """One finding. ``code`` is stable (``stablehlo.unknown-op``, ``ET006``); ``location`` is for readers."""
 
     code: str
     severity: Severity
@@ -36,10 +37,10 @@ class Diagnostic:
 
 @dataclass(slots=True)
 class Diagnostics:
-    """Collects findings. ``keep`` bounds the findings kept per code; the counts are always exact."""
+    """Collector of findings. ``keep`` limits the findings stored per code; counts are always exact."""
 
     keep: int = 20
-    _kept: list[Diagnostic] = field(default_factory=list[Diagnostic])
+    _stored: list[Diagnostic] = field(default_factory=list[Diagnostic])
     _counts: dict[tuple[str, Severity], int] = field(default_factory=dict[tuple[str, Severity], int])
 
     def add(
@@ -59,46 +60,47 @@ class Diagnostics:
             self.record(Diagnostic(code, severity, location, message, path, rank, node), count)
 
     def record(self, diagnostic: Diagnostic, count: int) -> None:
-        """Take ``count`` findings in. Collectors that say them otherwise, or elsewhere, override this."""
+        """Add a finding and its count. Subclasses that change or forward findings override this method."""
         key = (diagnostic.code, diagnostic.severity)
         seen = self._counts.get(key, 0)
         self._counts[key] = seen + count
         if seen < self.keep:
-            self._kept.append(diagnostic)
+            self._stored.append(diagnostic)
 
     def info(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
-        """Record something worth knowing that changes no figure."""
+        """Record a finding that changes no result."""
         self.add(code, Severity.INFO, location, message, path=path, count=count)
 
     def warning(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
-        """Record something that was assumed, approximated or left out."""
+        """Record an assumption, an approximation or an omission."""
         self.add(code, Severity.WARNING, location, message, path=path, count=count)
 
     def error(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
-        """Record a fault of the input that a lenient reader got past."""
+        """Record a fault of the input that a lenient reader skipped."""
         self.add(code, Severity.ERROR, location, message, path=path, count=count)
 
     def about(self, location: str, prefix: str) -> Findings:
-        """For what there is to tell of one place; codes begin with ``prefix`` and a dot."""
+        """Return a collector of findings at one location, with codes that begin with ``prefix`` and a dot."""
         return Findings(self, location, prefix)
 
     def extend(self, other: Diagnostics) -> None:
-        """Take over everything another collector holds."""
-        for diagnostic in other._kept:
+        """Add all findings of another collector."""
+        for diagnostic in other._stored:
             key = (diagnostic.code, diagnostic.severity)
-            if sum((kept.code, kept.severity) == key for kept in self._kept) < self.keep:
-                self._kept.append(diagnostic)
+            if sum((entry.code, entry.severity) == key for entry in self._stored) < self.keep:
+                self._stored.append(diagnostic)
         for key, count in other._counts.items():
             self._counts[key] = self._counts.get(key, 0) + count
 
     def as_warnings(self, notes: Mapping[str, str]) -> Diagnostics:
-        """Return the findings, those of the codes in ``notes`` as warnings that end in the note."""
+        """Return the findings, with those whose code is in ``notes`` as warnings that end with the note."""
         raised = Diagnostics(self.keep)
-        for kept in self._kept:
-            if kept.severity is Severity.INFO and kept.code in notes:
-                text = f"{kept.message}; {notes[kept.code]}"
-                kept = replace(kept, severity=Severity.WARNING, message=text)  # noqa: PLW2901
-            raised._kept.append(kept)
+        for entry in self._stored:
+            if entry.severity is Severity.INFO and entry.code in notes:
+                text = f"{entry.message}; {notes[entry.code]}"
+                raised._stored.append(replace(entry, severity=Severity.WARNING, message=text))
+            else:
+                raised._stored.append(entry)
         for (code, severity), count in self._counts.items():
             is_raised = severity is Severity.INFO and code in notes
             key = (code, Severity.WARNING if is_raised else severity)
@@ -106,26 +108,27 @@ class Diagnostics:
         return raised
 
     def counts(self) -> dict[str, int]:
-        """Exact number of findings per code, in order of first appearance."""
+        """Return the exact number of findings per code, in order of first appearance."""
         totals: dict[str, int] = {}
         for (code, _), count in self._counts.items():
             totals[code] = totals.get(code, 0) + count
         return totals
 
     def count(self, severity: Severity) -> int:
-        """Exact number of findings of one severity."""
-        return sum(n for (_, found), n in self._counts.items() if found is severity)
+        """Return the exact number of findings of one severity."""
+        return sum(n for (_, entry), n in self._counts.items() if entry is severity)
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        return iter(self._kept)
+        return iter(self._stored)
 
     def __len__(self) -> int:
         return sum(self._counts.values())
 
 
 class Renamed(Diagnostics):
-    """Hands findings on to another collector too, those of ``path`` told of ``name``: users know no
-    temporary file or copy. Findings whose code is in ``without`` are no news there.
+    """Collector that also forwards findings to another one and replaces ``path`` by ``name`` in them.
+
+    It hides temporary files and copies from users. Findings with a code in ``without`` are dropped.
     """
 
     __slots__ = ("_into", "_name", "_path", "_without")
@@ -135,7 +138,7 @@ class Renamed(Diagnostics):
         self._into, self._path, self._name, self._without = into, path, name, without
 
     def record(self, diagnostic: Diagnostic, count: int) -> None:
-        """Hand findings on under the name that users know."""
+        """Record and forward a finding under the name that the user gave."""
         if diagnostic.code in self._without:
             return
         location, path = (
@@ -148,20 +151,20 @@ class Renamed(Diagnostics):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Findings of one place that a prefix of their codes has in common: see :meth:`Diagnostics.about`."""
+    """Findings at one location whose codes share a prefix: see :meth:`Diagnostics.about`."""
 
     diagnostics: Diagnostics
     location: str
     prefix: str
 
     def info(self, code: str, message: str, count: int = 1) -> None:
-        """As :meth:`Diagnostics.info`."""
+        """Record a finding as :meth:`Diagnostics.info` does."""
         self.diagnostics.info(f"{self.prefix}.{code}", self.location, message, count=count)
 
     def warning(self, code: str, message: str, count: int = 1) -> None:
-        """As :meth:`Diagnostics.warning`."""
+        """Record a finding as :meth:`Diagnostics.warning` does."""
         self.diagnostics.warning(f"{self.prefix}.{code}", self.location, message, count=count)
 
     def error(self, code: str, message: str, count: int = 1) -> None:
-        """As :meth:`Diagnostics.error`."""
+        """Record a finding as :meth:`Diagnostics.error` does."""
         self.diagnostics.error(f"{self.prefix}.{code}", self.location, message, count=count)

@@ -1,4 +1,9 @@
-"""Equality of graphs and workloads: comparison column by column, and checksums of content."""
+"""Equality of graphs and workloads: comparison column by column, and checksums of content.
+
+Rows of string, type, group-set and permutation tables are compared by content, not by number, so a reader may
+intern in another order. NaN equals NaN: unknown stays unknown. A checksum is equal for equal content in any
+process.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +66,12 @@ COMPARED_COLUMNS: tuple[str, ...] = (
     "extra.value",
     "attachments",
 )
-"""The columns of a graph by the names that differences have."""
+"""Columns of a graph, by the names that differences use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``count`` rows of ``column`` differ, the first is ``first_row`` (-1 where lengths differ)."""
+    """``count`` rows of ``column`` differ; the first is ``first_row`` (-1 if the lengths differ)."""
 
     column: str
     count: int
@@ -79,29 +84,28 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class _Canonical:
-    """For each table of two graphs: row -> common number, one array a graph; the last entry is for row -1."""
+class _CommonNumbers:
+    """Map from row to common number for each table of two graphs, one array per graph; the last entry is for
+    row -1.
+    """
 
     left: dict[str, IntArray]
     right: dict[str, IntArray]
 
     @classmethod
-    def of(cls, a: OpGraph, b: OpGraph) -> _Canonical:
+    def of(cls, a: OpGraph, b: OpGraph) -> _CommonNumbers:
         left, right = dict[str, IntArray](), dict[str, IntArray]()
-        for name, keys in _table_keys(a, b).items():
+        keys_of: dict[str, tuple[Iterable[Hashable], Iterable[Hashable]]] = {
+            "strings": (a.strings, b.strings),
+            "types": (_type_keys(a), _type_keys(b)),
+            "group_sets": (a.group_sets, b.group_sets),
+            "permutations": (a.permutations, b.permutations),
+        }
+        for name, keys in keys_of.items():
             seen: dict[Hashable, int] = {}
             for target, entries in zip((left, right), keys, strict=True):
                 target[name] = np.array([*(seen.setdefault(key, len(seen)) for key in entries), -1], np.int64)
         return cls(left, right)
-
-
-def _table_keys(a: OpGraph, b: OpGraph) -> dict[str, tuple[Iterable[Hashable], Iterable[Hashable]]]:
-    return {
-        "strings": (a.strings, b.strings),
-        "types": (_type_keys(a), _type_keys(b)),
-        "group_sets": (a.group_sets, b.group_sets),
-        "permutations": (a.permutations, b.permutations),
-    }
 
 
 def _type_keys(graph: OpGraph) -> Iterator[Hashable]:
@@ -124,26 +128,26 @@ def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Ite
     same = a == b
     if a.dtype.kind == "f" and b.dtype.kind == "f":
         same |= np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-    wrong = np.flatnonzero(~same)
-    if len(wrong):
-        yield Difference(column, len(wrong), int(wrong[0]))
+    differing = np.flatnonzero(~same)
+    if len(differing):
+        yield Difference(column, len(differing), int(differing[0]))
 
 
-def _compare_csr(
+def _compare_ragged(
     column: str, a: RaggedArray, b: RaggedArray, rows: tuple[IntArray, IntArray] | None = None
 ) -> Iterator[Difference]:
-    """Rows that differ in length or in a value; ``rows`` translates values to common numbers."""
-    unlike = np.flatnonzero(a.lengths != b.lengths)
-    if len(unlike):
-        yield Difference(column, len(unlike), int(unlike[0]))
+    """Yield rows that differ in length or in a value; ``rows`` maps values to common numbers."""
+    differing = np.flatnonzero(a.lengths != b.lengths)
+    if len(differing):
+        yield Difference(column, len(differing), int(differing[0]))
         return
     left, right = (a.values, b.values) if rows is None else (rows[0][a.values], rows[1][b.values])
-    wrong = np.unique(a.row_ids[left != right])
-    if len(wrong):
-        yield Difference(column, len(wrong), int(wrong[0]))
+    differing = np.unique(a.row_ids[left != right])
+    if len(differing):
+        yield Difference(column, len(differing), int(differing[0]))
 
 
-def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Difference]:
+def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[Difference]:
     left, right = canonical.left, canonical.right
     for name in NODE_COLUMNS:
         one, two = getattr(a, name), getattr(b, name)
@@ -151,12 +155,12 @@ def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Di
             one, two = left["strings"][one], right["strings"][two]
         yield from _compare(name, one, two)
     for name in ("data_deps", "control_deps"):
-        yield from _compare_csr(name, getattr(a, name), getattr(b, name))
+        yield from _compare_ragged(name, getattr(a, name), getattr(b, name))
     for name in ("operands", "results"):
-        yield from _compare_csr(name, getattr(a, name), getattr(b, name), (left["types"], right["types"]))
+        yield from _compare_ragged(name, getattr(a, name), getattr(b, name), (left["types"], right["types"]))
 
 
-def _compare_tables(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Difference]:
+def _compare_tables(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[Difference]:
     for table, columns in _TABLES.items():
         one, two = getattr(a, table), getattr(b, table)
         for column in columns:
@@ -177,42 +181,42 @@ def _values(extra: ExtraTable) -> NDArray[np.object_]:
 
 
 def graphs_equal(a: OpGraph, b: OpGraph) -> list[Difference]:
-    """What differs, empty where the graphs say the same. O(nodes + strings) time and memory.
+    """Return the differences of two graphs, empty if they are equal. O(nodes + strings) time and memory.
 
-    Graphs of different length differ in ``nodes`` and are compared no further.
+    Graphs of different length differ in ``nodes`` and are not compared further.
     """
     if len(a) != len(b):
         return [Difference("nodes", abs(len(a) - len(b)), -1)]
-    canonical = _Canonical.of(a, b)
-    found = [*_compare_nodes(a, b, canonical), *_compare_tables(a, b, canonical)]
+    canonical = _CommonNumbers.of(a, b)
+    differences = [*_compare_nodes(a, b, canonical), *_compare_tables(a, b, canonical)]
     if a.name != b.name:
-        found.append(Difference("name", 1, 0))
-    names = [name for name in {*a.attachments, *b.attachments} if not _same_attachment(a, b, name)]
-    if names:
-        found.append(Difference("attachments", len(names), 0))
-    return found
-
-
-def _same_attachment(a: OpGraph, b: OpGraph, name: str) -> bool:
-    return name in a.attachments and name in b.attachments and a.attachments[name] == b.attachments[name]
+        differences.append(Difference("name", 1, 0))
+    unequal = [
+        name
+        for name in {*a.attachments, *b.attachments}
+        if a.attachments.get(name) != b.attachments.get(name)
+    ]
+    if unequal:
+        differences.append(Difference("attachments", len(unequal), 0))
+    return differences
 
 
 def workloads_equal(a: Workload, b: Workload) -> list[Difference]:
-    """What differs between two workloads; columns of class ``i`` are called ``classes[i].column``."""
-    found = list(_compare("rank_class", a.rank_class, b.rank_class))
+    """Return the differences of two workloads; columns of class ``i`` are called ``classes[i].column``."""
+    differences = list(_compare("rank_class", a.rank_class, b.rank_class))
     if a.name != b.name:
-        found.append(Difference("name", 1, 0))
-    unlike = [key for key in {*a.metadata, *b.metadata} if a.metadata.get(key) != b.metadata.get(key)]
-    if unlike:
-        found.append(Difference("metadata", len(unlike), 0))
+        differences.append(Difference("name", 1, 0))
+    keys = [key for key in {*a.metadata, *b.metadata} if a.metadata.get(key) != b.metadata.get(key)]
+    if keys:
+        differences.append(Difference("metadata", len(keys), 0))
     if len(a.classes) != len(b.classes):
-        return [*found, Difference("classes", abs(len(a.classes) - len(b.classes)), -1)]
+        return [*differences, Difference("classes", abs(len(a.classes) - len(b.classes)), -1)]
     for index, (one, two) in enumerate(zip(a.classes, b.classes, strict=True)):
-        found += [
+        differences += [
             Difference(f"classes[{index}].{entry.column}", entry.count, entry.first_row)
             for entry in graphs_equal(one, two)
         ]
-    return found
+    return differences
 
 
 _DIGEST_BYTES = 8
@@ -223,19 +227,19 @@ class _Digest(Protocol):
 
 
 def content_key(*values: object) -> str:
-    """16 hexadecimal digits of frozen dataclasses, arrays, tuples, mappings, texts and numbers. O(bytes).
+    """Return 16 hexadecimal digits for frozen dataclasses, arrays, tuples, mappings, texts and numbers.
 
-    Fields that do not take part in comparisons are left out. Raises ``TypeError`` for other types.
+    Fields that comparisons ignore are ignored. Raises ``TypeError`` for other types. O(bytes).
     """
     digest = blake2b(digest_size=_DIGEST_BYTES)
-    waiting = list(reversed(values))
-    while waiting:
-        waiting += reversed(_parts(waiting.pop(), digest))
+    pending = list(reversed(values))
+    while pending:
+        pending += reversed(_digest_value(pending.pop(), digest))
     return digest.hexdigest()
 
 
-def _parts(value: object, digest: _Digest) -> list[object]:
-    """Add what a value is itself; returns what it consists of."""
+def _digest_value(value: object, digest: _Digest) -> list[object]:
+    """Add a value without its elements to the digest, and return the elements."""
     parts: list[object] = []
     match value:
         case np.ndarray():
@@ -262,7 +266,7 @@ def _parts(value: object, digest: _Digest) -> list[object]:
             parts = [part for row in rows for part in row]
         case _ if is_dataclass(value):
             digest.update(f"{type(value).__name__}\n".encode())
-            parts = [getattr(value, each.name) for each in fields(value) if each.compare]
+            parts = [getattr(value, entry.name) for entry in fields(value) if entry.compare]
         case _:
-            raise TypeError(f"no checksum of a {type(value).__name__}")
+            raise TypeError(f"a {type(value).__name__} has no checksum")
     return parts

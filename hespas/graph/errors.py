@@ -1,6 +1,6 @@
-"""Every error this package raises on purpose, and the exit code of each class.
+"""Errors that this package raises, and their exit codes.
 
-An error carries data (file, position, expectation, remedy); only ``hespas.cli`` renders it and exits.
+An error carries data (file, position, expectation, remedy); only ``hespas.cli`` prints it and exits.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ __all__ = [
 
 
 _MOST_CHARACTERS = 500
-"""A name taken from an input may have megabytes."""
+"""Limit of the characters shown of a text: a name in an input may have megabytes."""
 
 
 def clipped(text: str) -> str:
-    """A text short enough to show: its start, and ``...`` where more followed."""
+    """Return the first 500 characters of a text, followed by ``...`` if it is longer."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def short_repr(value: object, name: str, *details: str) -> str:
-    """``<Workload llama.et: 8 ranks, 1 class, 4,312 ops>``: what a value is in a line of 200 characters."""
+    """Return the one-line representation of a value, such as ``<Workload llama.et: 8 ranks, 1 class, 4,312
+    ops>``. It has at most 200 printable characters.
+    """
     shown = name if len(name) <= 60 else f"{name[:60]}..."
     text = f"{' '.join(filter(None, (type(value).__name__, shown)))}: {', '.join(details)}"[:198]
-    return f"<{''.join(each if each.isprintable() else '?' for each in text)}>"
+    return f"<{''.join(character if character.isprintable() else '?' for character in text)}>"
 
 
 class HespasError(Exception):
-    """Root of the class tree.
+    """Base class of all errors of the package.
 
-    ``path`` is the file at fault, ``position`` where in it (``line 3``, ``byte 1042``, ``node 17``),
-    ``hint`` what the user can do about it. ``code`` is the rule that is broken (``ET001``), where there is
-    one: ``message`` begins with it, ``text`` is the message without.
+    ``path`` is the file at fault, ``position`` the position in it (``line 3``, ``byte 1042``, ``node 17``),
+    ``hint`` a possible remedy. ``code`` is the violated rule (``ET001``) or empty; ``message`` begins with
+    the code, ``text`` is the message without it.
     """
 
     def __init__(
@@ -64,42 +66,42 @@ class HespasError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """File, position, message and remedy; what is too long to read is cut."""
+        """Return file, position, message and remedy, each clipped to 500 characters."""
         position, message = clipped(self.position or ""), clipped(self.message)
         text = ": ".join(part for part in (self.path, position, message) if part)
         return f"{text}\n  try: {clipped(self.hint)}" if self.hint else text
 
 
 class CheckFailedError(HespasError):
-    """The thing checked is not valid, or is past a threshold."""
+    """A check failed: the input is not valid, or a value exceeds its threshold."""
 
 
 class UsageError(HespasError):
-    """The request contradicts itself or names something that does not exist."""
+    """A request contradicts itself or names something that does not exist."""
 
 
 class OutputError(UsageError):
-    """The destination cannot be written: it exists already, its folder is missing, the disk is full."""
+    """The destination cannot be written: it exists, its folder is missing, or the disk is full."""
 
 
 class FormatError(HespasError):
-    """The input is unreadable or malformed."""
+    """The input cannot be read or is malformed."""
 
 
 class BoundaryError(FormatError):
-    """An input file names a program, or a path outside of its folder: neither is run or opened."""
+    """An input file names a program, or a path outside of its folder. Neither is run or opened."""
 
 
 class BudgetError(FormatError):
-    """The input takes more processor time or memory, or has more ranks, than it may."""
+    """The input exceeds a limit of CPU time, memory or ranks."""
 
 
 class UnsupportedError(HespasError):
-    """The input is understood, but this version cannot handle it."""
+    """The input is valid, but this version does not support it."""
 
 
 class MissingExtraError(UnsupportedError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is required but not installed."""
 
     def __init__(self, feature: str, extra: str, *, detail: str | None = None) -> None:
         why = f" ({detail})" if detail else ""
@@ -110,10 +112,9 @@ class MissingExtraError(UnsupportedError):
 
 
 class InvariantError(HespasError):
-    """A promise between our own parts is broken: our bug, never the user's."""
+    """An internal invariant is violated: a bug of this package, never a fault of the user."""
 
 
-# Most specific class first: `exit_code` takes the first that matches.
 EXIT_CODES: dict[type[HespasError], int] = {
     CheckFailedError: 1,
     UsageError: 2,
@@ -121,10 +122,11 @@ EXIT_CODES: dict[type[HespasError], int] = {
     UnsupportedError: 4,
     InvariantError: 70,
 }
+"""Exit codes by class, most specific first: :func:`exit_code` uses the first match."""
 
 
 def exit_code(error: BaseException) -> int:
-    """The process exit code for an error: the table above, 70 for anything unforeseen."""
+    """Return the process exit code for an error: the code in :data:`EXIT_CODES`, or 70 for other errors."""
     for kind, code in EXIT_CODES.items():
         if isinstance(error, kind):
             return code

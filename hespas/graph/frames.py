@@ -1,7 +1,7 @@
-"""Each value as a pandas table: texts decoded, codes named, ragged rows as lists. For people and notebooks.
+"""Conversion of graphs, profiles, estimates and timelines to pandas tables.
 
-pandas is imported when a table is made. A table holds one Python object per text and list: it is a view to
-look at, not a form to compute on.
+Texts are decoded, codes replaced by names, ragged rows by lists. pandas is imported when a table is made. A
+table has one Python object per text and list: it is meant for inspection, not for computation.
 """
 
 from __future__ import annotations
@@ -32,17 +32,24 @@ _Objects = NDArray[np.object_]
 def to_pandas(
     value: OpGraph | Workload | Profile | Estimate | Timeline, graph: OpGraph | None = None
 ) -> pd.DataFrame:
-    """One row per node, event or span; the index is its number.
+    """Return one row per node, event or span; the index is its number.
 
-    A workload gives the nodes of all classes, indexed by class and node, with how many ranks run each.
-    ``graph`` adds to an estimate or a timeline what its nodes are. Raises ``UsageError`` where an estimate
-    has another number of nodes than ``graph``, or a timeline refers to nodes that it does not have.
+    The table of a workload has the nodes of all classes, indexed by class and node, with the number of ranks
+    of each class. ``graph`` adds the description of its nodes to an estimate or a timeline. Raises
+    ``UsageError`` if an estimate has another number of nodes than ``graph``, or a timeline refers to nodes
+    that it does not have.
     """
     match value:
         case OpGraph():
             return _table(_graph_columns(value), "node")
         case Workload():
-            return _workload(value)
+            import pandas as pd
+
+            frames = {
+                index: to_pandas(graph).assign(ranks=int((value.rank_class == index).sum()))
+                for index, graph in enumerate(value.classes)
+            }
+            return pd.concat(frames, names=["rank_class"])
         case Profile():
             return _table(_profile_columns(value), "event")
         case Estimate():
@@ -54,28 +61,18 @@ def to_pandas(
 def _table(columns: _Columns, index: str) -> pd.DataFrame:
     import pandas as pd
 
-    # pandas would store texts as Arrow strings, which cannot hold the lone surrogates that ours may have
-    kept = {
+    # pandas would store texts as Arrow strings, which cannot hold lone surrogates
+    series = {
         name: pd.Series(column, dtype=object) if column.dtype == np.object_ else column
         for name, column in columns.items()
     }
-    frame = pd.DataFrame(kept)
+    frame = pd.DataFrame(series)
     frame.index.name = index
     return frame
 
 
-def _workload(workload: Workload) -> pd.DataFrame:
-    import pandas as pd
-
-    frames = {
-        index: to_pandas(graph).assign(ranks=int((workload.rank_class == index).sum()))
-        for index, graph in enumerate(workload.classes)
-    }
-    return pd.concat(frames, names=["rank_class"])
-
-
 def _named(codes: NDArray[np.integer], names: list[str]) -> pd.Categorical[str]:
-    """Codes by name; -1 is missing."""
+    """Return codes as a categorical column of names; -1 is missing."""
     import pandas as pd
 
     return pd.Categorical.from_codes(codes.astype(np.int64), categories=pd.Index(names))
@@ -86,9 +83,9 @@ def _members(codes: NDArray[np.integer], kind: type[IntEnum]) -> pd.Categorical[
 
 
 def _texts(strings: StringTable, rows: NDArray[np.integer]) -> _Objects:
-    """The text of each row; equal texts are one object. Decodes only the rows that occur."""
-    distinct, places = np.unique(rows, return_inverse=True)
-    return _objects([strings[row] for row in distinct.tolist()])[places]
+    """Return the text of each row; equal texts are one object. Decodes only the rows in use."""
+    distinct, index = np.unique(rows, return_inverse=True)
+    return _objects([strings[row] for row in distinct.tolist()])[index]
 
 
 def _objects(items: Sequence[object]) -> _Objects:
@@ -96,7 +93,7 @@ def _objects(items: Sequence[object]) -> _Objects:
 
 
 def _type_texts(types: TensorTypes) -> list[str]:
-    """``bf16[4,128]`` for each row; ``?`` is unknown."""
+    """Return ``bf16[4,128]`` for each row; ``?`` is unknown."""
     texts: list[str] = []
     for row in range(len(types)):
         element = types.dtype_of(row)
@@ -140,7 +137,7 @@ def _graph_columns(graph: OpGraph) -> _Columns:
 
 
 def _communication_columns(graph: OpGraph) -> _Columns:
-    """The collective and the message of each node: missing and NaN where there is none."""
+    """Return the collective or message of each node; missing and NaN for other nodes."""
     collectives, p2p, nodes = graph.collectives, graph.p2p, len(graph)
     kind = np.full(nodes, -1, np.int64)
     kind[collectives.node] = collectives.kind
@@ -183,9 +180,10 @@ def _profile_columns(profile: Profile) -> _Columns:
 def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
     if graph is not None and len(graph) != len(estimate):
         raise UsageError(
-            f"an estimate of {len(estimate)} nodes is not of graph {graph.name!r} ({len(graph)})"
+            f"the estimate has {len(estimate)} nodes, graph {graph.name!r} has {len(graph)}",
+            hint="pass the graph that was estimated",
         )
-    described = {} if graph is None else _what_nodes_are(graph, np.arange(len(graph)))
+    described = {} if graph is None else _node_columns(graph, np.arange(len(graph)))
     return {
         **described,
         "duration_ns": estimate.duration_ns,
@@ -197,10 +195,13 @@ def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
 
 
 def _timeline(timeline: Timeline, graph: OpGraph | None) -> pd.DataFrame:
-    """One row per span; those that stand for a loop have no node to describe."""
+    """Return one row per span; spans of loops have no node columns."""
     nodes = timeline.node
     if graph is not None and len(nodes) and int(nodes.max()) >= len(graph):
-        raise UsageError(f"the timeline has node {int(nodes.max())}, graph {graph.name!r} has {len(graph)}")
+        raise UsageError(
+            f"the timeline has node {int(nodes.max())}, graph {graph.name!r} has {len(graph)} nodes",
+            hint="pass the graph that was simulated",
+        )
     frame = _table(
         {
             "node": nodes,
@@ -220,12 +221,12 @@ def _timeline(timeline: Timeline, graph: OpGraph | None) -> pd.DataFrame:
     if graph is None:
         return frame
     spans = np.flatnonzero(nodes >= 0)
-    described = _table(_what_nodes_are(graph, nodes[spans]), "span")
+    described = _table(_node_columns(graph, nodes[spans]), "span")
     described.index = frame.index[spans]
     return frame.join(described)
 
 
-def _what_nodes_are(graph: OpGraph, nodes: NDArray[np.integer]) -> _Columns:
+def _node_columns(graph: OpGraph, nodes: NDArray[np.integer]) -> _Columns:
     return {
         "id": graph.id[nodes],
         "name": _texts(graph.strings, graph.name_row[nodes]),

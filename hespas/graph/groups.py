@@ -1,13 +1,13 @@
-"""Who talks to whom, kept symbolic: group sets of collectives, permutations of point-to-point messages.
+"""Groups of collectives and pairs of point-to-point messages, in symbolic form.
 
-A strided group set writes a rank as mixed-radix digits: some digits say which group, the others which
-place in it. Iota lists with a transpose (HLO ``[4,2]<=[2,4]T(1,0)``) and mesh axes (StableHLO
-``replica_group_mesh_axes``, HLO ``mesh[...] {axes}``) are both of this form, so the group of any rank is
-found from a few integers, at 8 ranks or at 65,536. What has no such form is kept as an explicit list.
+A strided group set writes a rank as mixed-radix digits: some digits select the group, the others the position
+in it. Iota lists with a transpose (HLO ``[4,2]<=[2,4]T(1,0)``) and mesh axes (StableHLO
+``replica_group_mesh_axes``, HLO ``mesh[...] {axes}``) have this form, so the group of a rank follows from a
+few integers, for 8 ranks and for 65,536. Other splits are stored as explicit lists.
 
-The groups of a set are disjoint: a rank is in one of them at most. Groups that overlap are those of several
-sets. Two process groups of the same ranks match their collectives each for itself, so they are two sets that
-differ in ``communicator``; 0 is the first of them, and among those of all ranks the one that needs no name.
+The groups of a set are disjoint: a rank is in at most one of them. Overlapping groups belong to several sets.
+Two process groups of the same ranks match their collectives separately, so they are two sets with different
+``communicator``; 0 is the first one, and the default process group of all ranks.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = [
 
 
 _FIRST_RANKS = 8
-"""Ranks of a group that are listed for people."""
+"""Number of ranks of a group that messages list."""
 
 Digit = tuple[int, int]
-"""``(size, stride)``: one place of a mixed-radix rank number."""
+"""``(size, stride)``: one digit of a mixed-radix rank number."""
 
 
 def _spread(digits: Sequence[Digit]) -> IntArray:
-    """All values the digits can take together, first digit slowest."""
+    """Return all values of the digits, first digit slowest."""
     values = np.zeros(1, np.int64)
     for size, stride in digits:
         values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
@@ -57,7 +57,7 @@ def _spread(digits: Sequence[Digit]) -> IntArray:
 
 
 def _value(index: int, digits: Sequence[Digit]) -> int:
-    """The value at one place of :func:`_spread`, without listing it."""
+    """Return the value at one index of :func:`_spread`."""
     total = 0
     for size, stride in reversed(digits):
         index, digit = divmod(index, size)
@@ -65,16 +65,8 @@ def _value(index: int, digits: Sequence[Digit]) -> int:
     return total
 
 
-def _index(rank: int, digits: Sequence[Digit]) -> int:
-    """The inverse of :func:`_value`, for a rank whose other digits are anything."""
-    index = 0
-    for size, stride in digits:
-        index = index * size + rank // stride % size
-    return index
-
-
 def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
-    """The canonical spelling: no digit of size 1, neighbours that count on are one digit."""
+    """Return the canonical digits: without digits of size 1, contiguous digits merged."""
     merged: list[Digit] = []
     for size, stride in digits:
         if size == 1:
@@ -91,7 +83,7 @@ class StridedGroups:
     """Groups given by digits. Rank = ``base`` + group digits + member digits; first digit slowest.
 
     Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly one group. ``communicator``
-    tells process groups of the same ranks apart.
+    distinguishes process groups of the same ranks.
     """
 
     group_digits: tuple[Digit, ...]
@@ -113,16 +105,17 @@ class StridedGroups:
 
     @classmethod
     def all_ranks(cls, num_ranks: int) -> StridedGroups:
-        """One group that holds everybody."""
+        """Return one group of all ranks."""
         return cls((), ((num_ranks, 1),))
 
     @classmethod
     def from_iota(
         cls, num_groups: int, group_size: int, dims: Sequence[int], permutation: Sequence[int] | None = None
     ) -> GroupSet:
-        """HLO ``[num_groups,group_size]<=[dims]T(permutation)``: transpose an iota, cut it in rows.
+        """Return the groups of HLO's ``[num_groups,group_size]<=[dims]T(permutation)``: a transposed iota,
+        cut into rows.
 
-        Raises ``ValueError`` where the element counts disagree.
+        Raises ``ValueError`` if the element counts disagree.
         """
         if prod(dims) != num_groups * group_size:
             raise ValueError(f"iota over {list(dims)} does not fill {num_groups} groups of {group_size}")
@@ -139,7 +132,7 @@ class StridedGroups:
 
     @classmethod
     def from_mesh(cls, axis_sizes: Sequence[int], group_axes: Sequence[int]) -> StridedGroups:
-        """Ranks row-major over a mesh; a group varies over ``group_axes`` in that order, others are fixed."""
+        """Return groups over a row-major mesh: a group varies over ``group_axes``, in that order."""
         strides = [prod(axis_sizes[axis + 1 :]) for axis in range(len(axis_sizes))]
         fixed = [axis for axis in range(len(axis_sizes)) if axis not in set(group_axes)]
         return cls(
@@ -159,7 +152,7 @@ class StridedGroups:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in all groups together."""
+        """Number of ranks in all groups."""
         return self.num_groups * self.group_size
 
     @property
@@ -168,12 +161,17 @@ class StridedGroups:
         return self.group_size
 
     def group_of(self, rank: int) -> int:
-        """The group a rank belongs to, -1 where it belongs to none. O(digits)."""
+        """Return the group of a rank, -1 if it is in none. O(digits)."""
         local = rank - self.base
-        return _index(local, self.group_digits) if 0 <= local < self.num_ranks else -1
+        if not 0 <= local < self.num_ranks:
+            return -1
+        group = 0
+        for size, stride in self.group_digits:
+            group = group * size + local // stride % size
+        return group
 
     def groups_of(self, ranks: IntArray) -> IntArray:
-        """The group of each rank, -1 where it belongs to none."""
+        """Return the group of each rank, -1 for ranks in none."""
         local = ranks - self.base
         index = np.zeros(len(ranks), np.int64)
         for size, stride in self.group_digits:
@@ -181,11 +179,11 @@ class StridedGroups:
         return np.where((local >= 0) & (local < self.num_ranks), index, -1)
 
     def members(self, group: int) -> IntArray:
-        """The ranks of one group in ring order."""
+        """Return the ranks of one group in ring order."""
         return self.base + _value(group, self.group_digits) + _spread(self.member_digits)
 
     def rows_of_ranks(self) -> Sequence[Sequence[int]]:
-        """The ranks of each group in ring order, as Python's numbers. O(ranks), vectorised."""
+        """Return the ranks of each group in ring order, as Python integers. O(ranks), vectorised."""
         groups = self.base + _spread(self.group_digits)
         rows: list[list[int]] = (groups[:, None] + _spread(self.member_digits)).tolist()
         return rows
@@ -195,7 +193,7 @@ class StridedGroups:
         return self.base == 0 and num_ranks <= self.num_ranks
 
     def is_world(self, num_ranks: int) -> bool:
-        """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
+        """Return True if this is one group with ranks 0..num_ranks-1 in ascending order."""
         return self.base == 0 and not self.group_digits and self.member_digits in {((num_ranks, 1),), ()}
 
     def __iter__(self) -> Iterator[IntArray]:
@@ -204,18 +202,19 @@ class StridedGroups:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitGroups:
-    """Groups listed rank by rank, for splits that have no strided form; sizes may differ. ``communicator``
-    tells process groups of the same ranks apart.
+    """Groups listed rank by rank, for splits without a strided form; sizes may differ.
+
+    ``communicator`` distinguishes process groups of the same ranks.
     """
 
     rows: tuple[tuple[int, ...], ...]
     communicator: int = 0
     _group: dict[int, int] = field(default_factory=dict[int, int], init=False, repr=False, compare=False)
-    """The first group of each rank, once one is asked for."""
+    """The first group of each rank, filled at the first call of :meth:`group_of`."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> ExplicitGroups:
-        """Groups from nested sequences."""
+        """Return groups from nested sequences."""
         return cls(tuple(tuple(row) for row in rows))
 
     @property
@@ -225,37 +224,39 @@ class ExplicitGroups:
 
     @property
     def group_size(self) -> int:
-        """Ranks in each group, -1 where groups differ."""
+        """Ranks in each group, -1 if sizes differ."""
         sizes = {len(row) for row in self.rows}
         return sizes.pop() if len(sizes) == 1 else -1
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in all groups together."""
+        """Number of ranks in all groups."""
         return sum(len(row) for row in self.rows)
 
     @property
     def max_group_size(self) -> int:
-        """Ranks in the largest group, 0 where there is none."""
+        """Ranks in the largest group, 0 without groups."""
         return max((len(row) for row in self.rows), default=0)
 
     def group_of(self, rank: int) -> int:
-        """The first group that lists a rank, -1 where none does. The first call is O(ranks), others O(1)."""
+        """Return the first group that lists a rank, -1 if none does. The first call is O(ranks),
+        others O(1).
+        """
         if not self._group:
             for group, row in reversed(list(enumerate(self.rows))):
                 self._group.update(dict.fromkeys(row, group))
         return self._group.get(rank, -1)
 
     def groups_of(self, ranks: IntArray) -> IntArray:
-        """The first group that lists each rank, -1 where none does."""
+        """Return the first group that lists each rank, -1 if none does."""
         return np.array([self.group_of(rank) for rank in ranks.tolist()], np.int64)
 
     def members(self, group: int) -> IntArray:
-        """The ranks of one group in ring order."""
+        """Return the ranks of one group in ring order."""
         return np.array(self.rows[group], np.int64)
 
     def rows_of_ranks(self) -> Sequence[Sequence[int]]:
-        """The ranks of each group in ring order, as Python's numbers."""
+        """Return the ranks of each group in ring order, as Python integers."""
         return self.rows
 
     def holds_all(self, num_ranks: int) -> bool:
@@ -264,10 +265,9 @@ class ExplicitGroups:
         return len(listed) == num_ranks
 
     def is_world(self, num_ranks: int) -> bool:
-        """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
-        if (
-            len(self.rows) != 1 or len(self.rows[0]) != num_ranks
-        ):  # a job may be said to be larger than memory
+        """Return True if this is one group with ranks 0..num_ranks-1 in ascending order."""
+        # Lengths first: an input may state more ranks than fit in memory.
+        if len(self.rows) != 1 or len(self.rows[0]) != num_ranks:
             return False
         return self.rows[0] == tuple(range(num_ranks))
 
@@ -279,13 +279,13 @@ GroupSet = StridedGroups | ExplicitGroups
 
 
 def first_group(groups: GroupSet) -> tuple[int, ...]:
-    """The first few ranks of the first group."""
+    """Return the first few ranks of the first group."""
     first: list[int] = groups.members(0)[:_FIRST_RANKS].tolist() if groups.num_groups else []
     return tuple(first)
 
 
 def groups_text(groups: GroupSet, num_ranks: int) -> str:
-    """``4 groups of 2, the first 0 4``: grouping the same ranks otherwise reads otherwise."""
+    """Return a description such as ``4 groups of 2, the first 0 4``; it differs for different groupings."""
     if groups.is_world(num_ranks):
         return "all ranks"
     size = f"{groups.group_size:,}" if groups.group_size >= 0 else f"up to {groups.max_group_size:,}"
@@ -299,7 +299,7 @@ def groups_text(groups: GroupSet, num_ranks: int) -> str:
 def _split_digits(
     digits: Sequence[Digit], group_size: int
 ) -> tuple[tuple[Digit, ...], tuple[Digit, ...]] | None:
-    """Cut a digit list so that its fast end has ``group_size`` values; None where a digit does not divide."""
+    """Split digits so that the fast end has ``group_size`` values; None if a digit does not divide."""
     members: list[Digit] = []
     rest = list(digits)
     remaining = group_size
@@ -318,7 +318,7 @@ def _split_digits(
 
 
 def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
-    """Digits whose spread is ``values`` (which starts at 0), or None."""
+    """Return digits whose spread is ``values`` (which starts at 0), or None."""
     digits: list[Digit] = []
     while len(values) > 1:
         stride = int(values[1] - values[0])
@@ -332,9 +332,9 @@ def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
 
 
 def compress_groups(rows: IntArray) -> GroupSet:
-    """The strided form of a dense ``(groups, size)`` list where it has one, else the explicit form.
+    """Return the strided form of a dense ``(groups, size)`` list if it has one, else the explicit form.
 
-    O(ranks), vectorised; the result lists exactly the given groups in the given order.
+    The result lists exactly the given groups in the given order. O(ranks), vectorised.
     """
     explicit = ExplicitGroups.from_rows
     if rows.ndim != 2 or rows.size == 0:
@@ -347,7 +347,7 @@ def compress_groups(rows: IntArray) -> GroupSet:
         return explicit(rows.tolist())
     try:
         return StridedGroups(groups, members, base)
-    except InvariantError:  # strided, but with holes: ranks 0, 2, 4 without 1, 3, 5
+    except InvariantError:  # strided, but with gaps: ranks 0, 2, 4 without 1, 3, 5
         return explicit(rows.tolist())
 
 
@@ -355,8 +355,9 @@ def compress_groups(rows: IntArray) -> GroupSet:
 class Permutation:
     """Directed pairs source -> target; a rank is at most once a source and at most once a target.
 
-    Symbolic where every pair moves one digit by the same step: ``digit`` = (size, stride), ``shift``, and
-    whether the end wraps to the start. Otherwise ``pairs`` lists (source, target), sorted by source.
+    The form is symbolic if every pair shifts one digit by the same step: ``digit`` = (size, stride),
+    ``shift``, and ``wraps`` if the end wraps to the start. Otherwise ``pairs`` lists (source, target), sorted
+    by source.
     """
 
     num_ranks: int
@@ -366,16 +367,16 @@ class Permutation:
     pairs: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the digit fits the ranks, so that no target lies outside them."""
+        """Check that the digit divides the ranks, so that all targets are ranks."""
         size, stride = self.digit
         if size < 1 or stride < 1 or (self.pairs is None and self.num_ranks % (size * stride)):
             raise InvariantError(f"digit {self.digit} does not divide {self.num_ranks} ranks")
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[int, int]], num_ranks: int) -> Permutation:
-        """The symbolic form where the pairs have one, else the listed form. O(pairs).
+        """Return the symbolic form if the pairs have one, else the listed form. O(pairs).
 
-        Raises ``ValueError`` where a rank is twice a source or twice a target, or out of range.
+        Raises ``ValueError`` if a rank is out of range, or is a source or a target twice.
         """
         ordered = tuple(sorted(pairs))
         sources, targets = [pair[0] for pair in ordered], [pair[1] for pair in ordered]
@@ -386,44 +387,44 @@ class Permutation:
         return _symbolic(ordered, num_ranks) or cls(num_ranks, pairs=ordered)
 
     def target_of(self, rank: int) -> int:
-        """Whom ``rank`` sends to, -1 for nobody."""
+        """Return the rank that ``rank`` sends to, -1 for none."""
         if self.pairs is None:
-            return self._moved(rank, self.shift)
+            return self._shifted(rank, self.shift)
         return next((target for source, target in self.pairs if source == rank), -1)
 
     def source_of(self, rank: int) -> int:
-        """Whom ``rank`` receives from, -1 for nobody."""
+        """Return the rank that ``rank`` receives from, -1 for none."""
         if self.pairs is None:
-            return self._moved(rank, -self.shift)
+            return self._shifted(rank, -self.shift)
         return next((source for source, target in self.pairs if target == rank), -1)
 
     def targets_of(self, ranks: IntArray) -> IntArray:
-        """Whom each rank sends to, -1 for nobody. O(ranks + pairs)."""
-        return self._all_moved(ranks, self.shift, sends=True)
+        """Return the target of each rank, -1 for none. O(ranks + pairs)."""
+        return self._all_shifted(ranks, self.shift, sends=True)
 
     def sources_of(self, ranks: IntArray) -> IntArray:
-        """Whom each rank receives from, -1 for nobody. O(ranks + pairs)."""
-        return self._all_moved(ranks, -self.shift, sends=False)
+        """Return the source of each rank, -1 for none. O(ranks + pairs)."""
+        return self._all_shifted(ranks, -self.shift, sends=False)
 
-    def _all_moved(self, ranks: IntArray, shift: int, *, sends: bool) -> IntArray:
+    def _all_shifted(self, ranks: IntArray, shift: int, *, sends: bool) -> IntArray:
         if self.pairs is not None:
-            known = dict(self.pairs) if sends else {target: source for source, target in self.pairs}
-            return np.array([known.get(rank, -1) for rank in ranks.tolist()], np.int64)
+            partner_of = dict(self.pairs) if sends else {target: source for source, target in self.pairs}
+            return np.array([partner_of.get(rank, -1) for rank in ranks.tolist()], np.int64)
         size, stride = self.digit
-        place = ranks // stride % size
-        moved = (place + shift) % size if self.wraps else place + shift
-        is_there = (ranks >= 0) & (ranks < self.num_ranks) & (moved >= 0) & (moved < size)
-        return np.where(is_there, ranks + (moved - place) * stride, -1)
+        digit = ranks // stride % size
+        shifted = (digit + shift) % size if self.wraps else digit + shift
+        exists = (ranks >= 0) & (ranks < self.num_ranks) & (shifted >= 0) & (shifted < size)
+        return np.where(exists, ranks + (shifted - digit) * stride, -1)
 
-    def _moved(self, rank: int, shift: int) -> int:
+    def _shifted(self, rank: int, shift: int) -> int:
         size, stride = self.digit
         if not 0 <= rank < self.num_ranks:
             return -1
-        place = rank // stride % size
-        moved = place + shift
+        digit = rank // stride % size
+        shifted = digit + shift
         if self.wraps:
-            moved %= size
-        return rank + (moved - place) * stride if 0 <= moved < size else -1
+            shifted %= size
+        return rank + (shifted - digit) * stride if 0 <= shifted < size else -1
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         if self.pairs is not None:
@@ -436,7 +437,7 @@ class Permutation:
 
 
 def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation | None:
-    """A digit shift equal to the listed pairs, or None."""
+    """Return a digit shift equal to the listed pairs, or None."""
     steps = {target - source for source, target in pairs}
     if not pairs or len(steps) > 2 or 0 in steps:
         return None
@@ -444,31 +445,31 @@ def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation
     stride, sign = abs(forward), 1 if forward > 0 else -1
     back = next(iter(steps - {forward}), None)
     wraps = back is not None
-    span = abs(back) + stride if back is not None else _open_span(pairs, num_ranks, stride)
+    if back is not None:
+        span = abs(back) + stride
+    else:  # an open shift has no source for ``stride`` ranks in every ``span``
+        missing = num_ranks - len(pairs)
+        divides = missing and num_ranks * stride % missing == 0
+        span = num_ranks * stride // missing if divides else num_ranks
     if span % stride or num_ranks % span:
         return None
     if len(pairs) != num_ranks - (0 if wraps else num_ranks // span * stride):
-        return None  # found without a walk over all ranks, of which there may be 2**31
+        return None  # avoids a loop over all ranks, up to 2**31
     candidate = Permutation(num_ranks, (span // stride, stride), sign, wraps)
     return candidate if tuple(candidate) == pairs else None
 
 
-def _open_span(pairs: tuple[tuple[int, int], ...], num_ranks: int, stride: int) -> int:
-    """Ranks one digit covers in an open shift: it loses ``stride`` sources in every ``span`` ranks."""
-    missing = num_ranks - len(pairs)
-    return num_ranks * stride // missing if missing and num_ranks * stride % missing == 0 else num_ranks
-
-
 _MAX_ABSENT = 1 << 20
-"""Ranks a group set may name beyond those of the job; one that names more counts as naming none."""
+"""Limit of ranks in a group set beyond those of the job. A set with more counts as empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Membership:
-    """``group`` is each rank's group (-1: none), shape ``(ranks,)``; the others have shape ``(groups,)``.
+    """Process groups of the ranks for one group set: ``group`` has shape ``(ranks,)``, the others
+    ``(groups,)``.
 
-    ``uid`` numbers distinct process groups over all group sets: their members, and which of those of the same
-    members they are. ``is_first`` marks groups that no earlier set had.
+    ``group`` is -1 for ranks in no group. ``uid`` numbers distinct process groups over all group sets, by
+    members and communicator. ``is_first`` marks groups that no earlier set had.
     """
 
     group: IntArray
@@ -478,9 +479,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peers:
-    """``target`` and ``source`` of each rank, -1 for nobody, shape ``(ranks,)``.
-
-    Peers outside of the job count as nobody.
+    """``target`` and ``source`` of each rank, -1 for none, shape ``(ranks,)``. Peers outside of the job are
+    -1.
     """
 
     target: IntArray
@@ -488,7 +488,7 @@ class Peers:
 
 
 def member_rows(groups: GroupSet) -> IntArray | tuple[tuple[int, ...], ...]:
-    """The members of every group: a matrix of shape ``(groups, size)``, or rows of differing length."""
+    """Return the members of every group: a matrix of shape ``(groups, size)``, or rows of unequal length."""
     if isinstance(groups, StridedGroups):
         starts = groups.base + _spread(groups.group_digits)
         return starts[:, None] + _spread(groups.member_digits)[None, :]
@@ -498,9 +498,10 @@ def member_rows(groups: GroupSet) -> IntArray | tuple[tuple[int, ...], ...]:
 def membership_of(
     groups: GroupSet, num_ranks: int, uids: dict[bytes, int], members: list[tuple[int, ...]]
 ) -> Membership:
-    """One group set over the ranks of a job; distinct member lists go into ``uids`` and ``members``.
+    """Return the membership of the ranks of a job in one group set.
 
-    O(ranks). A rank that is listed twice belongs to the first group that lists it.
+    Distinct member lists are added to ``uids`` and ``members``. A rank that is listed twice belongs to the
+    first group that lists it. O(ranks).
     """
     if groups.num_ranks > num_ranks + _MAX_ABSENT:
         return Membership(np.full(num_ranks, -1, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
@@ -517,26 +518,22 @@ def membership_of(
         if is_first[-1]:
             members.append(row)
         uid.append(number)
-    return Membership(_group_column(lists, num_ranks), np.array(uid, np.int64), np.array(is_first, np.bool_))
-
-
-def _group_column(lists: list[tuple[int, ...]], num_ranks: int) -> IntArray:
     column = np.full(num_ranks, -1, np.int64)
     sizes = np.fromiter(map(len, lists), np.int64, len(lists))
     flat = np.fromiter((rank for row in lists for rank in row), np.int64, int(sizes.sum()))
     owner = np.repeat(np.arange(len(lists), dtype=np.int64), sizes)
     inside = (flat >= 0) & (flat < num_ranks)
-    # Written backwards, so that the first group that lists a rank is the one that stays.
+    # In reverse order, so that the first group that lists a rank is written last.
     column[flat[inside][::-1]] = owner[inside][::-1]
-    return column
+    return Membership(column, np.array(uid, np.int64), np.array(is_first, np.bool_))
 
 
 def peers_of(permutation: Permutation, num_ranks: int) -> Peers:
-    """One permutation over the ranks of a job. O(ranks)."""
+    """Return the peers of all ranks of a job in one permutation. O(ranks)."""
     if permutation.pairs is None:
         return Peers(
-            _moved(permutation, permutation.shift, num_ranks),
-            _moved(permutation, -permutation.shift, num_ranks),
+            _shifted_ranks(permutation, permutation.shift, num_ranks),
+            _shifted_ranks(permutation, -permutation.shift, num_ranks),
         )
     target = np.full(num_ranks, -1, np.int64)
     source = np.full(num_ranks, -1, np.int64)
@@ -547,19 +544,20 @@ def peers_of(permutation: Permutation, num_ranks: int) -> Peers:
     return Peers(target, source)
 
 
-def _moved(permutation: Permutation, shift: int, num_ranks: int) -> IntArray:
+def _shifted_ranks(permutation: Permutation, shift: int, num_ranks: int) -> IntArray:
     size, stride = permutation.digit
     rank = np.arange(num_ranks, dtype=np.int64)
-    place = rank // stride % size
-    moved = (place + shift) % size if permutation.wraps else place + shift
-    other = rank + (moved - place) * stride
-    nobody = (moved < 0) | (moved >= size) | (rank >= permutation.num_ranks)
-    return np.where(nobody | (other >= num_ranks), -1, other)
+    digit = rank // stride % size
+    shifted = (digit + shift) % size if permutation.wraps else digit + shift
+    other = rank + (shifted - digit) * stride
+    has_none = (shifted < 0) | (shifted >= size) | (rank >= permutation.num_ranks)
+    return np.where(has_none | (other >= num_ranks), -1, other)
 
 
 def salted(value: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
-    """One word in, a word out that depends on every bit and on the salt: SplitMix64's finaliser. Ranks are
-    told apart by such words of what they do and whom they meet.
+    """Return words that depend on every bit of ``value`` and on the salt (SplitMix64's finaliser).
+
+    Ranks are distinguished by such words of their operations and peers.
     """
     mixed = value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,6 +1,6 @@
-"""Values checked against type hints: arguments of public functions and fields of option classes.
+"""Checks of values against type hints: arguments of public functions and fields of option classes.
 
-A hint states bounds: ``queues_per_dim: PositiveInt``.
+A hint may have bounds: ``queues_per_dim: PositiveInt``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hespas.graph.errors import UsageError, clipped
 __all__ = ["AtLeast", "NonNegativeInt", "PositiveInt", "check_fields", "check_value", "is_option_class"]
 
 _MOST_ELEMENTS = 1000
-"""Elements of a list that are checked: names and paths are fewer."""
+"""Limit of checked elements of a list: lists of names and paths are shorter."""
 _CALLABLE: object = Callable
-_STANDS_FOR: Mapping[type, tuple[type, ...]] = {
+_ACCEPTED_CLASSES: Mapping[type, tuple[type, ...]] = {
     str: (str, os.PathLike),
     Path: (os.PathLike,),
     int: (Integral,),
     float: (Real,),
     bool: (bool, np.bool_),
 }
-"""Classes of values that are accepted where a hint names one of these."""
+"""Classes of values that a hint accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """The lower bound of a number, in its type hint: ``Annotated[int, AtLeast(1)]``."""
+    """Lower bound of a number in its type hint: ``Annotated[int, AtLeast(1)]``."""
 
     least: float
 
@@ -61,20 +61,22 @@ def is_option_class(kind: type) -> bool:
 
 
 def check_fields(settings: object) -> None:
-    """Raise ``UsageError`` for a field of a dataclass whose value its type hint does not allow."""
+    """Raise ``UsageError`` if a field of a dataclass has a value that its type hint does not allow."""
     for name, hint in _hints_of(cast("Hashable", type(settings))).items():
         check_value(name, getattr(settings, name), hint)
 
 
 def check_value(name: str, value: object, hint: object) -> None:
     """Raise ``UsageError`` for a value that its type hint does not allow, or below a bound in the hint."""
-    _check(name, value, hint)
+    _check_type(name, value, hint)
     for label, number, least in _below(name, value, hint):
         raise UsageError(f"`{label}={number}` is less than {least:g}", hint=f"`{label}={least:g}` or more")
 
 
 def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object, float]]:
-    """Yield the numbers below the bounds of a hint, with their names; those of a mapping with their keys."""
+    """Yield names, values and bounds of numbers below the bounds of a hint; names of mapping values have
+    keys.
+    """
     for member in _alternatives(hint):
         origin, inside = get_origin(member), get_args(member)
         if origin is Annotated and _fits(value, inside[0]):
@@ -82,13 +84,9 @@ def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object
                 if isinstance(bound, AtLeast) and not cast("float", value) >= bound.least:
                     yield name, value, bound.least
         elif isinstance(origin, type) and issubclass(origin, Mapping):
-            for key, each in _entries(value).items():
-                yield from _below(f"{name}[{key!r}]", each, inside[1])
-
-
-def _entries(value: object) -> Mapping[object, object]:
-    """Return a mapping, and an empty one for any other value."""
-    return cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
+            entries = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
+            for key, entry in entries.items():
+                yield from _below(f"{name}[{key!r}]", entry, inside[1])
 
 
 @cache
@@ -96,10 +94,12 @@ def _hints_of(kind: Hashable) -> Mapping[str, object]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _check(name: str, value: object, hint: object) -> None:
+def _check_type(name: str, value: object, hint: object) -> None:
     if _fits(value, hint):
         return
-    choices = [choice for each in _members(hint) if get_origin(each) is Literal for choice in get_args(each)]
+    choices = [
+        choice for member in _members(hint) if get_origin(member) is Literal for choice in get_args(member)
+    ]
     if choices and isinstance(value, str):
         text = ", ".join(map(repr, choices))
         near = difflib.get_close_matches(value, [str(choice) for choice in choices], 1, 0.0)
@@ -112,7 +112,7 @@ def _check(name: str, value: object, hint: object) -> None:
 
 
 def _fits(value: object, hint: object) -> bool:
-    """Return False where a value is certainly none that the hint allows."""
+    """Return False if a hint certainly does not allow a value."""
     origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _fits(value, members[0])
@@ -126,9 +126,11 @@ def _fits(value: object, hint: object) -> bool:
 
 
 def _is_a(value: object, kind: type) -> bool:
-    """Return whether a value is of a class; names may be paths, and numbers those of NumPy."""
-    if kind in _STANDS_FOR:
-        return isinstance(value, _STANDS_FOR[kind]) and (kind is bool or not isinstance(value, bool))
+    """Return True if a value is of a class; a path fits ``str``, and NumPy's numbers fit ``int`` and
+    ``float``.
+    """
+    if kind in _ACCEPTED_CLASSES:
+        return isinstance(value, _ACCEPTED_CLASSES[kind]) and (kind is bool or not isinstance(value, bool))
     if not getattr(kind, "_is_protocol", False):
         return isinstance(value, kind)
     names = {name for name in (*vars(kind), *getattr(kind, "__annotations__", ())) if name[0] != "_"}
@@ -140,8 +142,8 @@ def _fits_generic(value: object, origin: type, members: tuple[object, ...]) -> b
         return callable(value)
     if issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(
-            _fits(key, members[0]) and _fits(each, members[1])
-            for key, each in cast("Mapping[object, object]", value).items()
+            _fits(key, members[0]) and _fits(entry, members[1])
+            for key, entry in cast("Mapping[object, object]", value).items()
         )
     if not issubclass(origin, Sequence):
         return isinstance(value, origin)
@@ -151,7 +153,7 @@ def _fits_generic(value: object, origin: type, members: tuple[object, ...]) -> b
     elements = cast("Sequence[object]", value)
     if issubclass(origin, tuple) and Ellipsis not in members:
         return len(elements) == len(members) and all(map(_fits, elements, members))
-    return all(_fits(elements[place], members[0]) for place in range(min(len(elements), _MOST_ELEMENTS)))
+    return all(_fits(elements[index], members[0]) for index in range(min(len(elements), _MOST_ELEMENTS)))
 
 
 def _alternatives(hint: object) -> tuple[object, ...]:
@@ -164,7 +166,7 @@ def _members(hint: object) -> tuple[object, ...]:
     if get_origin(hint) is Annotated:
         return _members(get_args(hint)[0])
     members = _alternatives(hint)
-    return members if members == (hint,) else tuple(each for member in members for each in _members(member))
+    return members if members == (hint,) else tuple(part for member in members for part in _members(member))
 
 
 def _described(hint: object) -> str:
@@ -179,8 +181,8 @@ def _described(hint: object) -> str:
         elif origin is Callable:
             words.append("a function")
         elif isinstance(origin, type):
-            inside = [_described(each) for each in get_args(member) if each is not Ellipsis]
-            names = (" to " if issubclass(origin, Mapping) else " or ").join(dict.fromkeys(inside))
+            arguments = [_described(argument) for argument in get_args(member) if argument is not Ellipsis]
+            names = (" to " if issubclass(origin, Mapping) else " or ").join(dict.fromkeys(arguments))
             words.append(_article(origin.__name__.lower()) + (f" of {names}" if names else ""))
         else:
             words.append(_article(getattr(member, "__name__", str(member))))

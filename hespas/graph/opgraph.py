@@ -1,8 +1,9 @@
-"""The hub: a program (of one rank class) as columns.
+"""Operation graph of one rank class, stored as columns.
 
-Everything a reader learns about an operation is a column here, a row of a side table, or a verbatim attribute
-in ``extra``. Nodes stand in program order, which is a valid issue order unless a format's own order is kept
-and says otherwise (use :func:`hespas.graph.passes.topological_order`).
+All facts about an operation are columns here, rows of a side table, or verbatim attributes in ``extra``. Side
+tables have one row per node that has the fact, sorted by their ``node`` column, so the rows of a node are a
+slice. Nodes are in program order, which is a valid issue order unless a format's own order is preserved and
+differs (use :func:`hespas.graph.passes.topological_order`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ __all__ = [
 
 
 class NodeKind(IntEnum):
-    """What a node is to a scheduler."""
+    """Kinds of nodes, by how a scheduler treats them."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -73,7 +74,7 @@ class NodeKind(IntEnum):
 
 
 class OpClass(IntEnum):
-    """What a node costs: the classes of the cost table."""
+    """Classes of operations in the cost table."""
 
     UNKNOWN = 0
     FREE = 1
@@ -107,14 +108,15 @@ class OpClass(IntEnum):
 
 
 def timed_class_name(code: int) -> str:
-    """What a class of operations that took time is called: what costs nothing and took some, as calls around
-    others and views do on a host, is overhead.
+    """Return the name of a class for operations with a duration.
+
+    Zero-cost operations that took time, such as views and enclosing calls on a host, are ``host overhead``.
     """
     return "host overhead" if code == OpClass.FREE else OpClass(code).name.lower()
 
 
 class CollectiveKind(IntEnum):
-    """Collective operations; the codes are ours, formats map theirs."""
+    """Collective operations. The codes are internal; converters map the codes of formats."""
 
     ALL_REDUCE = 0
     ALL_GATHER = 1
@@ -131,19 +133,19 @@ class CollectiveKind(IntEnum):
 
 
 class Resource(IntEnum):
-    """Where a node runs."""
+    """Resources that run nodes."""
 
     DEVICE = 0
     HOST = 1
 
 
 class RegionKind(IntEnum):
-    """Why some nodes stand together; a region's parent encloses it."""
+    """Kinds of regions; the parent of a region encloses it."""
 
     CALL = 0
     LOOP_BODY = 1
-    """One trip of a loop: the nodes of its condition, then those of its body, which wait for the predicate.
-    The one evaluation of the condition that ends the loop is not modelled."""
+    """One iteration of a loop: the nodes of its condition, then the nodes of its body, which wait for the
+    predicate. The last evaluation of the condition, which ends the loop, is not modelled."""
     BRANCH = 2
     COMPOSITE = 3
     MANUAL = 4
@@ -152,45 +154,39 @@ class RegionKind(IntEnum):
     SEGMENT = 7
 
 
-# --- Side tables of a graph: what only some nodes have, one row per such node.
-#
-# Each table's ``node`` column says whose row it is and is sorted, so the rows of a node are a slice.
-
 FULL_F32_PRODUCTS = 6
 """``products`` of a multiplication in IEEE f32, which does not run on TF32 units (XLA: precision HIGHEST)."""
 
 ACCUMULATOR_BITS, MAC_NOISE_SIGMA = "accumulator_bits", "mac_noise_sigma"
-"""Keys of texts in :class:`ExtraTable` that say how a product is accumulated where element types do not show
-it: bits of the accumulator, and the standard deviation of its noise in units of its last bit.
+"""Keys of texts in :class:`ExtraTable` for an accumulation that element types do not show: bits of the
+accumulator, and standard deviation of its noise in units of its last bit.
 """
 
 SOURCE_DTYPE = "source_dtype"
-"""Key of the text that names the type of values which a compiler widened for a device that does not compute
-in it: of products, and (``convert``) of the conversions themselves.
+"""Key of the text with the original type of values that a compiler widened because the device does not
+compute in it: operand types of products, and (``convert``) of the conversions themselves.
 """
 
 DONATED_TO = "donated_to"
-"""Key of the text on a parameter's node that says over it which result of the program is written: its place
-among the results.
-"""
+"""Key of the text on a parameter's node with the index of the program result that overwrites it."""
 
 IN_PLACE = "in_place"
-"""Key of the text on a fusion that says which of what it waits for it may write its results over, because it
-reads that element by element: places among its data dependencies, with commas.
+"""Key of the text on a fusion with the data dependencies that its results may overwrite, because it reads
+them element by element: indices of dependencies, separated by commas.
 """
 
 RETURNED = "returned"
-"""Key of the text ``true`` on the node whose results are those of the program."""
+"""Key of the text ``true`` on the node whose results are the results of the program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CollectiveTable(ColumnTable):
-    """One row per collective node; at most one row a node.
+    """One row per collective node; at most one row per node.
 
-    ``kind`` is a :class:`CollectiveKind`; ``group_set`` indexes the graph's group sets
-    (-1: nobody said, all ranks); ``comm_bytes`` is the payload per rank in Chakra's sense (whole buffer for
-    all-reduce, reduce-scatter and all-to-all, shard for all-gather); ``operand_bytes`` and ``result_bytes``
-    are what the program states; ``channel`` is -1 where absent; ``reduction`` is a string row (``add``).
+    ``kind`` is a :class:`CollectiveKind`; ``group_set`` indexes the graph's group sets (-1: not given, all
+    ranks); ``comm_bytes`` is the payload per rank as Chakra defines it (whole buffer for all-reduce,
+    reduce-scatter and all-to-all, shard for all-gather); ``operand_bytes`` and ``result_bytes`` are the sizes
+    in the program; ``channel`` is -1 if absent; ``reduction`` is a string row (``add``).
     """
 
     node: SmallIntArray
@@ -207,9 +203,9 @@ class CollectiveTable(ColumnTable):
 class P2pTable(ColumnTable):
     """One row per SEND, RECV or PERMUTE node.
 
-    ``permutation`` indexes the graph's permutations, which map sources to targets whatever the direction
-    (-1: the peer is not stated); ``comm_bytes`` is the message; ``tag`` is -1 where absent; ``host`` marks a
-    transfer over the host link.
+    ``permutation`` indexes the graph's permutations, which map sources to targets for either direction (-1:
+    unknown peer); ``comm_bytes`` is the message size; ``tag`` is -1 if absent; ``host`` marks a transfer over
+    the host link.
     """
 
     node: SmallIntArray
@@ -223,9 +219,9 @@ class P2pTable(ColumnTable):
 class ContractionTable(ColumnTable):
     """Matrix products and convolutions as B x (M x K by K x N); a fusion may have several rows.
 
-    ``flops`` is what the products cost by the specification and ``useful_flops`` without multiplications by
-    padding or dilation zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes: together they are
-    the rate key. ``products`` counts primitive products per multiply (3 or 6 for emulated precision).
+    ``flops`` follows the specification; ``useful_flops`` excludes multiplications by padding or dilation
+    zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes, and together the rate key.
+    ``products`` counts primitive products per multiply (3 or 6 for emulated precision).
     """
 
     node: SmallIntArray
@@ -243,14 +239,14 @@ class ContractionTable(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RegionTable:
-    """Nested pieces of a program: calls, loop bodies, branches, composites.
+    """Nested regions of a program: calls, loop bodies, branches, composites.
 
     ``parent`` is the enclosing region (-1: none) and always a smaller row; ``kind`` a
-    :class:`hespas.graph.opgraph.RegionKind`; ``trips`` how often the region runs per run of its parent (NaN
-    unknown, 0 for a branch not taken); ``label`` a string row. A loop is one region: its condition and its
-    body run ``trips`` times each; the last evaluation of the condition, which ends the loop, has no node. A
-    loop carries values: node ``carried_consumer[i]`` of region ``carried_region[i]`` needs what
-    ``carried_producer[i]`` made one trip earlier.
+    :class:`hespas.graph.opgraph.RegionKind`; ``trips`` the number of runs of the region per run of its parent
+    (NaN unknown, 0 for a branch not taken); ``label`` a string row. A loop is one region: its condition and
+    its body run ``trips`` times; the last evaluation of the condition, which ends the loop, has no node. A
+    loop carries values: node ``carried_consumer[i]`` of region ``carried_region[i]`` needs the value that
+    ``carried_producer[i]`` made one iteration earlier.
     """
 
     parent: SmallIntArray
@@ -265,7 +261,9 @@ class RegionTable:
     def from_rows(
         cls, rows: Sequence[tuple[int, int, float, int]], carried: Sequence[Sequence[int]] | IntArray = ()
     ) -> RegionTable:
-        """A table of rows of parent, kind, trips and label; ``carried`` has region, producer and consumer."""
+        """Return a table of rows of parent, kind, trips and label; ``carried`` has region, producer and
+        consumer.
+        """
         parent, kind, trips, label = zip(*rows, strict=True) if rows else repeat((), 4)
         edges = np.asarray(carried, np.int32).reshape(-1, 3)
         return cls(
@@ -280,17 +278,19 @@ class RegionTable:
 
     @classmethod
     def empty(cls) -> RegionTable:
-        """A flat program."""
+        """Return the table of a program without regions."""
         return cls.from_rows(())
 
     def within(self, region: int) -> NDArray[np.bool_]:
-        """Which regions are a region or stand in it, in a row each; one more, for the top level, never is."""
-        found = np.zeros(len(self) + 1, np.bool_)
-        found[region] = True
+        """Return flags of the regions that are ``region`` or nested in it; the last flag, for the top level,
+        is False.
+        """
+        inside = np.zeros(len(self) + 1, np.bool_)
+        inside[region] = True
         for row, parent in enumerate(self.parent.tolist()):
-            if parent >= 0 and found[parent]:
-                found[row] = True
-        return found
+            if parent >= 0 and inside[parent]:
+                inside[row] = True
+        return inside
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -298,12 +298,12 @@ class RegionTable:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExtraTable:
-    """Attributes of a format that the graph does not model, verbatim; several rows a node are usual.
+    """Attributes of a format that the graph does not model, verbatim; a node may have several rows.
 
-    ``key`` is a string row; ``tag`` says what the value ``values[offsets[i]:offsets[i + 1]]`` is. Tag 0 is
-    text (UTF-8) of any format, which every format may write; other tags belong to one format, which numbers
-    its own types with them: 1..255 to Chakra (``hespas.converters.chakra.contract.Tag``), the rest to nobody
-    yet. A format leaves rows out whose tags are another's. ``node`` is -1 for the file itself.
+    ``key`` is a string row; ``tag`` is the type of the value ``values[offsets[i]:offsets[i + 1]]``. Tag 0 is
+    text (UTF-8) of any format, which every format may write. Other tags are types of one format: 1..255 of
+    Chakra (``hespas.converters.chakra.contract.Tag``), the rest is unassigned. A format skips rows with tags
+    of another format. ``node`` is -1 for the file itself.
     """
 
     node: SmallIntArray
@@ -314,7 +314,7 @@ class ExtraTable:
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[int, int, int, bytes]]) -> ExtraTable:
-        """A table of rows of node, key, tag and value, in order of their nodes."""
+        """Return a table of rows of node, key, tag and value, sorted by node."""
         node, key, tag, values = zip(*rows, strict=True) if rows else repeat((), 4)
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(value) for value in values], out=offsets[1:])
@@ -328,14 +328,14 @@ class ExtraTable:
 
     @classmethod
     def empty(cls) -> ExtraTable:
-        """Nothing left over."""
+        """Return a table without rows."""
         return cls.from_rows(())
 
     def __len__(self) -> int:
         return len(self.node)
 
     def behind(self, first: ExtraTable) -> ExtraTable:
-        """The rows of ``first``, then these."""
+        """Return the rows of ``first``, followed by the rows of this table."""
         return ExtraTable(
             node=np.concatenate([first.node, self.node]),
             key=np.concatenate([first.key, self.key]),
@@ -345,11 +345,11 @@ class ExtraTable:
         )
 
     def value(self, row: int) -> bytes:
-        """The stored bytes of one row."""
+        """Return the stored bytes of one row."""
         return bytes(self.values[self.offsets[row] : self.offsets[row + 1]])
 
     def rows_of(self, node: int) -> range:
-        """The rows of one node."""
+        """Return the rows of one node."""
         start, end = np.searchsorted(self.node, [node, node + 1])
         return range(int(start), int(end))
 
@@ -412,7 +412,7 @@ class OpGraph:
     attachments: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     def __post_init__(self) -> None:
-        """Check what every reader and pass must keep: lengths agree and references are in range. O(nodes)."""
+        """Check that columns have equal lengths and that references are in range. O(nodes)."""
         nodes = len(self.kind)
         for name in (*NODE_COLUMNS, "data_deps", "control_deps", "operands", "results"):
             if len(getattr(self, name)) != nodes:
@@ -432,7 +432,7 @@ class OpGraph:
 
     def _check_range(self, name: str, values: NDArray[np.integer], low: int, high: int) -> None:
         if len(values) and not (low <= int(values.min()) and int(values.max()) < high):
-            raise InvariantError(f"graph {self.name!r}: {name} refers outside {low}..{high - 1}")
+            raise InvariantError(f"graph {self.name!r}: {name} has values outside {low}..{high - 1}")
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -442,35 +442,35 @@ class OpGraph:
         return short_repr(self, self.name, f"{len(self):,} ops", f"{edges:,} dependencies")
 
     def op_name(self, node: int) -> str:
-        """The operation of one node."""
+        """Return the operation of one node."""
         return self.strings[int(self.op_row[node])]
 
     def node_name(self, node: int) -> str:
-        """The name of one node."""
+        """Return the name of one node."""
         return self.strings[int(self.name_row[node])]
 
     @property
     def bytes_moved(self) -> FloatArray:
         """Bytes read plus written per execution, shape ``(nodes,)``."""
-        with np.errstate(over="ignore"):  # infinite says it
+        with np.errstate(over="ignore"):  # the sum may be infinite
             return self.bytes_read + self.bytes_written
 
     @property
     def nbytes(self) -> int:
-        """Memory the columns take, in bytes; constant columns count nothing."""
+        """Memory of the columns in bytes; constant columns count as one value."""
         shared = _column_bytes(self.flops) if self.useful_flops is self.flops else 0
         return sum(_column_bytes(getattr(self, entry.name)) for entry in fields(self)) - shared
 
 
 NODE_DTYPES = dtypes_of(OpGraph)
-"""The flat per-node columns of :class:`OpGraph` with their types, in the order in which writers list them."""
+"""Flat per-node columns of :class:`OpGraph` with their types, in the order in which writers list them."""
 
 NODE_COLUMNS: tuple[str, ...] = tuple(NODE_DTYPES)
-"""Their names."""
+"""Names of the flat per-node columns."""
 
 
 def _column_bytes(value: object) -> int:
-    """Bytes behind one field: an array, a table of arrays, a string table."""
+    """Return the bytes of one field: an array, a table of arrays, or a string table."""
     if isinstance(value, np.ndarray):
         return value.itemsize if 0 in value.strides else value.nbytes
     if isinstance(value, bytes):
@@ -481,14 +481,12 @@ def _column_bytes(value: object) -> int:
     return sum(_column_bytes(getattr(value, name)) for name in slots if not isinstance(value, int))
 
 
-# --- What a conversion must conserve, summed over one step of one rank.
-
-
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over one step, executions counted; ``unknown_ops`` have a cost or count that is not known and are
-    not in the sums. Recorded waits are no operations of the device. A sum is NaN where terms of it are
-    unknown and all others are 0.
+    """Sums over one step of one rank that a conversion must conserve, executions counted.
+
+    ``unknown_ops`` counts operations with an unknown cost or count, which the sums exclude. Recorded waits
+    are not device operations. A sum is NaN if it has unknown terms and all others are 0.
     """
 
     ops: float
@@ -505,15 +503,15 @@ class Totals:
 
 
 def known_sum(column: FloatArray) -> float:
-    """Return the sum of the known terms; NaN where terms are unknown and the others are nothing."""
+    """Return the sum of the known terms; NaN if terms are unknown and the others are 0."""
     unknown = np.isnan(column)
-    known = float(column[~unknown].sum())
-    return float("nan") if known == 0 and bool(unknown.any()) else known
+    total = float(column[~unknown].sum())
+    return float("nan") if total == 0 and bool(unknown.any()) else total
 
 
 def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:
-    """Nodes that stand for recorded time in which the device was not at work: of a thread of the host, or a
-    delay, which has no stream. No device does them, so another one does not change their time.
+    """Return flags of the nodes for recorded time in which the device was idle: time of a host thread, or a
+    delay, which has no stream. Their time does not depend on the device.
     """
     passes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.op_class == int(OpClass.FREE))
     passes &= graph.duration_ns > 0
@@ -522,26 +520,21 @@ def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:
 
 
 def totals(graph: OpGraph) -> Totals:
-    """The sums over one graph; past what a float holds they are infinite. O(nodes)."""
-    with np.errstate(over="ignore", invalid="ignore"):  # infinity says it, without a warning of NumPy
-        return _totals(graph)
-
-
-def _totals(graph: OpGraph) -> Totals:
-    times = graph.multiplicity
+    """Return the sums over one graph; a sum beyond the range of floats is infinite. O(nodes)."""
+    times, waits = graph.multiplicity, is_recorded_wait(graph)
     of_collectives, of_messages = times[graph.collectives.node], times[graph.p2p.node]
     unknown = np.isnan(graph.flops) | np.isnan(graph.bytes_moved) | np.isnan(times)
-    waits = is_recorded_wait(graph)
-    return Totals(
-        ops=float(np.nansum(np.where(waits, 0.0, times))),
-        device_time_ns=known_sum(np.where(waits, 0.0, graph.duration_ns) * times),
-        flops=known_sum(graph.flops * times),
-        useful_flops=known_sum(graph.useful_flops * times),
-        transcendentals=known_sum(graph.transcendentals * times),
-        bytes_moved=known_sum(graph.bytes_moved * times),
-        collectives=float(np.nansum(of_collectives)),
-        collective_bytes=float(np.nansum(graph.collectives.comm_bytes * of_collectives)),
-        messages=float(np.nansum(of_messages)),
-        message_bytes=float(np.nansum(graph.p2p.comm_bytes * of_messages)),
-        unknown_ops=int(unknown.sum()),
-    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Totals(
+            ops=float(np.nansum(np.where(waits, 0.0, times))),
+            device_time_ns=known_sum(np.where(waits, 0.0, graph.duration_ns) * times),
+            flops=known_sum(graph.flops * times),
+            useful_flops=known_sum(graph.useful_flops * times),
+            transcendentals=known_sum(graph.transcendentals * times),
+            bytes_moved=known_sum(graph.bytes_moved * times),
+            collectives=float(np.nansum(of_collectives)),
+            collective_bytes=float(np.nansum(graph.collectives.comm_bytes * of_collectives)),
+            messages=float(np.nansum(of_messages)),
+            message_bytes=float(np.nansum(graph.p2p.comm_bytes * of_messages)),
+            unknown_ops=int(unknown.sum()),
+        )

@@ -1,4 +1,4 @@
-"""What was measured on devices, and what the host did meanwhile."""
+"""Measurements on devices, and the activity of the host at the same time."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ __all__ = [
 
 
 CAPTURED_THREAD = "graph capture"
+"""Thread name of host operations that were captured in a CUDA or HIP graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostOps(ColumnTable):
     """Operations on the host as columns of shape ``(operations,)``; rows of the profile's ``strings``.
 
-    ``parent`` is the operation that encloses each (-1: none); ``thread_row`` names process and thread.
-    ``shapes_row``, ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts.
-    ``sequence`` joins forward and backward (-1: none). Operations that were captured in a graph, of which
-    this is a replay, are on the thread :data:`CAPTURED_THREAD` and take no time.
+    ``parent`` is the enclosing operation (-1: none); ``thread_row`` names process and thread. ``shapes_row``,
+    ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts. ``sequence`` joins
+    forward and backward (-1: none). Operations of a captured graph that was replayed have the thread
+    :data:`CAPTURED_THREAD` and duration 0.
     """
 
     name_row: SmallIntArray
@@ -61,10 +62,10 @@ class HostOps(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StatedCosts(ColumnTable):
-    """Costs that a compiler states of its kernels; columns of shape ``(stated,)``.
+    """Costs that a compiler reports for its kernels; columns of shape ``(kernels,)``.
 
-    ``op`` is the row of the profile's host operations; ``flops`` counts products and convolutions alone, and
-    ``bytes_moved`` is what the kernel reads and writes (NaN unknown).
+    ``op`` is the row of the profile's host operations; ``flops`` counts only products and convolutions,
+    ``bytes_moved`` is the traffic of the kernel (NaN unknown).
     """
 
     op: SmallIntArray
@@ -74,12 +75,12 @@ class StatedCosts(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredComms(ColumnTable):
-    """What is known of the events that communicate; columns of shape ``(communications,)``.
+    """Properties of communication events; columns of shape ``(communications,)``.
 
     ``event`` is the row of the profile. ``kind_row`` is the operation as the library names it
     (``allreduce``), ``group_row`` the process group, ``ranks_row`` its members as a JSON list (rows of the
     profile's ``strings``, 0 unknown). ``operand_bytes`` and ``result_bytes`` are per rank (NaN unknown),
-    ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 where unknown.
+    ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 if unknown.
     """
 
     event: SmallIntArray
@@ -94,8 +95,10 @@ class MeasuredComms(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostRanges(ColumnTable):
-    """What ran on the host beside operations, as columns of shape ``(ranges,)``; rows of ``strings``. Threads
-    are named as those of operations.
+    """Time ranges on the host that are not operations, as columns of shape ``(ranges,)``; rows of
+    ``strings``.
+
+    Threads have the same names as in :class:`HostOps`.
     """
 
     name_row: SmallIntArray
@@ -106,8 +109,9 @@ class HostRanges(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepRanges(ColumnTable):
-    """Steps of the host (``ProfilerStep#N``), as columns of shape ``(ranges,)``. ``number`` is that of
-    :attr:`Profile.run`; threads and processes may each state the range of a step.
+    """Steps on the host (``ProfilerStep#N``), as columns of shape ``(ranges,)``.
+
+    ``number`` equals :attr:`Profile.run`. Several threads and processes may report the range of one step.
     """
 
     number: IntArray
@@ -117,8 +121,10 @@ class StepRanges(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredMemory(ColumnTable):
-    """Memory that was taken or given back, in columns of shape ``(changes,)``: what the allocator of
-    ``device`` (-1: the host) has given out and holds behind each change (NaN unknown).
+    """Allocations and releases of memory, in columns of shape ``(changes,)``.
+
+    ``allocated_bytes`` and ``reserved_bytes`` are the totals of the allocator of ``device`` (-1: the host)
+    after each change (NaN unknown).
     """
 
     time_ns: FloatArray
@@ -129,7 +135,7 @@ class MeasuredMemory(ColumnTable):
 
 
 class EventColumns(TypedDict, total=False):
-    """The columns of :class:`Profile` that a source may leave unknown."""
+    """Columns of :class:`Profile` that a source may omit."""
 
     op_row: NDArray[np.integer]
     module_row: NDArray[np.integer]
@@ -164,28 +170,28 @@ _UNKNOWN: dict[str, tuple[type[np.generic], float]] = {
     "stream": (np.int64, -1),
     "repeats": (np.int32, 1),
 }
-"""The type of each of these columns, and what stands in it where a source does not tell."""
+"""Type of each optional column, and its value for unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Profile:
-    """Device events as columns of shape ``(events,)``; ``*_row`` columns are rows of ``strings``, whose row 0
-    is the empty text: unknown. :meth:`of` fills in what a source does not tell.
+    """Device events as columns of shape ``(events,)``. ``*_row`` columns are rows of ``strings``, whose row 0
+    is the empty text: unknown. :meth:`of` fills in columns that a source omits.
 
-    ``op_row`` is the key an event is matched by (``hlo_op``, op name) and ``module_row`` the program that
-    key belongs to; ``kernel_row`` the kernel; ``category_row`` the profiler's own class of the event;
-    ``host_event`` the row of ``host`` that caused this one (-1 unknown); ``launch_start_ns`` and
-    ``launch_end_ns`` when the call of the runtime that enqueued the event began and returned (NaN unknown),
-    on the thread ``launch_thread_row``, named as those of ``host`` are; ``grid_row`` the text
-    ``[[x, y, z],[x, y, z]]`` of how many blocks were launched, of how many threads; ``batch_row`` what the
-    program says of the batch of its step (``execute_32_context_0(...)``); ``shapes_row`` the operand shapes
-    as text; ``dtype_row`` the element types; ``op_class`` the :class:`OpClass` code where the source tells.
-    ``device_index`` indexes ``devices``. ``run`` counts the runs of the step or module (-1 unknown).
-    ``bytes_moved`` is what the profiler says was copied or touched (NaN unknown). ``repeats`` says over how
-    many runs a row was aggregated, ``spread_ns`` is the standard deviation between them (NaN for one run).
-    ``ranges`` are functions of Python and ranges that somebody named, around operations of the host;
-    ``waits`` are calls in which the host waits for a device, ``steps`` the ranges of steps on the host.
-    ``attachments`` are documents of the source, kept whole: ``hlo/NAME`` is the HLO proto of module NAME.
+    ``op_row`` is the matching key of an event (``hlo_op``, op name) and ``module_row`` the program that
+    defines the key; ``kernel_row`` the kernel; ``category_row`` the profiler's own class of the event;
+    ``host_event`` the row of ``host`` that caused this event (-1 unknown); ``launch_start_ns`` and
+    ``launch_end_ns`` the begin and end of the runtime call that enqueued the event (NaN unknown), on the
+    thread ``launch_thread_row``, named as in ``host``; ``grid_row`` the text ``[[x, y, z],[x, y, z]]`` of
+    launched blocks, and threads per block; ``batch_row`` the program's text about the batch of its step
+    (``execute_32_context_0(...)``); ``shapes_row`` the operand shapes as text; ``dtype_row`` the element
+    types; ``op_class`` the :class:`OpClass` code if the source has it. ``device_index`` indexes ``devices``.
+    ``run`` counts the runs of the step or module (-1 unknown). ``bytes_moved`` is the profiler's number of
+    bytes copied or accessed (NaN unknown). ``repeats`` is the number of runs that a row aggregates,
+    ``spread_ns`` the standard deviation between them (NaN for one run). ``ranges`` are Python functions and
+    user annotations around host operations; ``waits`` are calls in which the host waits for a device,
+    ``steps`` the ranges of steps on the host. ``attachments`` are whole documents of the source: ``hlo/NAME``
+    is the HLO proto of module NAME.
     """
 
     name: str
@@ -232,16 +238,16 @@ class Profile:
 
     def __repr__(self) -> str:
         device, ranks = clipped(self.device) or "an unnamed device", len(np.unique(self.rank))
-        ranks_told = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
-        return short_repr(self, self.name, f"{len(self):,} events of {ranks_told} on {device}")
+        count = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
+        return short_repr(self, self.name, f"{len(self):,} events of {count} on {device}")
 
     @property
     def device(self) -> str:
-        """The device, where there is one; the empty text for none or several."""
+        """The device if there is exactly one, else the empty text."""
         return self.devices[0] if len(self.devices) == 1 else ""
 
     def shifted(self, by_ns: float) -> Profile:
-        """The same on a clock that reads ``by_ns`` more."""
+        """Return the profile with ``by_ns`` added to all times."""
         return replace(
             self,
             start_ns=self.start_ns + by_ns,
@@ -272,12 +278,12 @@ class Profile:
         memory: MeasuredMemory | None = None,
         metadata: Mapping[str, str] | None = None,
         attachments: Mapping[str, bytes] | None = None,
-        **known: Unpack[EventColumns],
+        **event_columns: Unpack[EventColumns],
     ) -> Profile:
-        """A profile of the columns a source has, in their types; the others say that nothing is known."""
+        """Return a profile of the columns that a source has, cast to their types; the others are unknown."""
         count = len(start_ns)
         blank = {key: np.full(count, key[1], key[0]) for key in set(_UNKNOWN.values())}
-        given = cast("Mapping[str, NDArray[Any]]", known)
+        given = cast("Mapping[str, NDArray[Any]]", event_columns)
         columns: dict[str, Any] = {
             name: given[name].astype(key[0], copy=False) if name in given else blank[key]
             for name, key in _UNKNOWN.items()

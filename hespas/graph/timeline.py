@@ -33,11 +33,11 @@ def _no_floats() -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Estimate:
-    """What a model says of each node of one graph; columns of shape ``(nodes,)``.
+    """Estimated time of each node of one graph; columns of shape ``(nodes,)``.
 
-    ``duration_ns`` is the time of one execution (NaN where no estimator covers the node; 0 only for nodes
-    that cost nothing); ``low_ns`` and ``high_ns`` bound it (NaN: no interval). ``estimator`` indexes
-    ``estimators`` (-1: nobody). ``bound`` indexes ``bounds``: what limits the node.
+    ``duration_ns`` is the time of one execution (NaN if no estimator covers the node; 0 only for zero-cost
+    nodes); ``low_ns`` and ``high_ns`` are its interval (NaN: none). ``estimator`` indexes ``estimators`` (-1:
+    none). ``bound`` indexes ``bounds``, the limiting resource of the node.
     """
 
     hardware: str
@@ -58,8 +58,8 @@ class Estimate:
         return len(self.duration_ns)
 
     def __repr__(self) -> str:
-        told = f"{len(self):,} nodes, {self.coverage:.1%} with a time"
-        return short_repr(self, f"by {', '.join(self.estimators)} on {self.hardware}", told)
+        summary = f"{len(self):,} nodes, {self.coverage:.1%} with a time"
+        return short_repr(self, f"by {', '.join(self.estimators)} on {self.hardware}", summary)
 
     @property
     def coverage(self) -> float:
@@ -68,33 +68,33 @@ class Estimate:
 
 
 WAITS = ("collectives", "messages")
-"""In what a rank waits for others."""
+"""Kinds of communication in which a rank waits for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Timeline:
-    """When each node of each rank ran; columns of shape ``(spans,)``. What takes no time has no span.
+    """Schedule of each node of each rank; columns of shape ``(spans,)``. Nodes without duration have no span.
 
     ``resource`` indexes ``resources`` (``compute``, ``communication``, ``copy``, ``host``). ``critical``
-    marks the spans on the critical path of their rank. ``stream`` tells several streams of one resource apart
-    (-1: the only one, or none that is named). ``cause`` is the span whose end let this one start
-    (-1: it starts with the step), ``by_resource`` whether it had to wait for the resource that span held,
-    and not for what it made.
+    marks the spans on the critical path of their rank. ``stream`` distinguishes several streams of one
+    resource (-1: the only one, or unnamed). ``cause`` is the span whose end let this one start (-1: it starts
+    with the step); ``by_resource`` is True if it waited for the resource of that span, and not for its
+    output.
 
-    A span with ``node`` -1 stands for ``trips`` trips of loop ``region`` (a row of the graph's regions, -1
-    for a node's own span): its end is where the last of them ends.
+    A span with ``node`` -1 represents ``trips`` iterations of loop ``region`` (a row of the graph's regions,
+    -1 for the span of a node): it ends with the last of them.
 
-    Ranks that do the same at the same time are shown once: ``shown_by`` names, for each rank, the one whose
-    spans are also its own. ``finish_ns``, ``exposed_comm_ns`` (communication while nothing computes) and
-    ``shown_by`` have shape ``(ranks,)``, ``busy_ns`` has ``(ranks, resources)``. Where the columns behind
-    ``exposed_comm_ns`` are left out, they say that nothing is known (-1, NaN, each rank shown by itself). A
-    rank of the job that was not there has NaN throughout and is shown by -1.
+    Ranks with equal schedules are shown once: ``shown_by`` is, for each rank, the rank whose spans are also
+    its own. ``finish_ns``, ``exposed_comm_ns`` (communication without concurrent computation) and
+    ``shown_by`` have shape ``(ranks,)``, ``busy_ns`` has ``(ranks, resources)``. The columns after
+    ``exposed_comm_ns`` are optional; their defaults mean unknown (-1, NaN, each rank shown by itself). A rank
+    of the job that was not simulated has NaN throughout and ``shown_by`` -1.
 
-    Communication that starts before other ranks are there waits for them: ``wait_ns`` is how long, within the
-    span, and ``awaited`` the span of the last that came (-1: nobody was later). ``exposed_wait_ns``, of shape
-    ``(ranks, len(WAITS))``, is the time of each rank in which it so waited and nothing of it was at work.
-    Waiting is not part of ``busy_ns`` and ``exposed_comm_ns``. ``interference_ns``, of shape ``(ranks,)``, is
-    by how much communication and kernels beside each other made operations longer, summed over them.
+    Communication that starts before the other ranks waits for them: ``wait_ns`` is that time, within the
+    span, and ``awaited`` the span of the last rank to start (-1: none was later). ``exposed_wait_ns``, of
+    shape ``(ranks, len(WAITS))``, is the time of each rank in which it waited and did no work. Waiting is
+    excluded from ``busy_ns`` and ``exposed_comm_ns``. ``interference_ns``, of shape ``(ranks,)``, is the
+    slow-down of concurrent communication and kernels, summed over operations.
     """
 
     resources: tuple[str, ...]
@@ -119,22 +119,22 @@ class Timeline:
     interference_ns: FloatArray = field(default_factory=_no_floats)
 
     def __post_init__(self) -> None:
-        """Fill the columns left out; check that all have one row per span, or per rank."""
+        """Fill omitted columns, and check that all have one row per span, or per rank."""
         spans, ranks = len(self.start_ns), len(self.finish_ns)
-        nowhere = np.broadcast_to(np.int32(-1), (spans,))
-        self._fill("cause", nowhere)
+        none = np.broadcast_to(np.int32(-1), (spans,))
+        self._fill("cause", none)
         self._fill("by_resource", np.broadcast_to(np.False_, (spans,)))
-        self._fill("stream", nowhere)
-        self._fill("region", nowhere)
+        self._fill("stream", none)
+        self._fill("region", none)
         self._fill("trips", np.broadcast_to(np.float64(1.0), (spans,)))
         if not len(self.shown_by):
             self._fill("shown_by", np.arange(ranks, dtype=np.int32))
         self._fill("busy_ns", np.broadcast_to(np.float64(np.nan), (ranks, len(self.resources))))
         self._fill("wait_ns", np.broadcast_to(np.float64(0.0), (spans,)))
-        self._fill("awaited", nowhere)
+        self._fill("awaited", none)
         self._fill("exposed_wait_ns", np.broadcast_to(np.float64(np.nan), (ranks, len(WAITS))))
         self._fill("interference_ns", np.broadcast_to(np.float64(np.nan), (ranks,)))
-        of_spans = (
+        span_columns = (
             "node",
             "rank",
             "resource",
@@ -148,9 +148,9 @@ class Timeline:
             "wait_ns",
             "awaited",
         )
-        check_lengths("Timeline", spans, {name: getattr(self, name) for name in of_spans})
-        of_ranks = ("exposed_comm_ns", "shown_by", "busy_ns", "exposed_wait_ns", "interference_ns")
-        check_lengths("Timeline", ranks, {name: getattr(self, name) for name in of_ranks})
+        check_lengths("Timeline", spans, {name: getattr(self, name) for name in span_columns})
+        rank_columns = ("exposed_comm_ns", "shown_by", "busy_ns", "exposed_wait_ns", "interference_ns")
+        check_lengths("Timeline", ranks, {name: getattr(self, name) for name in rank_columns})
 
     def _fill(self, name: str, column: NDArray[np.generic]) -> None:
         if not len(getattr(self, name)):
@@ -160,23 +160,25 @@ class Timeline:
         return len(self.start_ns)
 
     def __repr__(self) -> str:
-        told = f"{len(self):,} spans of {len(self.finish_ns):,} ranks, a step of {self.step_ns / 1e6:,.3f} ms"
-        return short_repr(self, "", told)
+        step_ms = f"a step of {self.step_ns / 1e6:,.3f} ms"
+        return short_repr(self, "", f"{len(self):,} spans of {len(self.finish_ns):,} ranks, {step_ms}")
 
     @property
     def step_ns(self) -> float:
-        """When the last rank is done; 0 without ranks."""
+        """Time at which the last rank finishes; 0 without ranks."""
         return float(np.fmax.reduce(self.finish_ns)) if len(self.finish_ns) else 0.0
 
     def resource_ns(self, resource: str) -> FloatArray:
-        """Time each rank keeps a resource busy [ns], shape ``(ranks,)``; NaN for one that is not listed."""
+        """Return the busy time of a resource on each rank [ns], shape ``(ranks,)``; NaN if it is
+        not listed.
+        """
         if resource not in self.resources:
             return np.full(len(self.finish_ns), np.nan)
         return self.busy_ns[:, self.resources.index(resource)]
 
 
 def united(start_ns: FloatArray, end_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The same time as disjoint intervals, sorted. O(intervals log intervals)."""
+    """Return the union of intervals as disjoint intervals, sorted. O(intervals log intervals)."""
     order = np.argsort(start_ns, kind="stable")
     start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
     opens = np.append(True, start[1:] > reached[:-1])[: len(start)]
@@ -184,8 +186,8 @@ def united(start_ns: FloatArray, end_ns: FloatArray) -> tuple[FloatArray, FloatA
 
 
 def layers_of(start_ns: FloatArray, end_ns: FloatArray) -> IntArray:
-    """For each interval the first layer that is free when it starts, in order of starts: intervals of a layer
-    do not overlap. O(intervals log intervals).
+    """Return the first free layer of each interval, in order of starts, so that intervals of a layer do not
+    overlap. O(intervals log intervals).
     """
     busy: list[tuple[float, int]] = []
     free: list[int] = []
@@ -196,9 +198,9 @@ def layers_of(start_ns: FloatArray, end_ns: FloatArray) -> IntArray:
         while busy and busy[0][0] <= start:
             heappush(free, heappop(busy)[1])
         if free:
-            place = heappop(free)
+            index = heappop(free)
         else:
-            place, used = used, used + 1
-        heappush(busy, (end, place))
-        layer[row] = place
+            index, used = used, used + 1
+        heappush(busy, (end, index))
+        layer[row] = index
     return layer

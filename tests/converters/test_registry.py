@@ -115,7 +115,7 @@ def test_a_taken_name_names_both_owners_and_stops_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(plugins, "registered", registered)
     assert format_names() == tuple(registry.BUILTIN)  # nobody listens
-    with plugins.set_aside() as told:
+    with plugins.collect_plugin_errors() as told:
         assert told == {}
         assert format_names() == tuple(registry.BUILTIN)
     [sentence] = told.values()
@@ -154,7 +154,7 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
 
     monkeypatch.setattr(plugins, "registered", registered)
     (tmp_path / "file").write_bytes(b"PLUG")
-    with plugins.set_aside() as told:
+    with plugins.collect_plugin_errors() as told:
         assert find_format(tmp_path / "file", None) is PLUGIN
     [sentence] = told.values()
     assert re.search(f"format 'broken' of another package .* does not work: {why}", sentence)
@@ -185,7 +185,7 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
 )
 def test_a_broken_row_of_ours_is_our_bug(target: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BUILTIN, "dot", target)
-    with plugins.set_aside() as told, pytest.raises(InvariantError) as caught:
+    with plugins.collect_plugin_errors() as told, pytest.raises(InvariantError) as caught:
         load_format("dot")
     assert re.fullmatch(rf"format 'dot' \({re.escape(target)}\) does not work: {why}", caught.value.message)
     assert caught.value.hint is None

@@ -20,7 +20,7 @@ from hespas.costs.aten.formulas import FormulaError, parse_formula
 from hespas.costs.operation import Cost
 from hespas.graph import OpClass, dtype, plugins
 from hespas.graph.errors import FormatError
-from hespas.graph.plugins import set_aside
+from hespas.graph.plugins import collect_plugin_errors
 
 BF16 = "c10::BFloat16"
 PRODUCT = """
@@ -222,7 +222,7 @@ def test_a_formula_without_an_answer_is_told(
     key: str, formula: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(tmp_path, f'[[op]]\nname = "mylib::op"\n{key} = "{formula}"\n', monkeypatch)
-    with set_aside() as found:
+    with collect_plugin_errors() as found:
         cost = price("mylib::op", [[4, 6]]).cost
     assert isnan(getattr(cost, key))
     (sentence,) = found.values()
@@ -232,7 +232,7 @@ def test_a_formula_without_an_answer_is_told(
 def test_extents_beyond_any_memory_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[[op]]\nname = "mylib::op"\nproduct = ["1", "1e20", "in0[0]", "in0[1]"]\n'
     rules(tmp_path, text, monkeypatch)
-    with set_aside() as found:
+    with collect_plugin_errors() as found:
         assert isnan(price("mylib::op", [[4, 6]]).cost.flops)
     assert "1e+20 is more than" in next(iter(found.values()))
 
@@ -255,7 +255,7 @@ def test_rules_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
         return entries if group == "hespas.costs" else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    with set_aside() as found:
+    with collect_plugin_errors() as found:
         assert price("theirs::op", [[1]]).cost.flops == 1
         assert isnan(price("theirs::broken", [[1]]).cost.flops)
     assert {name for _, name in found} == {"theirs", "absent"}

@@ -351,7 +351,7 @@ def test_a_taken_name_leaves_the_estimator_of_ours(monkeypatch: pytest.MonkeyPat
         return [("roofline", "somebody.else:Model")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    with plugins.set_aside() as told:
+    with plugins.collect_plugin_errors() as told:
         assert registry.estimator_names() == tuple(registry.BUILTIN)
     [sentence] = told.values()
     assert "hespas.estimators.roofline:Roofline, which is used, and by somebody.else:Model" in sentence
@@ -367,7 +367,7 @@ def test_a_broken_plug_in_is_listed_and_fails_alone(attribute: str, monkeypatch:
         return [("broken", f"{__name__}:{attribute}")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    with plugins.set_aside() as told:
+    with plugins.collect_plugin_errors() as told:
         assert load_estimator("roofline") == Roofline()
         rows = {row.name: row for row in list_estimators()}
         assert set(rows) == {*registry.BUILTIN, "broken"}

@@ -33,7 +33,7 @@ from hespas.costs.aten.formulas import Formula, FormulaError, parse_formula
 from hespas.costs.operation import Contraction, Cost
 from hespas.graph import OpClass
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, clipped
-from hespas.graph.plugins import PluginTable, tell_aside
+from hespas.graph.plugins import PluginTable, report_plugin_error
 
 __all__ = ["VARIABLE", "UserRule", "forget_rules", "plugin_rule", "read_rules", "user_rule"]
 
@@ -122,7 +122,7 @@ class _Row:
             fault = f"{value:g} is below 0" if value < 0 else f"{value:g} is more than {largest:g}"
         name = f"{self.where}, {key}"
         told = f"{name}: no count for {clipped(call.name)!r}, which stays unknown: {fault}"
-        tell_aside("rule for costs", name, told)
+        report_plugin_error("rule for costs", name, told)
         return nan
 
     def _product(self, call: Call) -> Contraction | None:

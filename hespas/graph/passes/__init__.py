@@ -1,7 +1,8 @@
-"""Rewrites of a graph. A pass is a frozen dataclass whose fields are its options; inputs are never mutated.
+"""Passes that rewrite a graph. A pass is a frozen dataclass whose fields are its options; inputs are never
+mutated.
 
-Calling a pass with a graph and a diagnostics collector returns a new graph that keeps what its docstring says
-it keeps.
+Calling a pass with a graph and a diagnostics collector returns a new graph. The docstring of a pass states
+what it conserves.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ __all__ = [
 
 
 class Pass(Protocol):
-    """Graph in, graph out."""
+    """Function from a graph to a graph."""
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """Rewrite ``graph``; tell ``diagnostics`` what was left out or assumed."""
+        """Rewrite ``graph``; report omissions and assumptions to ``diagnostics``."""
         ...

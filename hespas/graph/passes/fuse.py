@@ -1,5 +1,7 @@
-"""Fuse what compilers fuse: a chain of elementwise work moves its inputs and its outputs once, and layout
-changes beside a product are part of it. What is computed from nothing is written where nobody fuses it.
+"""Fusion of elementwise operations, and of layout changes with products, as compilers do.
+
+A fused chain reads its inputs and writes its outputs once. Broadcasts and iotas that are not fused write
+their results to memory.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _PRODUCERS = (
     OpClass.MOVE,
     OpClass.GATHER,
 )
-"""What computes its elements one by one, so that a loop over the consumer's can hold it."""
+"""Classes that compute their elements one by one, so that the loop of a consumer can include them."""
 
 _CONSUMERS = (
     OpClass.ELEMENTWISE,
@@ -52,10 +54,10 @@ _CONSUMERS = (
 _PRODUCTS = (OpClass.CONTRACTION, OpClass.CONVOLUTION)
 
 _VIEWS = (OpClass.FREE, OpClass.BROADCAST, OpClass.SLICE)
-"""What only says where a product's operand stands: strides and offsets of its library call."""
+"""Classes that only change strides and offsets of a product's operand in its library call."""
 
 _HOLDERS = (*_CONSUMERS, OpClass.GATHER, OpClass.BROADCAST)
-"""Whose loops compute elements of a broadcast or an iota as they need them."""
+"""Classes whose loops compute elements of a broadcast or an iota on demand."""
 
 _UPDATES = (OpClass.UPDATE, OpClass.SCATTER)
 
@@ -66,8 +68,8 @@ _TRANSPOSES = frozenset({"stablehlo.transpose", "transpose"})
 _CONVERTS = frozenset({"stablehlo.convert", "convert"})
 
 
-class _Takes(IntEnum):
-    """What a group takes in beside its root: elementwise work, views of a product's operands, or the product
+class _Absorbs(IntEnum):
+    """Nodes that the root of a group absorbs: elementwise work, views of a product's operands, or the product
     whose result it transposes or converts.
     """
 
@@ -78,8 +80,8 @@ class _Takes(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Roles:
-    """What each node may join, columns of flags, and what it takes in as the root of a group."""
+class _FusionRoles:
+    """Flags of the groups that each node may join, and the nodes that it absorbs as the root of a group."""
 
     loop: BoolArray
     view: BoolArray
@@ -87,32 +89,41 @@ class _Roles:
     takes: IntArray
 
     @classmethod
-    def of(cls, graph: OpGraph) -> _Roles:
-        """Operations of unknown cost have no role, nor has what others wait for, a loop carries, or an
-        update overwrites in place: it is in memory before that begins.
+    def of(cls, graph: OpGraph) -> _FusionRoles:
+        """Return the roles of all nodes.
+
+        Nodes without a role: operations of unknown cost, nodes that others wait for by control dependencies,
+        values that a loop carries, and buffers that an update overwrites in place (they are in memory before
+        it starts).
         """
-        known = (graph.kind == int(NodeKind.COMPUTE)) & ~(np.isnan(graph.flops) | np.isnan(graph.bytes_moved))
-        moves = known & (np.bincount(graph.control_deps.values, minlength=len(graph)) == 0)
-        moves[graph.regions.carried_producer] = False
-        moves[graph.regions.carried_consumer] = False
-        moves[graph.data_deps.values[_is_buffer(graph)]] = False
+        has_cost = (graph.kind == int(NodeKind.COMPUTE)) & ~(
+            np.isnan(graph.flops) | np.isnan(graph.bytes_moved)
+        )
+        may_move = has_cost & (np.bincount(graph.control_deps.values, minlength=len(graph)) == 0)
+        may_move[graph.regions.carried_producer] = False
+        may_move[graph.regions.carried_consumer] = False
+        may_move[graph.data_deps.values[_is_buffer(graph)]] = False
         transposes, converts = _named(graph, _TRANSPOSES), _named(graph, _CONVERTS)
-        products = known & np.isin(graph.op_class, _PRODUCTS)
-        # Who has nothing but a product before it, which nobody else reads.
+        products = has_cost & np.isin(graph.op_class, _PRODUCTS)
+        # Nodes whose only dependency is a product without other readers.
         deps = graph.data_deps
         uses = np.bincount(deps.values, minlength=len(graph))
-        behind = np.zeros(len(graph), np.bool_)
-        behind[deps.row_ids[(products & moves & (uses == 1))[deps.values]]] = True
-        behind &= known & (deps.lengths == 1)
+        follows_product = np.zeros(len(graph), np.bool_)
+        follows_product[deps.row_ids[(products & may_move & (uses == 1))[deps.values]]] = True
+        follows_product &= has_cost & (deps.lengths == 1)
         takes = np.select(
-            [behind & (transposes | converts), known & np.isin(graph.op_class, _CONSUMERS), products],
-            [_Takes.PRODUCT, _Takes.LOOPS, _Takes.VIEWS],
-            _Takes.NOTHING,
+            [
+                follows_product & (transposes | converts),
+                has_cost & np.isin(graph.op_class, _CONSUMERS),
+                products,
+            ],
+            [_Absorbs.PRODUCT, _Absorbs.LOOPS, _Absorbs.VIEWS],
+            _Absorbs.NOTHING,
         )
         return cls(
-            loop=moves & np.isin(graph.op_class, _PRODUCERS) & ~(behind & converts),
-            view=moves & (np.isin(graph.op_class, _VIEWS) | transposes),
-            product=products & moves,
+            loop=may_move & np.isin(graph.op_class, _PRODUCERS) & ~(follows_product & converts),
+            view=may_move & (np.isin(graph.op_class, _VIEWS) | transposes),
+            product=products & may_move,
             takes=takes,
         )
 
@@ -124,24 +135,28 @@ def _named(graph: OpGraph, names: frozenset[str]) -> BoolArray:
 
 
 def _is_buffer(graph: OpGraph) -> BoolArray:
-    """Which data dependencies are a buffer that its reader changes in a few places only and returns."""
+    """Return flags of the data dependencies that are buffers whose reader updates them partially and returns
+    them.
+    """
     deps = graph.data_deps
     sizes = graph.results.segment_sum(graph.types.bytes)
     in_place = np.isin(graph.op_class, _UPDATES) & (graph.bytes_written < sizes)
     if not in_place.any():
         return np.zeros(len(deps.values), np.bool_)
-    made = np.full(len(graph), -1, np.int64)
-    some = np.flatnonzero(graph.results.lengths)
-    made[some] = graph.results.values[graph.results.offsets[some]]
-    alike: BoolArray = made[deps.values] == made[deps.row_ids]
-    return in_place[deps.row_ids] & alike
+    result_type = np.full(len(graph), -1, np.int64)
+    with_results = np.flatnonzero(graph.results.lengths)
+    result_type[with_results] = graph.results.values[graph.results.offsets[with_results]]
+    same_type: BoolArray = result_type[deps.values] == result_type[deps.row_ids]
+    return in_place[deps.row_ids] & same_type
 
 
 def materialise(graph: OpGraph) -> OpGraph:
-    """The graph of a program that nobody has compiled, in which a broadcast or an iota writes its result (and
-    reads its operand) where somebody needs it in memory: as a result of the program, in a library call, a
-    sort or a collective, as the state of a loop, as a buffer that is updated in place. Elsewhere it costs
-    nothing, because its consumers compute it. O(nodes + edges).
+    """Return the graph of an uncompiled program in which broadcasts and iotas write their result if it is
+    needed in memory.
+
+    That is the case for results of the program, operands of library calls, sorts and collectives, loop state,
+    and buffers that are updated in place. Such a node also reads its operand. Elsewhere it costs nothing,
+    because its consumers compute it. O(nodes + edges).
     """
     broadcasts = graph.op_class == OpClass.BROADCAST
     makes = (broadcasts | _named(graph, _IOTAS)) & (graph.bytes_moved == 0)
@@ -155,12 +170,12 @@ def materialise(graph: OpGraph) -> OpGraph:
     needed = np.bincount(maker, minlength=len(graph)) == 0
     needed[maker[(~holds & ~views[user]) | _is_buffer(graph)]] = True
     needed[graph.regions.carried_producer] = True
-    found: list[bool] = needed.tolist()
-    for node in np.flatnonzero(views)[::-1].tolist():  # readers stand behind what they read
-        if found[node]:
-            for read in deps.row(node).tolist():
-                found[read] = True
-    written = makes & np.array(found, np.bool_)
+    in_memory: list[bool] = needed.tolist()
+    for node in np.flatnonzero(views)[::-1].tolist():  # readers follow their operands
+        if in_memory[node]:
+            for operand in deps.row(node).tolist():
+                in_memory[operand] = True
+    written = makes & np.array(in_memory, np.bool_)
     sizes = (lists.segment_sum(graph.types.bytes) for lists in (graph.operands, graph.results))
     read_bytes, result_bytes = (np.where(written, size, 0.0) for size in sizes)
     return replace(
@@ -170,51 +185,59 @@ def materialise(graph: OpGraph) -> OpGraph:
     )
 
 
-def _constant(graph: OpGraph) -> list[bool]:
-    """Per node, whether it costs nothing and nor does all that it is made of: constants and views of them."""
-    found: list[bool] = is_free(graph).tolist()
+def _is_constant(graph: OpGraph) -> list[bool]:
+    """Return flags of zero-cost nodes that depend only on zero-cost nodes: constants and views of them."""
+    flags: list[bool] = is_free(graph).tolist()
     for node in np.flatnonzero(is_free(graph) & (graph.data_deps.lengths > 0)).tolist():
         deps: list[int] = graph.data_deps.row(node).tolist()
-        found[node] = all(dep < node and found[dep] for dep in deps)
-    return found
+        flags[node] = all(dep < node and flags[dep] for dep in deps)
+    return flags
 
 
 def _computed_by_users(graph: OpGraph, owner: IntArray) -> OpGraph:
-    """The graph with the traffic of broadcasts and iotas that their users compute: one that is part of a
-    fusion reads its operand; one made of constants for many users, which stays alone, is read by none.
+    """Return the graph with the traffic of broadcasts and iotas that their users compute.
+
+    A broadcast inside a fusion reads its operand. One that is made of constants for several users, and is not
+    fused, is not read.
     """
     joins = owner != np.arange(len(graph))
     broadcasts = graph.op_class == OpClass.BROADCAST
-    operands, results = (each.segment_sum(graph.types.bytes) for each in (graph.operands, graph.results))
+    operands, results = (lists.segment_sum(graph.types.bytes) for lists in (graph.operands, graph.results))
     read = np.where(joins & broadcasts & (graph.bytes_moved == 0), operands, graph.bytes_read)
-    shared = ~joins & np.array(_constant(graph), np.bool_) & (broadcasts | _named(graph, _IOTAS))
+    shared = ~joins & np.array(_is_constant(graph), np.bool_) & (broadcasts | _named(graph, _IOTAS))
     deps = graph.data_deps
-    gone = shared[deps.values]
-    if not (gone.any() or joins.any()):
+    is_unread = shared[deps.values]
+    if not (is_unread.any() or joins.any()):
         return graph
-    user, maker = deps.row_ids[gone], deps.values[gone]
-    np.subtract.at(read, user, np.fmin(results[maker], read[user]))
-    kept = RaggedArray.from_pairs(deps.row_ids[~gone], deps.values[~gone], len(graph)) if gone.any() else deps
-    return replace(graph, bytes_read=np.maximum(read, 0.0), data_deps=kept)
+    user, producer = deps.row_ids[is_unread], deps.values[is_unread]
+    np.subtract.at(read, user, np.fmin(results[producer], read[user]))
+    remaining = (
+        RaggedArray.from_pairs(deps.row_ids[~is_unread], deps.values[~is_unread], len(graph))
+        if is_unread.any()
+        else deps
+    )
+    return replace(graph, bytes_read=np.maximum(read, 0.0), data_deps=remaining)
 
 
 @dataclass(frozen=True, slots=True)
 class FuseElementwise:
-    """Merge a node that computes element by element into the first of its consumers; and a transpose, slice
-    or view into the product that reads it, a product into the transpose or the conversion of its result.
+    """Pass that merges an elementwise node into its first consumer, and layout changes with products.
 
-    What XLA's loop and multi-output fusion, its transpose folding and its library calls do, whose operands
-    have strides and whose result has a type of its own; where XLA computes a value again in each of several
-    consumers, here the first writes it for the others, which moves about as much and conserves FLOPs. Never
-    makes a cycle: all that a group makes is used by groups whose roots stand behind its own. It stands before
-    :class:`FoldFree`, because a program's return is a use, too. Operations of unknown cost stay alone.
-    ``max_nodes`` bounds one fusion. O(nodes + edges).
+    A transpose, slice or view merges into the product that reads it; a product merges into the transpose or
+    conversion of its result. This models XLA's loop and multi-output fusion, its transpose folding, and
+    library calls, whose operands have strides and whose result has its own type. Where XLA recomputes a value
+    in each of several consumers, the first consumer writes it for the others here, which moves about as many
+    bytes and conserves FLOPs. The pass never makes a cycle: outputs of a group are used only by groups whose
+    roots come later. Run it before :class:`FoldFree`, because the return of a program is also a use.
+    Operations of unknown cost are not fused. ``max_nodes`` limits the size of a fusion. O(nodes + edges).
     """
 
     max_nodes: int = 64
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """The graph with chains merged; FLOPs and communication conserved, traffic inside a chain gone."""
+        """Return the graph with chains merged; FLOPs and communication are conserved, traffic inside chains
+        is removed.
+        """
         owner = self._owners(graph)
         graph = _computed_by_users(graph, owner)
         roots = np.flatnonzero(owner == np.arange(len(graph)))
@@ -231,8 +254,8 @@ class FuseElementwise:
         return merge_nodes(graph, number[owner], roots, "fusion", keeps_traffic=False)
 
     def _owners(self, graph: OpGraph) -> IntArray:
-        """The root that each node ends up in: itself, or that of its consumers."""
-        roles = _Roles.of(graph)
+        """Return the root of each node's group: the node itself, or the root of a consumer."""
+        roles = _FusionRoles.of(graph)
         joins = (None, roles.loop.tolist(), roles.view.tolist(), roles.product.tolist())
         takes: list[int] = roles.takes.tolist()
         region: list[int] = graph.region.tolist()
@@ -240,22 +263,22 @@ class FuseElementwise:
         users: list[int] = uses.values.tolist()
         bounds: list[int] = uses.offsets.tolist()
         order: list[int] = topological_order(graph).tolist()
-        place = np.zeros(len(graph), np.int64)
-        place[order] = np.arange(len(order))
-        places: list[int] = place.tolist()
+        position = np.zeros(len(graph), np.int64)
+        position[order] = np.arange(len(order))
+        positions: list[int] = position.tolist()
         owner, size = list(range(len(graph))), [1] * len(graph)
-        ready = _constant(graph)
+        ready = _is_constant(graph)
         for node in reversed(order):
             ends = {owner[user] for user in users[bounds[node] : bounds[node + 1]]}
-            if ready[node] and len(ends) > 1:  # each computes it, and waits for none of the others
+            if ready[node] and len(ends) > 1:  # every consumer computes it, without waiting for the others
                 continue
-            root = min(ends, key=places.__getitem__, default=node)
+            root = min(ends, key=positions.__getitem__, default=node)
             may_join = joins[takes[root]]
-            if may_join is None or not may_join[node] or (len(ends) > 1 and takes[root] != _Takes.LOOPS):
+            if may_join is None or not may_join[node] or (len(ends) > 1 and takes[root] != _Absorbs.LOOPS):
                 continue
             if region[node] == region[root] and size[root] < self.max_nodes:
                 owner[node] = root
                 size[root] += 1
-                if takes[root] == _Takes.PRODUCT:
-                    takes[root] = int(_Takes.VIEWS)
+                if takes[root] == _Absorbs.PRODUCT:
+                    takes[root] = int(_Absorbs.VIEWS)
         return np.array(owner, np.int64)

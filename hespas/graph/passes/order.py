@@ -1,4 +1,7 @@
-"""Order of nodes: dependencies, topological order, cycles and longest paths."""
+"""Order of nodes: dependencies, topological order, cycles and longest paths.
+
+All functions use data and control dependencies, take O(nodes + edges), and do not recurse.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__ = ["all_deps", "find_cycle", "is_topological", "levels", "topological_or
 
 
 def all_deps(graph: OpGraph) -> RaggedArray:
-    """Data and control dependencies of each node as one ragged column."""
+    """Return data and control dependencies of each node as one ragged column."""
     if not len(graph.control_deps.values):
         return graph.data_deps
     rows = np.concatenate([graph.data_deps.row_ids, graph.control_deps.row_ids])
@@ -25,7 +28,7 @@ def all_deps(graph: OpGraph) -> RaggedArray:
 
 
 def is_topological(graph: OpGraph) -> bool:
-    """Whether every node stands after everything it depends on."""
+    """Return True if every node comes after all nodes it depends on."""
     for deps in (graph.data_deps, graph.control_deps):
         if len(deps.values) and not (deps.values < deps.row_ids).all():
             return False
@@ -33,10 +36,10 @@ def is_topological(graph: OpGraph) -> bool:
 
 
 def topological_order(graph: OpGraph) -> IntArray:
-    """Node numbers so that each follows its dependencies; program order where that is one already.
+    """Return node numbers such that each node follows its dependencies; program order if it is topological.
 
-    Among ready nodes the one that became ready first comes first. A graph with a cycle gives fewer numbers
-    than it has nodes: those on the cycle, and those behind it, are missing.
+    Ready nodes are taken in the order in which they became ready. For a graph with a cycle, the nodes on the
+    cycle and their dependants are missing from the result.
     """
     nodes = len(graph)
     if is_topological(graph):
@@ -47,7 +50,7 @@ def topological_order(graph: OpGraph) -> IntArray:
     targets: list[int] = consumers.values.tolist()
     bounds: list[int] = consumers.offsets.tolist()
     order = [node for node in range(nodes) if not waiting[node]]
-    for node in order:  # grows while it is walked: a queue
+    for node in order:  # a queue: it grows during the loop
         for consumer in targets[bounds[node] : bounds[node + 1]]:
             waiting[consumer] -= 1
             if not waiting[consumer]:
@@ -56,28 +59,28 @@ def topological_order(graph: OpGraph) -> IntArray:
 
 
 def find_cycle(graph: OpGraph) -> tuple[int, ...]:
-    """The nodes of one dependency cycle, each depending on the next; empty where there is none."""
+    """Return the nodes of one dependency cycle, each depending on the next; empty without a cycle."""
     order = topological_order(graph)
     if len(order) == len(graph):
         return ()
-    stuck = np.ones(len(graph), np.bool_)
-    stuck[order] = False
+    is_blocked = np.ones(len(graph), np.bool_)
+    is_blocked[order] = False
     deps = all_deps(graph)
     bounds: list[int] = deps.offsets.tolist()
     targets: list[int] = deps.values.tolist()
-    blocked: list[bool] = stuck.tolist()
-    node = int(np.flatnonzero(stuck)[0])
-    place: dict[int, int] = {}
-    walk: list[int] = []
-    while node not in place:  # every stuck node waits for a stuck node, so this closes
-        place[node] = len(walk)
-        walk.append(node)
+    blocked: list[bool] = is_blocked.tolist()
+    node = int(np.flatnonzero(is_blocked)[0])
+    position: dict[int, int] = {}
+    path: list[int] = []
+    while node not in position:  # every blocked node depends on a blocked node, so a node repeats
+        position[node] = len(path)
+        path.append(node)
         node = next(dep for dep in targets[bounds[node] : bounds[node + 1]] if blocked[dep])
-    return tuple(walk[place[node] :])
+    return tuple(path[position[node] :])
 
 
 def levels(graph: OpGraph, step: list[int]) -> list[int]:
-    """Longest path to each node, where leaving node ``n`` counts ``step[n]``. The graph must be acyclic."""
+    """Return the longest path to each node of an acyclic graph; leaving node ``n`` adds ``step[n]``."""
     deps = all_deps(graph)
     bounds: list[int] = deps.offsets.tolist()
     targets: list[int] = deps.values.tolist()

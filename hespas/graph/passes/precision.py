@@ -1,4 +1,4 @@
-"""A program in another number format: what if it were run in bf16, or in FP8?"""
+"""Change of the element types of a program, as if it ran in bf16 or FP8."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ __all__ = ["InPrecision"]
 
 @dataclass(frozen=True, slots=True)
 class InPrecision:
-    """Floating-point tensors as elements of ``dtype``; integers, booleans and complex numbers stay, and so do
-    types wider than those that products multiply and than 16 bits: optimizer states, accumulated gradients.
+    """Pass that changes floating-point tensors to ``dtype``.
 
-    Bytes of a node, and of its messages, change as those of its tensors do; without tensors as its
-    ``rate_dtype`` does. Matrix products multiply in ``dtype``. ``products`` are those of a multiplication of
-    f32 (1: TF32 units where there are some, ``FULL_F32_PRODUCTS``: IEEE f32); None leaves products that were
-    of f32 as they are and gives others the default of their framework: IEEE f32 in PyTorch, TF32 in XLA.
-    Recorded durations become unknown, and the source program is left out.
+    Integers, booleans and complex numbers are unchanged, and so are types wider than 16 bits that are also
+    wider than the operands of products: optimizer states, accumulated gradients.
+
+    Bytes of a node and of its messages scale with its tensors, without tensors with its ``rate_dtype``.
+    Matrix products multiply in ``dtype``. ``products`` is the number of primitive products per f32
+    multiplication (1: TF32 units if the device has them, ``FULL_F32_PRODUCTS``: IEEE f32); None keeps that of
+    f32 products and gives others the default of their framework: IEEE f32 in PyTorch, TF32 in XLA. Recorded
+    durations become unknown, and the source program is dropped.
     """
 
     dtype: DType
@@ -42,17 +44,17 @@ class InPrecision:
     @classmethod
     def of(cls, name: str) -> InPrecision:
         """Return the pass for an element type, ``tf32`` or ``f32_full``. Raises ``UsageError`` for others."""
-        known = find_dtype(name)
+        element = find_dtype(name)
         if name == "f32_full":
             return cls(dtype("f32"), FULL_F32_PRODUCTS)
-        if known is None or known.kind is not DTypeKind.FLOAT:
-            raise UsageError(f"no precision '{name}'", hint="a floating-point type, or f32_full")
-        return cls(dtype("f32"), 1) if known.name == "tf32" else cls(known)
+        if element is None or element.kind is not DTypeKind.FLOAT:
+            raise UsageError(f"unknown precision '{name}'", hint="pass a floating-point type or f32_full")
+        return cls(dtype("f32"), 1) if element.name == "tf32" else cls(element)
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """The graph in that precision. O(nodes + tensor types)."""
+        """Return the graph in that precision. O(nodes + tensor types)."""
         floats = _computed_in(graph)
-        bits: FloatArray = np.array([max(_stored_bits(each), 1.0) for each in DTYPES])
+        bits: FloatArray = np.array([max(_stored_bits(element), 1.0) for element in DTYPES])
         shrinks = np.where(floats, _stored_bits(self.dtype) / bits, 1.0)
         types, rate = graph.types, graph.rate_dtype
         is_float = (types.dtype >= 0) & floats[types.dtype]
@@ -77,21 +79,21 @@ class InPrecision:
                 result_bytes=collectives.result_bytes * writes[collectives.node],
             ),
             p2p=replace(p2p, comm_bytes=p2p.comm_bytes * moved[p2p.node]),
-            contractions=self._multiplied(graph),
+            contractions=self._converted_products(graph),
             extra=_without_source_types(graph),
             attachments={},
         )
 
-    def _multiplied(self, graph: OpGraph) -> ContractionTable:
-        """Return the matrix products of operands in this precision. Accumulators of another type than the
-        operands stay where they are wider.
+    def _converted_products(self, graph: OpGraph) -> ContractionTable:
+        """Return the matrix products with operands of this type. Accumulators are kept if they are wider and
+        differ from the operands.
         """
         table, code = graph.contractions, np.int16(self.dtype.code)
-        floats: BoolArray = np.array([each.kind is DTypeKind.FLOAT for each in DTYPES] + [False])
-        bits = np.array([each.bits for each in DTYPES] + [0])
+        floats: BoolArray = np.array([element.kind is DTypeKind.FLOAT for element in DTYPES] + [False])
+        bits = np.array([element.bits for element in DTYPES] + [0])
         own = (table.accumulator == table.lhs) | (table.accumulator == table.rhs)
         wider = ~own & (bits[table.accumulator] > self.dtype.bits)
-        lhs, rhs = (np.where(floats[each], code, each) for each in (table.lhs, table.rhs))
+        lhs, rhs = (np.where(floats[operand], code, operand) for operand in (table.lhs, table.rhs))
         return replace(
             table,
             lhs=lhs,
@@ -101,7 +103,7 @@ class InPrecision:
         )
 
     def _products(self, graph: OpGraph) -> NDArray[np.uint8]:
-        """Return the products that a multiplication of each row is worth where both operands are floats."""
+        """Return the primitive products of a multiplication in each row, for operands that are floats."""
         table, f32 = graph.contractions, dtype("f32").code
         if self.dtype.code != f32:
             return np.ones(len(table), np.uint8)
@@ -114,14 +116,16 @@ class InPrecision:
 
 
 _NARROW_BITS = 16
-"""Activations between products of fewer bits have this many."""
+"""Bits of activations between products of narrower operands."""
 
 
 def _computed_in(graph: OpGraph) -> BoolArray:
-    """Return which element types a graph computes in, shape ``(element types,)``: floating-point types that
-    are not wider than the operands of most FLOPs of its products. All of them without products.
+    """Return flags of the element types that a graph computes in, shape ``(element types,)``.
+
+    These are floating-point types that are not wider than the operands of the most FLOPs of its products; all
+    of them without products.
     """
-    floats: BoolArray = np.array([each.kind is DTypeKind.FLOAT for each in DTYPES])
+    floats: BoolArray = np.array([element.kind is DTypeKind.FLOAT for element in DTYPES])
     table = graph.contractions
     if not len(table):
         return floats
@@ -130,32 +134,35 @@ def _computed_in(graph: OpGraph) -> BoolArray:
     if not (multiplied[floats] > 0).any():
         return floats
     most = DTYPES[int(np.argmax(np.where(floats, multiplied, -1.0)))].bits
-    bits = np.array([each.bits for each in DTYPES])
+    bits = np.array([element.bits for element in DTYPES])
     return floats & (bits <= max(most, _NARROW_BITS))
 
 
 def _stored_bits(element: DType) -> float:
-    """Return the bits of an element with its share of a block's scale."""
+    """Return the bits of an element including its part of the scale of its block."""
     scale = element.block_scale_bits / element.block_elements if element.block_elements else 0.0
     return element.bits + scale
 
 
 def _without_source_types(graph: OpGraph) -> ExtraTable:
-    """Return the attributes without those that name the types a program had before it was compiled."""
+    """Return the attributes except those with the types of the program before compilation."""
     keys = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
     if not keys:
         return graph.extra
     table = graph.extra
-    kept = np.flatnonzero(~np.isin(table.key, list(keys))).tolist()
+    rows_of_others = np.flatnonzero(~np.isin(table.key, list(keys))).tolist()
     rows = [
-        (int(table.node[row]), int(table.key[row]), int(table.tag[row]), table.value(row)) for row in kept
+        (int(table.node[row]), int(table.key[row]), int(table.tag[row]), table.value(row))
+        for row in rows_of_others
     ]
     return ExtraTable.from_rows(rows)
 
 
 def _ratio(rows: RaggedArray, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:
-    """New bytes of a node's tensors over old ones, ``otherwise`` where they have none that is known."""
+    """Return the new bytes of a node's tensors divided by the old ones, ``otherwise`` if they are unknown or
+    0.
+    """
     old = np.bincount(rows.row_ids, before[rows.values], len(rows))
     new = np.bincount(rows.row_ids, after[rows.values], len(rows))
-    known = np.isfinite(old) & (old > 0)
-    return np.where(known, new / np.where(known, old, 1.0), otherwise)
+    is_known = np.isfinite(old) & (old > 0)
+    return np.where(is_known, new / np.where(is_known, old, 1.0), otherwise)

@@ -1,4 +1,4 @@
-"""What all passes are made of: topological order, rows dropped with a bypass, repeated or reordered."""
+"""Selection and removal of nodes: building blocks of passes, and the pass that folds zero-cost nodes."""
 
 from __future__ import annotations
 
@@ -49,33 +49,37 @@ __all__ = [
 
 
 _MAX_BYPASS_EDGES = 256
-"""A dropped join of many producers and many consumers would square its edges; past this it stays."""
+"""Limit of producers x consumers of a dropped node: a larger join is kept, because a bypass would multiply
+edges.
+"""
 
 
 def with_durations(graph: OpGraph, duration_ns: FloatArray) -> OpGraph:
-    """The same graph with other durations, shape ``(nodes,)``."""
+    """Return the graph with other durations, shape ``(nodes,)``."""
     return replace(graph, duration_ns=duration_ns)
 
 
 def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
-    """The graph whose computations that state no element type compute in that of ``code``, and how many those
-    are. One states its type, or its first operand or result does.
+    """Return the graph with rate type ``code`` for computations without an element type, and their number.
+
+    A computation has an element type if ``rate_dtype``, its first operand or its first result has one.
     """
-    silent = (graph.kind == NodeKind.COMPUTE) & (graph.rate_dtype == UNKNOWN_DTYPE)
+    is_untyped = (graph.kind == NodeKind.COMPUTE) & (graph.rate_dtype == UNKNOWN_DTYPE)
     for lists in (graph.operands, graph.results):
-        there = np.flatnonzero(lists.lengths)
-        first = graph.types.dtype[lists.values[lists.offsets[there]]]
-        silent[there[first != UNKNOWN_DTYPE]] = False
-    if not silent.any():
+        nodes = np.flatnonzero(lists.lengths)
+        first = graph.types.dtype[lists.values[lists.offsets[nodes]]]
+        is_untyped[nodes[first != UNKNOWN_DTYPE]] = False
+    if not is_untyped.any():
         return graph, 0
-    rates = np.where(silent, code, graph.rate_dtype).astype(np.int16)
-    return replace(graph, rate_dtype=rates), int(silent.sum())
+    rates = np.where(is_untyped, code, graph.rate_dtype).astype(np.int16)
+    return replace(graph, rate_dtype=rates), int(is_untyped.sum())
 
 
 def take_nodes(graph: OpGraph, rows: IntArray, data_deps: RaggedArray, control_deps: RaggedArray) -> OpGraph:
-    """A graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` have new numbers.
+    """Return a graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` have new
+    numbers.
 
-    A row may come several times (a loop unrolled). Side tables follow their nodes, in new node order.
+    A row may occur several times (an unrolled loop). Side tables follow their nodes, in new node order.
     """
     columns: dict[str, Any] = {name: taken(getattr(graph, name), rows) for name in NODE_COLUMNS}
     return replace(
@@ -94,7 +98,9 @@ def take_nodes(graph: OpGraph, rows: IntArray, data_deps: RaggedArray, control_d
 
 
 def _matches(table_nodes: SmallIntArray, rows: IntArray) -> tuple[IntArray, SmallIntArray]:
-    """For a sorted ``node`` column: which table rows the new nodes take along, and for which new node."""
+    """Return the rows of a table with a sorted ``node`` column that belong to the new nodes, and the new
+    nodes.
+    """
     starts = np.searchsorted(table_nodes, rows, side="left")
     lengths = np.searchsorted(table_nodes, rows, side="right") - starts
     new_nodes = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
@@ -107,21 +113,21 @@ def _take_extra(table: ExtraTable, rows: IntArray) -> ExtraTable:
         return table
     of_file = np.flatnonzero(table.node == -1)
     old, node = _matches(table.node, rows)
-    kept = np.concatenate([of_file, old])
-    lengths = np.diff(table.offsets)[kept]
-    offsets = np.zeros(len(kept) + 1, np.int64)
+    taken_rows = np.concatenate([of_file, old])
+    lengths = np.diff(table.offsets)[taken_rows]
+    offsets = np.zeros(len(taken_rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return ExtraTable(
         node=np.concatenate([np.full(len(of_file), -1, np.int32), node]),
-        key=table.key[kept],
-        tag=table.tag[kept],
+        key=table.key[taken_rows],
+        tag=table.tag[taken_rows],
         offsets=offsets,
-        values=b"".join(table.value(row) for row in kept.tolist()),
+        values=b"".join(table.value(row) for row in taken_rows.tolist()),
     )
 
 
 def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionTable:
-    """Carried edges between kept nodes in new numbers: from the last copy of a repeated producer to every
+    """Return carried edges between remaining nodes in new numbers: from the last copy of a producer to every
     copy of its consumer.
     """
     if not len(table.carried_region):
@@ -132,22 +138,23 @@ def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionT
     edge, consumer = _matches(table.carried_consumer[by_consumer], rows)
     edge = by_consumer[edge]
     producer = last_copy[table.carried_producer[edge]]
-    kept = producer >= 0
+    has_producer = producer >= 0
     return replace(
         table,
-        carried_region=table.carried_region[edge][kept],
-        carried_producer=producer[kept],
-        carried_consumer=consumer[kept],
+        carried_region=table.carried_region[edge][has_producer],
+        carried_producer=producer[has_producer],
+        carried_consumer=consumer[has_producer],
     )
 
 
 def _resolve(
     graph: OpGraph, drop: list[bool], carried: _CarriedValues | None
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Data and control dependencies of each node with dropped nodes replaced by what they wait for.
+    """Return data and control dependencies of each node, with dropped nodes replaced by their own
+    dependencies.
 
-    What reaches a node both ways is a data dependency. ``drop`` is corrected in place where a bypass would
-    multiply edges or lose a trip of a carried value.
+    A dependency of both kinds is a data dependency. ``drop`` is corrected in place: a node is kept if its
+    bypass would multiply edges or lose an iteration of a carried value.
     """
     fan_out: list[int] = np.bincount(all_deps(graph).values, minlength=len(graph)).tolist()
     data = graph.data_deps.to_lists()
@@ -157,56 +164,55 @@ def _resolve(
     for node in order:
         direct, waits = data[node], control[node]
         dropped = [dep for dep in direct if drop[dep]]
-        # Those it waits for by control hand their values on to what waits for it, too.
-        gone = [*dropped, *(dep for dep in waits if drop[dep])] if waits else dropped
+        # Dropped control dependencies also pass their values on to dependants of the node.
+        all_dropped = [*dropped, *(dep for dep in waits if drop[dep])] if waits else dropped
         if dropped:
-            data[node] = direct = _led_around(direct, drop, data)
+            producers_of: dict[int, None] = {}
+            for dep in direct:
+                producers_of.update(dict.fromkeys(data[dep]) if drop[dep] else {dep: None})
+            data[node] = direct = list(producers_of)
         if has_control and (dropped or waits):
-            control[node] = waits = _waits(direct, dropped, waits, drop, (data, control))
+            control[node] = waits = _control_deps(direct, dropped, waits, drop, (data, control))
         if not drop[node]:
             continue
         producers = len(direct) + len(waits)
         multiplies = producers > 1 and producers * fan_out[node] > _MAX_BYPASS_EDGES
-        hands_on = carried is not None and carried.needs(node, gone, (*direct, *waits))
+        hands_on = carried is not None and carried.needs(node, all_dropped, (*direct, *waits))
         drop[node] = not (multiplies or hands_on)
     return data, control
 
 
-def _led_around(deps: list[int], drop: list[bool], resolved: list[list[int]]) -> list[int]:
-    found: dict[int, None] = {}
-    for dep in deps:
-        found.update(dict.fromkeys(resolved[dep]) if drop[dep] else {dep: None})
-    return list(found)
-
-
-def _waits(
+def _control_deps(
     direct: list[int],
     dropped: list[int],
     waits: list[int],
     drop: list[bool],
     resolved: tuple[list[list[int]], list[list[int]]],
 ) -> list[int]:
-    """Control dependencies of one node: its own, and those of the dropped nodes among its producers."""
+    """Return the control dependencies of one node: its own, and those of the dropped nodes among its
+    producers.
+    """
     data, control = resolved
-    found = dict.fromkeys(each for dep in dropped for each in control[dep])
+    awaited = dict.fromkeys(source for dep in dropped for source in control[dep])
     for dep in waits:
-        found.update(dict.fromkeys([*data[dep], *control[dep]]) if drop[dep] else {dep: None})
-    known = set(direct)
-    return [dep for dep in found if dep not in known]
+        awaited.update(dict.fromkeys([*data[dep], *control[dep]]) if drop[dep] else {dep: None})
+    producers = set(direct)
+    return [dep for dep in awaited if dep not in producers]
 
 
 def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
-    """Remove nodes; whoever waited for one waits for what it waited for. The graph must be acyclic.
+    """Return the graph without some nodes; dependants of a removed node depend on its dependencies. The graph
+    must be acyclic.
 
-    A join with so many producers and consumers that their product passes 256 edges stays. Carried edges of
-    loops through a dropped node are led around it in the same way; a node that hands a carried value on, to
-    the next trip or out of the loop, stays.
+    A join is kept if the product of its producers and consumers exceeds 256 edges. Carried edges of loops are
+    led around a removed node in the same way; a node that passes a carried value to the next iteration or out
+    of the loop is kept.
     """
     return _without(graph, drop, _CarriedValues.of(graph)) if drop.any() else graph
 
 
 def _without(graph: OpGraph, drop: NDArray[np.bool_], carried: _CarriedValues | None) -> OpGraph:
-    """Remove nodes with a bypass; without ``carried``, carried edges of what is removed go with it."""
+    """Return the graph without some nodes; without ``carried``, their carried edges are removed too."""
     flags: list[bool] = drop.tolist()
     data, control = _resolve(graph, flags, carried)
     has_control = bool(len(graph.control_deps.values))
@@ -230,8 +236,9 @@ def _renumber(rows: list[list[int]], number: IntArray) -> RaggedArray:
 
 
 def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
-    """Only what ``roots`` need, directly, not directly or a trip later; communication is always needed.
-    O(nodes + edges).
+    """Return the graph reduced to the nodes that ``roots`` need, directly, indirectly or an iteration later.
+
+    Communication is always kept. O(nodes + edges).
     """
     live = np.zeros(len(graph), np.bool_)
     live[roots] = True
@@ -256,13 +263,14 @@ def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
 
 
 def leaves_loop(graph: OpGraph) -> BoolArray:
-    """Which carried edges have an end outside of their loop, shape ``(carried edges,)``. A graph that a pass
-    or a simulator is given has none. O(regions + edges).
+    """Return flags of the carried edges with an end outside of their loop, shape ``(carried edges,)``.
+
+    Inputs of passes and simulators have none. O(regions + edges).
     """
     table = graph.regions
     parents: list[int] = table.parent.tolist()
     size = [1] * len(parents)
-    for row in reversed(range(len(parents))):  # children stand behind their parents
+    for row in reversed(range(len(parents))):  # children follow their parents
         if parents[row] >= 0:
             size[parents[row]] += size[row]
     # Number the regions so that those nested in one follow it.
@@ -276,22 +284,22 @@ def leaves_loop(graph: OpGraph) -> BoolArray:
     high = low + np.array(size, np.int64)[table.carried_region]
     outside = np.zeros(len(low), np.bool_)
     for end in (table.carried_producer, table.carried_consumer):
-        place = first[graph.region[end]]
-        outside |= (place < low) | (place >= high)
+        position = first[graph.region[end]]
+        outside |= (position < low) | (position >= high)
     return outside
 
 
 class _CarriedValues:
-    """The values that the loops of a graph carry, seen by a pass that drops nodes.
+    """Values that the loops of a graph carry, for a pass that drops nodes.
 
-    An edge spans exactly one trip. Where a free node takes a value carried to it and hands it on, into the
-    next trip or out of the loop, the value behind it is one trip older than what stands before it: without
-    that node the trip would be lost. So such a node stays (:meth:`needs`). Each method visits a node once,
-    in topological order, and costs O(its edges).
+    A carried edge spans exactly one iteration. If a zero-cost node receives a carried value and passes it to
+    the next iteration or out of the loop, the value after the node is one iteration older than the value
+    before it, so the node must be kept (:meth:`needs`). Each method visits a node once, in topological order,
+    and costs O(its edges).
     """
 
     def __init__(self, graph: OpGraph, consumers: RaggedArray) -> None:
-        """``consumers`` lists, for each node, those that depend on it (one row a node)."""
+        """Store ``consumers``, the dependants of each node (one row per node)."""
         table = graph.regions
         self._consumers = consumers
         self._region: list[int] = graph.region.tolist()
@@ -304,22 +312,22 @@ class _CarriedValues:
 
     @classmethod
     def of(cls, graph: OpGraph) -> _CarriedValues | None:
-        """Those of a graph; None where no loop carries anything."""
+        """Return the carried values of a graph; None if no loop carries a value."""
         if not len(graph.regions.carried_region):
             return None
         return cls(graph, all_deps(graph).transpose(len(graph)))
 
     def needs(self, node: int, dropped: Iterable[int], producers: Iterable[int]) -> bool:
-        """Whether a node about to be dropped hands a carried value on, and has to stay.
+        """Return True if a node about to be dropped passes a carried value on, and must be kept.
 
-        ``dropped`` are the dropped nodes it directly depends on, ``producers`` the kept nodes it waits for
-        once those are led around. Nodes that never run hand nothing on.
+        ``dropped`` are its direct dependencies that are dropped, ``producers`` the kept nodes it depends on
+        after the bypass. Nodes that never run pass no value on.
         """
         if not self._runs[node]:
             return False
         given = self._gives.get(node, ())
-        # Carried into the loop from outside: there in the second trip, but not in the first.
-        if given and any(not self.within(each, row) for each in producers for row in given):
+        # Carried into the loop from outside: present in the second iteration, but not in the first.
+        if given and any(not self.within(producer, row) for producer in producers for row in given):
             return True
         held = set(self._takes.get(node, ()))
         for dep in dropped:
@@ -327,31 +335,31 @@ class _CarriedValues:
         held = {row for row in held if self.within(node, row)}
         if not held:
             return False
-        if given or self._is_read_outside(node, held):
+        readers: list[int] = self._consumers.row(node).tolist()
+        leaves = (self._runs[reader] and not self.within(reader, row) for reader in readers for row in held)
+        if given or any(leaves):
             return True
         self._holds[node] = held
         return False
 
-    def _is_read_outside(self, node: int, rows: set[int]) -> bool:
-        readers: list[int] = self._consumers.row(node).tolist()
-        return any(self._runs[each] and not self.within(each, row) for each in readers for row in rows)
-
     def within(self, node: int, row: int) -> bool:
-        """Whether a node stands in a region or in one nested in it. O(depth) once per pair of regions."""
+        """Return True if a node is in a region or in one nested in it. O(depth) once per pair of regions."""
         key = (self._region[node], row)
-        known = self._is_within.get(key)
-        if known is None:
-            here = key[0]
-            while here > row:  # parents stand before their children
-                here = self._parent[here]
-            known = self._is_within[key] = here == row
-        return known
+        is_within = self._is_within.get(key)
+        if is_within is None:
+            region = key[0]
+            while region > row:  # parents precede their children
+                region = self._parent[region]
+            is_within = self._is_within[key] = region == row
+        return is_within
 
     def bypass(
         self, table: RegionTable, drop: list[bool], data: list[list[int]], control: list[list[int]]
     ) -> RegionTable:
-        """Carried edges with dropped producers replaced by what they waited for, dropped consumers by whoever
-        waits for them in the same loop.
+        """Return the regions with carried edges led around dropped nodes.
+
+        A dropped producer is replaced by its dependencies, a dropped consumer by its dependants in the same
+        loop.
         """
         edges: dict[tuple[int, int, int], None] = {}
         regions: list[int] = table.carried_region.tolist()
@@ -360,7 +368,7 @@ class _CarriedValues:
         for row, producer, consumer in zip(regions, producers, consumers, strict=True):
             sources = [*data[producer], *control[producer]] if drop[producer] else [producer]
             targets = self._live_consumers(consumer, row, drop)
-            inside = [each for each in sources if self.within(each, row)]
+            inside = [source for source in sources if self.within(source, row)]
             edges.update(dict.fromkeys((row, source, target) for source in inside for target in targets))
         flat = np.array(list(edges), np.int32).reshape(-1, 3)
         return replace(
@@ -368,32 +376,34 @@ class _CarriedValues:
         )
 
     def _live_consumers(self, node: int, row: int, drop: list[bool]) -> list[int]:
-        """The nearest kept nodes downstream of a node in a loop, the node itself if kept."""
-        found: dict[int, None] = {}
+        """Return the nearest kept nodes downstream of a node in a loop, or the node itself if it is kept."""
+        live: dict[int, None] = {}
         seen = {node}
         stack = [node]
         while stack:
             current = stack.pop()
             if not drop[current]:
-                found[current] = None
+                live[current] = None
                 continue
             after: list[int] = self._consumers.row(current).tolist()
-            fresh = [each for each in after if each not in seen and self.within(each, row)]
+            fresh = [user for user in after if user not in seen and self.within(user, row)]
             seen.update(fresh)
             stack.extend(fresh)
-        return list(found)
+        return list(live)
 
 
 def _regions_of(nodes: SmallIntArray, rows: SmallIntArray) -> dict[int, set[int]]:
-    """The loops that carry something to or from each node."""
-    found: dict[int, set[int]] = {}
+    """Return the loops that carry a value to or from each node."""
+    regions: dict[int, set[int]] = {}
     for node, row in zip(nodes.tolist(), rows.tolist(), strict=True):
-        found.setdefault(node, set()).add(row)
-    return found
+        regions.setdefault(node, set()).add(row)
+    return regions
 
 
 def is_free(graph: OpGraph) -> BoolArray:
-    """Which nodes take no time by construction: no arithmetic, traffic, communication, or stated time."""
+    """Return flags of the nodes that take no time by construction: no arithmetic, traffic, communication or
+    duration.
+    """
     unused = (graph.flops == 0) & (graph.transcendentals == 0) & (graph.bytes_moved == 0)
     compute = graph.kind == int(NodeKind.COMPUTE)
     timed = graph.duration_ns > 0
@@ -402,7 +412,9 @@ def is_free(graph: OpGraph) -> BoolArray:
 
 
 def is_delay(graph: OpGraph) -> BoolArray:
-    """Recorded waits that no thread and no queue is busy with: they pass beside whatever else runs."""
+    """Return flags of recorded waits that occupy no thread and no queue, so they overlap with any
+    other work.
+    """
     delays: BoolArray = is_recorded_wait(graph) & (graph.stream < 0)
     return delays
 
@@ -413,25 +425,25 @@ _RUNTIME_COPY = re.compile(
 
 
 def is_runtime_copy(name: str) -> bool:
-    """Return True for what profilers call a copy or a fill by the runtime, which computes nothing."""
+    """Return True for a profiler's name of a copy or fill by the runtime, which computes nothing."""
     return _RUNTIME_COPY.fullmatch(name[:200]) is not None
 
 
 def runtime_copies(graph: OpGraph) -> BoolArray:
-    """Mark recorded copies and fills by the runtime."""
+    """Return flags of recorded copies and fills by the runtime."""
     strings = graph.strings
     return mapped(graph.name_row, lambda row: is_runtime_copy(strings[row]), np.bool_)
 
 
 def without_waits(graph: OpGraph) -> OpGraph:
-    """The work alone, without recorded waits and what depends on them; the order of the work stays."""
-    kept = ~is_recorded_wait(graph)
-    if kept.all():
+    """Return the graph without recorded waits and dependencies on them; other nodes keep their order."""
+    is_work = ~is_recorded_wait(graph)
+    if is_work.all():
         return graph
-    rows, number = np.flatnonzero(kept), np.cumsum(kept) - 1
+    rows, number = np.flatnonzero(is_work), np.cumsum(is_work) - 1
 
     def between_work(deps: RaggedArray) -> RaggedArray:
-        inside = kept[deps.row_ids] & kept[deps.values]
+        inside = is_work[deps.row_ids] & is_work[deps.values]
         return RaggedArray.from_pairs(number[deps.row_ids[inside]], number[deps.values[inside]], len(rows))
 
     return take_nodes(graph, rows, between_work(graph.data_deps), between_work(graph.control_deps))
@@ -439,13 +451,14 @@ def without_waits(graph: OpGraph) -> OpGraph:
 
 @dataclass(frozen=True, slots=True)
 class FoldFree:
-    """Fold views, constants and tuples into their consumers, and drop branches that are not taken.
+    """Pass that folds views, constants and tuples into their consumers, and drops branches that are not
+    taken.
 
-    FLOPs, bytes and communication are conserved: only zeros go. O(nodes + edges).
+    FLOPs, bytes and communication are conserved. O(nodes + edges).
     """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """The graph without free and never executed nodes."""
+        """Return the graph without zero-cost nodes and nodes that never run."""
         free = is_free(graph)
         untaken = graph.multiplicity == 0
         folded = bypass(graph, free | untaken)
