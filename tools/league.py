@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas import api
-from hespas.generators.llm.published_settings import SETTINGS
+from hespas.generators.llm.published import SETTINGS
 from hespas.validators.league.document import League
 from hespas.validators.league.judged import CALIBRATIONS, SHARED
 from hespas.validators.league.parts import COMPONENTS
@@ -88,7 +88,7 @@ takes `source` (the software stack), `framework`, `release`, `micro_batch`, `gra
 `vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`,
 `optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`,
 `step_time_hi_ms`, `mfu_pct`, `peak_memory_gib` and `rows_with_same_config`. Settings of software and device
-have columns of their own (`hespas/generators/llm/published_settings.py`):
+have columns of their own (`hespas/generators/llm/published.py`):
 
 SETTINGS
 Free text (`notes`) changes nothing in a table with these columns. In a table without one of them, fixed

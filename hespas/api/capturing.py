@@ -22,7 +22,7 @@ from hespas.api.validation import read_program
 from hespas.captures.jax.calls import name_of, resolve_arguments, unwrap_partial
 from hespas.captures.jax.lowering import LoweredProgram, Platform, lower
 from hespas.captures.jax.run import run_profiled
-from hespas.captures.mesh import CollectiveRow, JaxMesh, Mesh
+from hespas.captures.mesh import JaxMesh, Mesh, MeshCollectiveRow
 from hespas.captures.partition import (
     TIMEOUT_S,
     CapturedProgram,
@@ -110,7 +110,7 @@ class CaptureResult(Result):
     partitioned = RenamedAttribute("spmd_hlo")
 
     @property
-    def collectives(self) -> list[CollectiveRow]:
+    def collectives(self) -> list[MeshCollectiveRow]:
         """Return the collectives of a rank of the first class, by kind and axes of the mesh."""
         return collective_rows(self.workload, self.mesh)
 
@@ -164,7 +164,7 @@ class CaptureResult(Result):
         """Return the collectives of a rank: one row per kind and axes."""
         import pandas
 
-        return pandas.DataFrame(self.collectives, columns=list(CollectiveRow._fields))
+        return pandas.DataFrame(self.collectives, columns=list(MeshCollectiveRow._fields))
 
 
 def _write_bytes(path: Path, data: bytes, *, overwrite: bool) -> None:

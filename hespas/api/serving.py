@@ -18,7 +18,7 @@ from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.llm import Model, ServingStep, load_model, precision_of, serving_layout
-from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
+from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments, renamed_fields
@@ -198,7 +198,7 @@ class Server:
     def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
         """Return the times of steps for sequences of at most ``context`` tokens."""
         policy = self.policy()
-        grids = Grids.up_to(
+        grids = LatticeGrids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
         )
         times = step_times(

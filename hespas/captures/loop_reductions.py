@@ -28,7 +28,7 @@ _FORWARDED = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Instruction:
+class _DumpInstruction:
     """HLO instruction of a dump: ``rest`` is the text after the opening parenthesis of its operands."""
 
     lead: str
@@ -66,7 +66,7 @@ class _Instruction:
         return f"{self.lead}%{self.name} = {self.shape} {self.opcode}({self.rest}"
 
 
-_Computation = list[str | _Instruction]
+_Computation = list[str | _DumpInstruction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def move_reductions(text: str, path: str, diagnostics: Diagnostics) -> str:
         if head := _HEAD.match(line):
             current = computations.setdefault(head[2], [])
         match = _LINE.match(line)
-        current.append(_Instruction(*match.groups()) if match else line)
+        current.append(_DumpInstruction(*match.groups()) if match else line)
     num_moved = 0
     while (motion := next(_motions(computations), None)) is not None:
         computations = _moved(computations, motion)
@@ -125,12 +125,12 @@ def move_reductions(text: str, path: str, diagnostics: Diagnostics) -> str:
     )
 
 
-def _instructions(block: _Computation) -> dict[str, _Instruction]:
-    return {line.name: line for line in block if isinstance(line, _Instruction)}
+def _instructions(block: _Computation) -> dict[str, _DumpInstruction]:
+    return {line.name: line for line in block if isinstance(line, _DumpInstruction)}
 
 
-def _users(instructions: Mapping[str, _Instruction]) -> dict[str, list[_Instruction]]:
-    users: dict[str, list[_Instruction]] = {name: [] for name in instructions}
+def _users(instructions: Mapping[str, _DumpInstruction]) -> dict[str, list[_DumpInstruction]]:
+    users: dict[str, list[_DumpInstruction]] = {name: [] for name in instructions}
     for instruction in instructions.values():
         for operand in instruction.operands:
             if operand in users:
@@ -177,9 +177,9 @@ def _motions(computations: Mapping[str, _Computation]) -> Iterator[_Motion]:
 
 
 def _accumulated_in(
-    instructions: Mapping[str, _Instruction],
-    users: Mapping[str, Sequence[_Instruction]],
-    reduction: _Instruction,
+    instructions: Mapping[str, _DumpInstruction],
+    users: Mapping[str, Sequence[_DumpInstruction]],
+    reduction: _DumpInstruction,
 ) -> int | None:
     """Return the element of the state that an all-reduce is added to; None if its result has other uses."""
     value = reduction
@@ -200,7 +200,7 @@ def _accumulated_in(
 
 
 def _state_element(
-    instructions: Mapping[str, _Instruction], users: Mapping[str, Sequence[_Instruction]], name: str
+    instructions: Mapping[str, _DumpInstruction], users: Mapping[str, Sequence[_DumpInstruction]], name: str
 ) -> int | None:
     """Return the element of the state that a value is; None if anything else in the body reads it."""
     while name in instructions and len(users[name]) == 1:
@@ -266,8 +266,8 @@ def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, 
             operands = start.operands
             operands[motion.index] = zeros
             outer += [
-                _Instruction("  ", zero, f"{shape.partition('[')[0]}[]", "constant", "0)"),
-                _Instruction("  ", zeros, shape, "broadcast", f"%{zero}), dimensions={{}}"),
+                _DumpInstruction("  ", zero, f"{shape.partition('[')[0]}[]", "constant", "0)"),
+                _DumpInstruction("  ", zeros, shape, "broadcast", f"%{zero}), dimensions={{}}"),
                 replace(start, rest=", ".join(f"%{operand}" for operand in operands) + start.attributes),
             ]
         elif (
@@ -281,15 +281,17 @@ def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, 
     return computations | {motion.body: body, motion.caller: outer}
 
 
-def _reduced(element: _Instruction, attributes: str, first: str) -> list[_Instruction]:
+def _reduced(element: _DumpInstruction, attributes: str, first: str) -> list[_DumpInstruction]:
     """Return an element of the loop's result, reduced and added to the ``first`` value (empty: zeros)."""
     local = replace(element, lead="  ", name=f"{element.name}.local")
     operands = f"%{local.name}{attributes}"
-    total = _Instruction(element.lead, element.name, element.shape, "all-reduce", operands)
+    total = _DumpInstruction(element.lead, element.name, element.shape, "all-reduce", operands)
     if not first:
         return [local, total]
     total = replace(total, lead="  ", name=f"{element.name}.total")
-    total_sum = _Instruction(element.lead, element.name, element.shape, "add", f"%{first}, %{total.name})")
+    total_sum = _DumpInstruction(
+        element.lead, element.name, element.shape, "add", f"%{first}, %{total.name})"
+    )
     return [local, total, total_sum]
 
 

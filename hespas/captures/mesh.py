@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, SupportsIndex, cast
 from hespas.graph import GroupSet, Permutation, StridedGroups
 from hespas.graph.errors import UsageError
 
-__all__ = ["CollectiveRow", "JaxMesh", "Mesh", "axes_of", "axis_of_shift"]
+__all__ = ["JaxMesh", "Mesh", "MeshCollectiveRow", "axes_of", "axis_of_shift"]
 
 _MAX_DEVICES = 1 << 24
 """Limit on the number of devices; a larger number is a mistake."""
@@ -96,7 +96,7 @@ class Mesh:
         return prod(self.sizes)
 
 
-class CollectiveRow(NamedTuple):
+class MeshCollectiveRow(NamedTuple):
     """Collectives of one kind over the same axes: executions per rank and step, and total payload."""
 
     kind: str

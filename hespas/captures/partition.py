@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Literal
 
 from hespas.captures.loop_reductions import move_reductions
-from hespas.captures.mesh import CollectiveRow, Mesh, axes_of, axis_of_shift
+from hespas.captures.mesh import Mesh, MeshCollectiveRow, axes_of, axis_of_shift
 from hespas.captures.partition_child import PARTITIONED, REFUSED, PartitionSettings
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
@@ -88,16 +88,16 @@ def capture_program(
     return CapturedProgram(replace(workload, metadata=described), program, text)
 
 
-def collective_rows(workload: Workload, mesh: Mesh) -> list[CollectiveRow]:
+def collective_rows(workload: Workload, mesh: Mesh) -> list[MeshCollectiveRow]:
     """Return the collectives and messages of one rank of the first class by kind and axes, in order of first
     use.
     """
     graph = workload.classes[0]
-    rows = dict[tuple[str, str], CollectiveRow]()
+    rows = dict[tuple[str, str], MeshCollectiveRow]()
 
     def add(node: int, kind: str, axes: str, groups: tuple[int, int], size_bytes: float) -> None:
         times = float(graph.multiplicity[node])
-        row = rows.get((kind, axes), CollectiveRow(kind, axes, *groups, 0.0, 0.0))
+        row = rows.get((kind, axes), MeshCollectiveRow(kind, axes, *groups, 0.0, 0.0))
         rows[kind, axes] = row._replace(
             times=row.times + times, size_bytes=row.size_bytes + times * size_bytes
         )

@@ -1,5 +1,5 @@
-"""Workloads that nobody recorded: symbolic models at any parallelism, benchmarks, random programs, and traces
-of a small run taken to another size.
+"""Synthetic workloads: symbolic models at any parallelism, benchmarks, random programs, and rescaled traces
+of smaller runs.
 """
 
 from hespas.generators.spec import Account, Filling, Generator

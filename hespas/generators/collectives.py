@@ -1,7 +1,7 @@
-"""Micro-benchmarks of collectives and messages: each kind at each size, one after another or all at once.
+"""Microbenchmarks of collectives and messages: each kind at each size, in sequence or all at once.
 
-A size is that of the whole buffer, as benchmarks of communication libraries print it: an all-gather of S
-bytes over N ranks has a payload of S / N in Chakra's sense. Buffers hold whole elements of every rank.
+A size is that of the whole buffer, as in benchmarks of communication libraries: an all-gather of S bytes over
+N ranks has a payload of S / N as defined by Chakra. Buffers have a whole number of elements of every rank.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _COLLECTIVES: Mapping[str, CollectiveKind] = {
     "reduce": CollectiveKind.REDUCE,
 }
 KINDS = (*_COLLECTIVES, "permute", "ping_pong")
-"""What can be asked for: collectives, a shift around the ring of all ranks, and messages there and back
-between neighbours. ASTRA-sim has no ``reduce``.
+"""Kinds of a benchmark: collectives, a shift around the ring of all ranks, and messages between neighbours in
+both directions. ASTRA-sim does not support ``reduce``.
 """
 
 _UNITS: Mapping[str, int] = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -46,8 +46,11 @@ _MOST_BYTES, _MOST_RANKS, _MOST_CALLS = 1 << 50, 1 << 20, 1 << 18
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """``1KiB-1GiB`` (each power of two between) or ``4KiB,1MiB``. Raises ``UsageError`` for others."""
-    found: list[int] = []
+    """Parse ``1KiB-1GiB`` (doubling from the first to the last size) or ``4KiB,1MiB``.
+
+    Raises ``UsageError`` for other text.
+    """
+    sizes: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         first = _size(low)
@@ -55,25 +58,27 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         if last < first:
             raise UsageError(f"sizes {part}: the last is smaller than the first", hint=f"{high}-{low}")
         while first <= last:
-            found.append(first)
+            sizes.append(first)
             first *= 2
-    return tuple(found)
+    return tuple(sizes)
 
 
 def _size(text: str) -> int:
     number = text.rstrip("BKMGi")
     unit = _UNITS.get(text[len(number) :])
     if unit is None or not (number.isascii() and number.isdigit() and len(number) < len(str(_MOST_BYTES))):
-        raise UsageError(f"{text!r} is no size", hint="1024, 64KiB, 1MiB or 1GiB")
+        raise UsageError(f"{text!r} is not a size", hint="1024, 64KiB, 1MiB or 1GiB")
     size = int(number) * unit
     if not 0 < size <= _MOST_BYTES:
-        raise UsageError(f"{text!r} is no size of a buffer", hint="1 B to 1 PiB")
+        raise UsageError(f"{text!r} is not a size of a buffer", hint="1 B to 1 PiB")
     return size
 
 
 def parse_groups(text: str, ranks: int) -> GroupSet:
-    """``8x4:inner`` or ``8x4:outer``: ranks row by row over a mesh, groups along its last or its first axis;
-    ``2x4x8:0,2``: along some axes by number; empty: all ranks. Raises ``UsageError`` for others.
+    """Parse the groups of a benchmark; empty text is one group of all ranks.
+
+    ``8x4:inner`` or ``8x4:outer`` has ranks in row-major order on a mesh, and groups along its last or first
+    axis; ``2x4x8:0,2`` has groups along axes by number. Raises ``UsageError`` for other text.
     """
     if not text:
         return StridedGroups.all_ranks(ranks)
@@ -82,21 +87,25 @@ def parse_groups(text: str, ranks: int) -> GroupSet:
     if prod(sizes) != ranks:
         raise UsageError(f"groups {text}: a mesh of {prod(sizes):,} ranks, not {ranks:,}", hint="`ranks`")
     named = {"inner": len(sizes) - 1, "outer": 0}
-    axes = [named[each] if each in named else _extent(each, text) for each in along.split(",")]
+    axes = [named[axis] if axis in named else _extent(axis, text) for axis in along.split(",")]
     if len(set(axes)) < len(axes) or max(axes) >= len(sizes):
-        raise UsageError(f"groups {text}: no such axes of the mesh", hint=f"0..{len(sizes) - 1}, each once")
+        raise UsageError(f"groups {text}: unknown or repeated axes", hint=f"0..{len(sizes) - 1}, each once")
     return StridedGroups.from_mesh(sizes, axes)
 
 
 def _extent(text: str, whole: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_RANKS))):
-        raise UsageError(f"groups {whole}: {text!r} is no number", hint="8x4:inner, 8x4:outer or 2x4x8:0,2")
+        raise UsageError(
+            f"groups {whole}: {text!r} is not a number", hint="8x4:inner, 8x4:outer or 2x4x8:0,2"
+        )
     return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveBenchmark:
-    """Every kind at every size [B], ``repeat`` times. ``separate``: none waits for another."""
+    """Benchmark of every kind at every size [B], ``repeat`` times. ``separate``: operations are
+    independent.
+    """
 
     kinds: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -108,15 +117,17 @@ class CollectiveBenchmark:
 
     @property
     def name(self) -> str:
-        """What is measured, on how many ranks."""
+        """Name with the number of ranks."""
         return f"collectives-{self.ranks}"
 
     def account(self) -> Account:
-        """Nothing is computed."""
+        """Return figures of 0: a benchmark does not compute."""
         return Account(parameters=0.0, model_flops_per_step=0.0, hardware_flops_per_step=0.0)
 
     def workload(self) -> Workload:
-        """One class; three where neighbours talk: those who send first, who receive first, and one alone."""
+        """Make a workload of one rank class, or of up to three with ``ping_pong``: ranks that send first,
+        ranks that receive first, and a last rank without a neighbour.
+        """
         self._check()
         if "ping_pong" not in self.kinds:
             return Workload.spmd(_graph(self, 0), self.ranks)
@@ -128,30 +139,30 @@ class CollectiveBenchmark:
         return Workload(name=self.name, classes=tuple(classes), rank_class=rank_class)
 
     def _check(self) -> None:
-        unknown = [each for each in self.kinds if each not in KINDS]
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise UsageError(
-                f"no such kind: {', '.join(unknown) or '(none)'}", hint=f"known are {', '.join(KINDS)}"
+                f"unknown kind: {', '.join(unknown) or '(none)'}", hint=f"one of {', '.join(KINDS)}"
             )
         if not 2 <= self.ranks <= _MOST_RANKS:
             raise UsageError("collectives need at least two ranks", hint=f"`ranks=2` to {_MOST_RANKS:,}")
         calls = len(self.kinds) * len(self.sizes) * self.repeat
         if calls > _MOST_CALLS:
-            raise UsageError(f"{calls:,} calls are more than {_MOST_CALLS:,}", hint="a smaller repeat")
+            raise UsageError(f"{calls:,} calls exceed the limit of {_MOST_CALLS:,}", hint="a smaller repeat")
         if find_dtype(self.dtype) is None:
-            raise UsageError(f"no such element type: {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
+            raise UsageError(f"unknown element type {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
         if parse_groups(self.groups, self.ranks).group_size < 2:
             raise UsageError(f"groups {self.groups}: groups of one rank", hint="an axis of two or more")
 
 
 def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:
-    """The program of those who send first (role 0), receive first (1) or have no neighbour (2)."""
-    nodes = _Nodes(bench, GraphBuilder(bench.name), parse_groups(bench.groups, bench.ranks))
+    """Return the program of ranks that send first (role 0), receive first (1), or have no neighbour (2)."""
+    nodes = _BenchmarkNodes(bench, GraphBuilder(bench.name), parse_groups(bench.groups, bench.ranks))
     tag = 0
     for kind in bench.kinds:
         for size in bench.sizes:
-            for turn in range(bench.repeat):
-                label = f"{kind}/{size}/{turn}"
+            for iteration in range(bench.repeat):
+                label = f"{kind}/{size}/{iteration}"
                 if kind in _COLLECTIVES:
                     nodes.collective(label, _COLLECTIVES[kind], size)
                 elif kind == "permute":
@@ -162,16 +173,16 @@ def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:
     return nodes.builder.build()
 
 
-class _Nodes:
-    """Adds nodes, each behind the one before unless they are separate."""
+class _BenchmarkNodes:
+    """Adds nodes, each after the one before unless they are separate."""
 
     def __init__(self, bench: CollectiveBenchmark, builder: GraphBuilder, groups: GroupSet) -> None:
         self.builder = builder
         self.ring = Permutation.from_pairs(
             [(r, (r + 1) % bench.ranks) for r in range(bench.ranks)], bench.ranks
         )
-        self._there = _neighbours(bench.ranks, 0)
-        self._back = _neighbours(bench.ranks, 1)
+        self._request = _neighbours(bench.ranks, 0)
+        self._reply = _neighbours(bench.ranks, 1)
         self._chained = not bench.separate
         self._groups = builder.group_set(groups)
         self._members = groups.group_size
@@ -179,7 +190,7 @@ class _Nodes:
         self._last: list[int] = []
 
     def _node(
-        self, label: str, op: str, kind: NodeKind, op_class: OpClass, elements: tuple[int, int], *, wait: bool
+        self, label: str, op: str, kind: NodeKind, op_class: OpClass, elements: tuple[int, ...], *, wait: bool
     ) -> int:
         types = [self.builder.types.add(self._type, (count,)) for count in elements]
         node = self.builder.add_node(
@@ -199,44 +210,53 @@ class _Nodes:
         return node
 
     def _count(self, size_bytes: int, parts: int) -> int:
-        """Elements of a buffer of about a size: as many for each part."""
+        """Return the elements of a buffer of about a size, a multiple of the parts."""
         bits = 8 if self._type is None else self._type.bits
         return max(1, size_bytes * 8 // (bits * parts)) * parts
 
     def collective(self, label: str, kind: CollectiveKind, size_bytes: int) -> None:
         whole = self._count(size_bytes, self._members)
-        sent, got = (whole // cuts for cuts in cuts_of(kind, self._members))
+        counts = tuple(whole // parts for parts in cuts_of(kind, self._members))
         op = f"c10d::{kind.name.lower()}"
-        node = self._node(label, op, NodeKind.COLLECTIVE, OpClass.COLLECTIVE, (sent, got), wait=self._chained)
+        node = self._node(label, op, NodeKind.COLLECTIVE, OpClass.COLLECTIVE, counts, wait=self._chained)
         types = self.builder.types
-        sent_bytes, got_bytes = (types.bytes_of(types.add(self._type, (each,))) for each in (sent, got))
+        sent_bytes, received_bytes = (types.bytes_of(types.add(self._type, (count,))) for count in counts)
         self.builder.add_collective(
             node,
             kind,
             group_set=self._groups,
             comm_bytes=sent_bytes,
             operand_bytes=sent_bytes,
-            result_bytes=got_bytes,
+            result_bytes=received_bytes,
             reduction="add" if kind in REDUCES else "",
         )
 
     def message(
-        self, label: str, kind: NodeKind, way: Permutation, size_bytes: int, tag: int, *, wait: bool = False
+        self,
+        label: str,
+        kind: NodeKind,
+        permutation: Permutation,
+        size_bytes: int,
+        tag: int,
+        *,
+        wait: bool = False,
     ) -> None:
         count = self._count(size_bytes, 1)
         op = f"c10d::{kind.name.lower()}"
         node = self._node(label, op, kind, OpClass.P2P, (count, count), wait=wait or self._chained)
         size = self.builder.types.bytes_of(self.builder.types.add(self._type, (count,)))
-        self.builder.add_p2p(node, permutation=self.builder.permutation(way), comm_bytes=size, tag=tag)
+        self.builder.add_p2p(
+            node, permutation=self.builder.permutation(permutation), comm_bytes=size, tag=tag
+        )
 
     def ping_pong(self, label: str, role: int, size_bytes: int, tag: int) -> None:
-        """There and back: whoever was sent to answers."""
+        """Add a message to the neighbour and its reply."""
         first, second = (NodeKind.SEND, NodeKind.RECV) if role == 0 else (NodeKind.RECV, NodeKind.SEND)
-        self.message(f"{label}/there", first, self._there, size_bytes, tag)
-        self.message(f"{label}/back", second, self._back, size_bytes, tag + 1, wait=True)
+        self.message(f"{label}/there", first, self._request, size_bytes, tag)
+        self.message(f"{label}/back", second, self._reply, size_bytes, tag + 1, wait=True)
 
 
 def _neighbours(ranks: int, first: int) -> Permutation:
-    """Even ranks to the odd one behind them (``first`` 0), or back."""
+    """Return the messages from even ranks to the next odd rank (``first`` 0), or back (1)."""
     pairs: Sequence[tuple[int, int]] = [(rank + first, rank + 1 - first) for rank in range(0, ranks - 1, 2)]
     return Permutation.from_pairs(pairs, ranks)

@@ -1,10 +1,11 @@
-"""A training step of a deep learning recommendation model (DLRM, arXiv 1906.00091).
+"""Training step of a deep learning recommendation model (DLRM, arXiv 1906.00091).
 
-Dense features pass a bottom MLP, categorical ones are looked up in tables and summed by bag; all pairs of
-features are multiplied, and a top MLP gives one number. MLPs are data parallel; tables are spread over all
-ranks, so pooled rows of the whole batch change ranks forward and their gradients backward: tables or columns
-by all-to-all, rows by reduce-scatter and all-gather. Backward is two products for each of forward, but for
-the first layer, whose input needs no gradient. Tables are updated where they are.
+Dense features pass a bottom MLP; categorical features are looked up in tables and summed by bag; all pairs of
+features are multiplied, and a top MLP computes one number. MLPs are data parallel. Tables are sharded over
+all ranks, so that pooled rows of the whole batch are exchanged in the forward pass and their gradients in the
+backward pass: tables or columns by all-to-all, rows by reduce-scatter and all-gather. The backward pass has
+two products for each forward product, except in the first layer, whose input needs no gradient. Tables are
+updated on their ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from hespas.generators.llm.assemble import Part
-from hespas.generators.llm.kernels import Kernels, Tensor
+from hespas.generators.llm.kernels import KernelWriter, TensorSpec
+from hespas.generators.llm.schedule import PassTemplate
 from hespas.generators.spec import Account, Bounded
 from hespas.graph import CollectiveKind, GraphBuilder, OpClass, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
@@ -24,14 +25,16 @@ __all__ = ["DlrmStep", "Sharding"]
 _MOST_RANKS, _MOST_ELEMENTS = 1 << 24, 1 << 60
 
 Sharding = Literal["table", "row", "column"]
-"""How tables are spread over ranks."""
+"""Sharding of tables over ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DlrmStep(Bounded):
-    """``batch`` samples on each rank; ``tables`` of ``rows`` x ``width`` with ``lookups`` a sample.
-    ``bottom`` are widths from the dense features to before ``width``; ``top`` of layers before the last,
-    which has one.
+    """Settings of a step: ``batch`` samples on each rank, ``tables`` of ``rows`` x ``width`` with ``lookups``
+    per sample.
+
+    ``bottom`` lists the widths from the dense features up to the layer before ``width``; ``top`` the widths
+    before the last layer, which has width 1.
     """
 
     ranks: int = 8
@@ -47,17 +50,19 @@ class DlrmStep(Bounded):
 
     @property
     def name(self) -> str:
-        """Sharding and ranks."""
+        """Name with the sharding and the ranks."""
         return f"dlrm-{self.sharding}{self.ranks}"
 
     @property
     def bottom_layers(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of each layer."""
+        """Inputs and outputs of each layer of the bottom MLP."""
         return list(pairwise((*self.bottom, self.width)))
 
     @property
     def top_layers(self) -> list[tuple[int, int]]:
-        """From pairs of features and the dense ones to one number."""
+        """Inputs and outputs of each layer of the top MLP, from pairs of features and dense ones to one
+        number.
+        """
         features = self.tables + 1
         return list(pairwise((features * (features - 1) // 2 + self.width, *self.top, 1)))
 
@@ -67,7 +72,7 @@ class DlrmStep(Bounded):
         return sum((inputs + 1) * outputs for inputs, outputs in (*self.bottom_layers, *self.top_layers))
 
     def account(self) -> Account:
-        """FLOPs of products; sums of bags are no products. Memory is not accounted for."""
+        """Return the FLOPs of products, without sums of bags. Memory is not included."""
         layers = [*self.bottom_layers, *self.top_layers]
         weights = sum(inputs * outputs for inputs, outputs in layers)
         first = layers[0][0] * layers[0][1]
@@ -78,21 +83,21 @@ class DlrmStep(Bounded):
 
     @property
     def element(self) -> str:
-        """Element type of the tensors: products in TF32 are of f32."""
+        """Element type of the tensors; products in TF32 have f32 tensors."""
         return "f32" if self.dtype == "tf32" else self.dtype
 
     def workload(self) -> Workload:
-        """One class of ranks."""
+        """Make a workload of one rank class."""
         self._check()
         builder = GraphBuilder(self.name)
-        _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
+        _DlrmWriter(self, KernelWriter(builder, PassTemplate("step", 0, 0), tf32=self.dtype == "tf32")).run()
         flops = self.account().model_flops_per_step
         facts = StepFacts(kind="recommendation", model_flops=flops, ranks=self.ranks, dtype=self.dtype)
         return Workload.spmd(builder.build(), self.ranks, facts.metadata())
 
     def _check(self) -> None:
         if min(self.ranks, self.batch, self.tables, self.rows, self.width, self.lookups) < 1:
-            raise UsageError("ranks, batch, tables, rows, width and lookups are at least 1")
+            raise UsageError("ranks, batch, tables, rows, width and lookups must be at least 1")
         state = self.tables * self.rows * self.width
         work = self.batch * (self.tables + 1) ** 2 * self.width * self.lookups
         if self.ranks > _MOST_RANKS or max(state, work) > _MOST_ELEMENTS:
@@ -101,137 +106,132 @@ class DlrmStep(Bounded):
                 hint="smaller `ranks`, `batch`, tables, rows or width",
             )
         if self.sharding not in {"table", "row", "column"}:
-            raise UsageError(f"no such sharding: {self.sharding!r}", hint="table, row or column")
+            raise UsageError(f"unknown sharding {self.sharding!r}", hint="table, row or column")
         if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
-            raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16, f32 or tf32")
+            raise UsageError(
+                f"{self.dtype!r} is not an element type for training", hint="bf16, f16, f32 or tf32"
+            )
         split = {"table": self.tables, "row": self.rows, "column": self.width}[self.sharding]
         if split % self.ranks:
             raise UsageError(f"{self.ranks} ranks do not divide {split} (sharded by {self.sharding})")
 
 
-class _Step:
-    """Adds the nodes of a step; ``talked`` is the last collective."""
+class _DlrmWriter:
+    """Adds the nodes of a step."""
 
-    def __init__(self, step: DlrmStep, kernels: Kernels) -> None:
+    def __init__(self, step: DlrmStep, kernels: KernelWriter) -> None:
         self.step, self.kernels = step, kernels
-        self.talked = -1
-        self.made: list[int] = []
+        self.last_collective = -1
+        self.weight_gradients: list[int] = []
 
     def run(self) -> None:
         step = self.step
         indices = self._exchange("indices", "ids", -1)
-        pooled = self._exchange("pooled", "forward", self._lookup(indices))
+        rows, ids, sums = self._tables()
+        lookup = self.kernels.node(
+            "lookup",
+            "aten::_embedding_bag",
+            OpClass.GATHER,
+            [rows, ids],
+            [sums],
+            flops=float(max(0, (rows.shape[0] - sums.shape[0]) * rows.shape[1])),
+            after=[indices],
+        )
+        pooled = self._exchange("pooled", "forward", lookup)
         bottom = self._mlp("bottom", step.bottom_layers, -1)
         features = step.tables + 1
         size = (features, features, step.width)
-        met = self._product("interaction", size, [pooled, bottom[-1]], step.batch)
-        top = self._mlp("top", step.top_layers, met)
+        pairs = self._product("interaction", size, [pooled, bottom[-1]], step.batch)
+        top = self._mlp("top", step.top_layers, pairs)
         loss = self._vector("loss", "cross_entropy", (step.batch, 1), [top[-1]])
-        given = self._mlp_backward("top", step.top_layers, [met, *top], loss)
+        grad = self._mlp_backward("top", step.top_layers, [pairs, *top], loss)
         size = (features, step.width, features)
         parts = [
-            self._product(f"interaction.d{side}", size, [given, pooled, bottom[-1]], step.batch)
+            self._product(f"interaction.d{side}", size, [grad, pooled, bottom[-1]], step.batch)
             for side in "ab"
         ]
-        given = self._vector("interaction.sum", "add", (step.batch, features, step.width), parts)
-        back = self._exchange("gradients", "backward", given)
-        self._mlp_backward("bottom", step.bottom_layers, [-1, *bottom], given)
-        self._update(back, indices)
-        self._dense_update()
+        grad = self._vector("interaction.sum", "add", (step.batch, features, step.width), parts)
+        back = self._exchange("gradients", "backward", grad)
+        self._mlp_backward("bottom", step.bottom_layers, [-1, *bottom], grad)
+        self.kernels.node(
+            "update",
+            "aten::_embedding_bag_dense_backward",
+            OpClass.SCATTER,
+            [rows, sums, ids],
+            [rows],
+            flops=2.0 * rows.shape[0] * rows.shape[1],
+            after=[back, indices],
+        )
+        parameters = TensorSpec((step.dense_parameters,), step.element)
+        reduced = self.weight_gradients
+        if step.ranks > 1:
+            reduced = [self._collective("dense", CollectiveKind.ALL_REDUCE, parameters, reduced)]
+        self.kernels.vector("adam", "adam", [parameters] * 4, [parameters] * 3, after=reduced)
 
-    def _vector(self, name: str, what: str, shape: tuple[int, ...], after: list[int]) -> int:
-        value = Tensor(shape, self.step.element)
-        return self.kernels.vector(name, what, [value] * len(after), [value], after=after)
+    def _vector(self, name: str, kernel: str, shape: tuple[int, ...], after: list[int]) -> int:
+        value = TensorSpec(shape, self.step.element)
+        return self.kernels.vector(name, kernel, [value] * len(after), [value], after=after)
 
     def _product(self, name: str, sizes: tuple[int, int, int], after: list[int], batch: int = 1) -> int:
         dtype = self.step.element
         return self.kernels.product(name, sizes, left=dtype, result=dtype, batch=batch, after=after)
 
     def _mlp(self, name: str, layers: list[tuple[int, int]], source: int) -> list[int]:
-        """The result of each layer."""
-        found = [source]
-        for place, (inputs, outputs) in enumerate(layers):
-            made = self._product(f"{name}.{place}", (self.step.batch, outputs, inputs), found[-1:])
-            found.append(self._vector(f"{name}.{place}.relu", "relu2", (self.step.batch, outputs), [made]))
-        return found[1:]
+        """Add the layers of an MLP and return the result of each."""
+        results = [source]
+        for layer, (inputs, outputs) in enumerate(layers):
+            product = self._product(f"{name}.{layer}", (self.step.batch, outputs, inputs), results[-1:])
+            shape = (self.step.batch, outputs)
+            results.append(self._vector(f"{name}.{layer}.relu", "relu2", shape, [product]))
+        return results[1:]
 
-    def _mlp_backward(self, name: str, layers: list[tuple[int, int]], values: list[int], given: int) -> int:
-        """The gradient of what comes in, where something made it; gradients of weights are kept."""
+    def _mlp_backward(self, name: str, layers: list[tuple[int, int]], values: list[int], grad: int) -> int:
+        """Add the gradients of an MLP, and return that of its input if a node made the input."""
         batch = self.step.batch
-        for place in reversed(range(len(layers))):
-            inputs, outputs = layers[place]
-            after = [given, values[place + 1]]
-            given = self._vector(f"{name}.{place}.relu.dx", "relu2", (batch, outputs), after)
-            made = self._product(f"{name}.{place}.dw", (inputs, outputs, batch), [given, values[place]])
-            self.made.append(made)
-            if values[place] >= 0:
-                given = self._product(f"{name}.{place}.dx", (batch, inputs, outputs), [given])
-        return given
+        for layer in reversed(range(len(layers))):
+            inputs, outputs = layers[layer]
+            after = [grad, values[layer + 1]]
+            grad = self._vector(f"{name}.{layer}.relu.dx", "relu2", (batch, outputs), after)
+            weights = self._product(f"{name}.{layer}.dw", (inputs, outputs, batch), [grad, values[layer]])
+            self.weight_gradients.append(weights)
+            if values[layer] >= 0:
+                grad = self._product(f"{name}.{layer}.dx", (batch, inputs, outputs), [grad])
+        return grad
 
-    def _exchange(self, name: str, way: str, source: int) -> int:
-        """Indices to where their rows are, pooled rows to their samples, or gradients of these back."""
+    def _exchange(self, name: str, direction: str, source: int) -> int:
+        """Exchange indices to the ranks of their rows, pooled rows to the ranks of their samples, or
+        gradients back.
+        """
         step = self.step
         if step.ranks == 1:
             return source
-        everybody = step.batch * step.ranks
+        samples = step.batch * step.ranks
         kind = CollectiveKind.ALL_TO_ALL
-        value = Tensor((step.batch, step.tables * step.width), step.element)
-        if way == "ids":
-            value = Tensor((step.batch, step.tables * step.lookups), "i64")
+        value = TensorSpec((step.batch, step.tables * step.width), step.element)
+        if direction == "ids":
+            value = TensorSpec((step.batch, step.tables * step.lookups), "i64")
             if step.sharding == "column":
-                kind, value = CollectiveKind.ALL_GATHER, Tensor((everybody, *value.shape[1:]), "i64")
+                kind, value = CollectiveKind.ALL_GATHER, TensorSpec((samples, *value.shape[1:]), "i64")
         elif step.sharding == "row":
-            forward = way == "forward"
+            forward = direction == "forward"
             kind = CollectiveKind.REDUCE_SCATTER if forward else CollectiveKind.ALL_GATHER
-            value = Tensor((everybody, *value.shape[1:]), step.element)
+            value = TensorSpec((samples, *value.shape[1:]), step.element)
         return self._collective(name, kind, value, [source])
 
-    def _collective(self, name: str, kind: CollectiveKind, value: Tensor, after: list[int]) -> int:
+    def _collective(self, name: str, kind: CollectiveKind, value: TensorSpec, after: list[int]) -> int:
         groups = StridedGroups.all_ranks(self.step.ranks)
-        self.talked = self.kernels.collective(name, kind, groups, value, after=after, control=[self.talked])
-        return self.talked
+        self.last_collective = self.kernels.collective(
+            name, kind, groups, value, after=after, control=[self.last_collective]
+        )
+        return self.last_collective
 
-    def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of this rank, for the whole batch: rows that are looked up, indices of them, and their sums."""
-        step, everybody = self.step, self.step.batch * self.step.ranks
+    def _tables(self) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+        """Return the rows that this rank looks up for the whole batch, their indices, and their sums."""
+        step, samples = self.step, self.step.batch * self.step.ranks
         tables = step.tables // step.ranks if step.sharding == "table" else step.tables
         width = step.width // step.ranks if step.sharding == "column" else step.width
-        picked = everybody * tables * step.lookups
+        picked = samples * tables * step.lookups
         if step.sharding == "row":
             picked = -(-picked // step.ranks)
-        pooled = Tensor((everybody * tables, width), step.element)
-        return Tensor((picked, width), step.element), Tensor((picked,), "i64"), pooled
-
-    def _lookup(self, indices: int) -> int:
-        """Rows are read and summed by bag."""
-        rows, ids, pooled = self._tables()
-        return self.kernels.node(
-            "lookup",
-            "aten::_embedding_bag",
-            OpClass.GATHER,
-            [rows, ids],
-            [pooled],
-            flops=float(max(0, (rows.shape[0] - pooled.shape[0]) * rows.shape[1])),
-            after=[indices],
-        )
-
-    def _update(self, gradients: int, indices: int) -> None:
-        """Gradients are added to rows, which are read and written."""
-        rows, ids, pooled = self._tables()
-        self.kernels.node(
-            "update",
-            "aten::_embedding_bag_dense_backward",
-            OpClass.SCATTER,
-            [rows, pooled, ids],
-            [rows],
-            flops=2.0 * rows.shape[0] * rows.shape[1],
-            after=[gradients, indices],
-        )
-
-    def _dense_update(self) -> None:
-        """Gradients of both MLPs are averaged, and their weights updated."""
-        size = Tensor((self.step.dense_parameters,), self.step.element)
-        after = self.made
-        if self.step.ranks > 1:
-            after = [self._collective("dense", CollectiveKind.ALL_REDUCE, size, after)]
-        self.kernels.vector("adam", "adam", [size] * 4, [size] * 3, after=after)
+        pooled = TensorSpec((samples * tables, width), step.element)
+        return TensorSpec((picked, width), step.element), TensorSpec((picked,), "i64"), pooled

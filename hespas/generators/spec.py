@@ -1,4 +1,4 @@
-"""What every generator is: settings that make a workload, and what can be said of it without making it."""
+"""Interface of all generators: settings that make a workload, and its figures in closed form."""
 
 from __future__ import annotations
 
@@ -23,65 +23,67 @@ __all__ = [
 ]
 
 MOST_COUNT = 1 << 31
-"""The bound of every setting of a generator that is a number: products of three stay within 128 bits, and one
-with its byte count within the 64 bits that a dimension of a tensor has.
+"""Upper bound of every numeric setting of a generator: products of three such numbers stay within 128 bits,
+and one number times its byte count within the 64 bits of a tensor dimension.
 """
 
 
 def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:
-    """Yield each number of a dataclass that is beyond :data:`MOST_COUNT`, with a short form of it."""
+    """Yield the name and a short form of each number of a dataclass that is beyond :data:`MOST_COUNT`."""
     for name in (field.name for field in fields(cast("Any", settings))):
         value: object = getattr(settings, name)
         for number in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not abs(number) <= MOST_COUNT:
-                is_far = isinstance(number, int) and abs(number) > 1 << 1000
-                yield name, "far" if is_far else f"{number:g}"
+                is_huge = isinstance(number, int) and abs(number) > 1 << 1000
+                yield name, "far" if is_huge else f"{number:g}"
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Base class of settings: a frozen dataclass whose numbers are bounded when it is made."""
+    """Base class of settings: a frozen dataclass that checks its numbers in the constructor."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises ``UsageError`` for one beyond :data:`MOST_COUNT`."""
         for name, shown in beyond_bound(self):
-            raise UsageError(f"{name}: {shown} is beyond {MOST_COUNT:,}", hint=f"a smaller `{name}`")
+            raise UsageError(f"{name}: {shown} is beyond {MOST_COUNT:,}", hint=f"choose a smaller `{name}`")
 
 
 REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE})
-"""Collectives that add up what ranks bring."""
+"""Collectives that add up the buffers of the ranks."""
 
 
 def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
-    """Into how many parts the whole buffer of a collective of so many ranks is cut, of which a rank brings
-    one (an all-gather) and of which it gets one (a reduce-scatter).
+    """Return the numbers of parts into which the whole buffer of a collective is cut: a rank contributes one
+    part of an all-gather, and receives one part of a reduce-scatter.
     """
-    brought = members if kind is CollectiveKind.ALL_GATHER else 1
-    return brought, members if kind is CollectiveKind.REDUCE_SCATTER else 1
+    operand_parts = members if kind is CollectiveKind.ALL_GATHER else 1
+    result_parts = members if kind is CollectiveKind.REDUCE_SCATTER else 1
+    return operand_parts, result_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """A part of the memory of the fullest rank."""
+    """Part of the memory of the rank with the highest peak."""
 
     what: str
     size_bytes: float
 
 
 def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
-    """Parts of a memory, the largest first; what takes nothing is left out."""
+    """Return the non-empty parts of a memory, the largest first."""
     largest = sorted((part for part in parts.items() if part[1]), key=lambda part: -part[1])
     return tuple(Filling(what=what, size_bytes=float(size)) for what, size in largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Closed-form figures of a step; NaN where a generator has none. ``model_flops_per_step`` are those of
-    the model, ``hardware_flops_per_step`` also count what is computed again, by several ranks alike, or on
-    padding; of all ranks.
-    ``peak_memory_bytes`` is of the fullest rank, ``memory`` what fills it then.
+    """Closed-form figures of a step; NaN if a generator does not provide one.
+
+    ``model_flops_per_step`` counts the model, ``hardware_flops_per_step`` also recomputation, work that
+    several ranks repeat, and padding; both are of all ranks. ``peak_memory_bytes`` is the peak of the rank
+    with the highest one, ``memory`` its parts at that moment.
     """
 
     parameters: float = nan
@@ -96,13 +98,13 @@ class Generator(Protocol):
 
     @property
     def name(self) -> str:
-        """What the workload is called."""
+        """Name of the workload."""
         ...
 
     def workload(self) -> Workload:
-        """The workload. Raises ``UsageError`` for settings that contradict each other."""
+        """Make the workload. Raises ``UsageError`` for settings that contradict each other."""
         ...
 
     def account(self) -> Account:
-        """What is known of it in closed form."""
+        """Return the closed-form figures of the workload."""
         ...

@@ -1,9 +1,9 @@
-"""A training step of a vision transformer (arXiv 2010.11929) or a diffusion transformer with adaLN-Zero (DiT,
-arXiv 2212.09748): data parallel, weights replicated or sharded (FSDP).
+"""Training step of a vision transformer (arXiv 2010.11929) or a diffusion transformer with adaLN-Zero (DiT,
+arXiv 2212.09748): data parallel, with replicated or sharded weights (FSDP).
 
-A unit (the embeddings, each block, the head) is what FSDP gathers before use, forward and backward, and whose
-gradients are reduced as soon as they are there. A product of forward costs 2 FLOPs a weight and row; backward
-it is two such products, the first layer needs no gradient of its input. Biases are added by the products.
+FSDP gathers a unit (the embeddings, each block, the head) before use, forward and backward, and reduces its
+gradients as soon as they are complete. A forward product costs 2 FLOPs per weight and row; the backward pass
+has two such products, but not the gradient of the input of the first layer. Biases are added by the products.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hespas.generators.llm.assemble import Part
-from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor
+from hespas.generators.llm.kernels import AttentionShape, KernelWriter, TensorSpec
+from hespas.generators.llm.schedule import PassTemplate
 from hespas.generators.spec import Account, Bounded
 from hespas.graph import CollectiveKind, GraphBuilder, StepFacts, StridedGroups, Workload
 from hespas.graph.errors import UsageError
@@ -21,14 +21,15 @@ __all__ = ["VisionModel", "VisionStep", "dit_xl_2", "vit_b_16"]
 
 _MOST_RANKS, _MOST_LAYERS, _MOST_ELEMENTS = 1 << 24, 10_000, 1 << 50
 _FREQUENCIES = 256
-"""Sines and cosines that stand for a timestep, before its two layers."""
+"""Number of sines and cosines that encode a timestep before its two layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionModel(Bounded):
-    """``image`` and ``patch`` are sides in pixels (of the latent for DiT). ``classes`` are those of the head,
-    or labels that condition a ``diffusion`` model, which predicts noise and its variance; one more label
-    stands for none.
+    """Sizes of a model. ``image`` and ``patch`` are side lengths in pixels (of the latent for DiT).
+
+    ``classes`` counts classes of the head, or labels that condition a ``diffusion`` model, which predicts
+    noise and its variance and has one more label for "none".
     """
 
     name: str
@@ -44,38 +45,40 @@ class VisionModel(Bounded):
 
     @property
     def patches(self) -> int:
-        """Patches of an image."""
+        """Number of patches of an image."""
         return (self.image // self.patch) ** 2
 
     @property
     def tokens(self) -> int:
-        """Patches and, for classification, the class token."""
+        """Number of patches, plus the class token for classification."""
         return self.patches + (0 if self.diffusion else 1)
 
     @property
     def pixels(self) -> int:
-        """Numbers of a patch."""
+        """Number of values of a patch."""
         return self.patch**2 * self.channels
 
     @property
     def embedding_parameters(self) -> int:
-        """Patches, positions (fixed for DiT, and counted), class token or timestep and label embeddings."""
+        """Parameters of patches, positions (fixed for DiT, but counted), and class token or timestep and
+        labels.
+        """
         h = self.hidden
-        found = (self.pixels + 1) * h + self.tokens * h
+        patches = (self.pixels + 1) * h + self.tokens * h
         if self.diffusion:
-            return found + (_FREQUENCIES + 1) * h + (h + 1) * h + (self.classes + 1) * h
-        return found + h
+            return patches + (_FREQUENCIES + 1) * h + (h + 1) * h + (self.classes + 1) * h
+        return patches + h
 
     @property
     def block_parameters(self) -> int:
-        """Attention, MLP and two norms, or the modulation in their place."""
+        """Parameters of a block: attention, MLP and two norms, or the modulation that replaces the norms."""
         h, f = self.hidden, self.ffn
         products = 3 * h * (h + 1) + h * (h + 1) + f * (h + 1) + h * (f + 1)
         return products + (6 * h * (h + 1) if self.diffusion else 4 * h)
 
     @property
     def head_parameters(self) -> int:
-        """The last norm or modulation, and the last layer."""
+        """Parameters of the last norm or modulation, and of the last layer."""
         h = self.hidden
         if self.diffusion:
             return 2 * h * (h + 1) + 2 * self.pixels * (h + 1)
@@ -83,13 +86,13 @@ class VisionModel(Bounded):
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.embedding_parameters + self.layers * self.block_parameters + self.head_parameters
 
     def check(self) -> None:
         """Raise ``UsageError`` for sizes that do not divide."""
         if min(self.image, self.patch, self.channels, self.hidden, self.layers, self.heads, self.ffn) < 1:
-            raise UsageError(f"{self.name}: all sizes are at least 1")
+            raise UsageError(f"{self.name}: all sizes must be at least 1")
         if self.image % self.patch:
             raise UsageError(f"{self.name}: patches of {self.patch} do not tile an image of {self.image}")
         if self.hidden % self.heads:
@@ -97,7 +100,7 @@ class VisionModel(Bounded):
 
 
 def vit_b_16() -> VisionModel:
-    """ViT-B/16 on ImageNet, 86.6 M parameters."""
+    """Return ViT-B/16 on ImageNet, 86.6 M parameters."""
     return VisionModel(
         name="vit-b-16", image=224, patch=16, channels=3, hidden=768, layers=12, heads=12, ffn=3072,
         classes=1000,
@@ -105,7 +108,7 @@ def vit_b_16() -> VisionModel:
 
 
 def dit_xl_2() -> VisionModel:
-    """DiT-XL/2 on latents of 256 x 256 images, 675 M parameters."""
+    """Return DiT-XL/2 on latents of 256 x 256 images, 675 M parameters."""
     return VisionModel(
         name="dit-xl-2", image=32, patch=2, channels=4, hidden=1152, layers=28, heads=16, ffn=4608,
         classes=1000, diffusion=True,
@@ -114,7 +117,9 @@ def dit_xl_2() -> VisionModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionStep(Bounded):
-    """``batch`` images on each of ``dp`` ranks; ``fsdp``: weights, gradients and states are sharded."""
+    """Step with ``batch`` images on each of ``dp`` ranks; ``fsdp``: weights, gradients and states are
+    sharded.
+    """
 
     model: VisionModel
     dp: int = 1
@@ -124,19 +129,19 @@ class VisionStep(Bounded):
 
     @property
     def name(self) -> str:
-        """Model and layout."""
+        """Name with the model and the layout."""
         return f"{self.model.name}-{'fsdp' if self.fsdp else 'dp'}{self.dp}"
 
     @property
     def element(self) -> str:
-        """Element type of the tensors: products in TF32 are of f32."""
+        """Element type of the tensors; products in TF32 have f32 tensors."""
         return "f32" if self.dtype == "tf32" else self.dtype
 
     def workload(self) -> Workload:
-        """One class of ranks."""
+        """Make a workload of one rank class."""
         self.model.check()
         if self.dp < 1 or self.batch < 1:
-            raise UsageError("a step has at least one rank, and one image on each", hint="`dp`, `batch`")
+            raise UsageError("a step needs at least one rank, and one image on each", hint="`dp`, `batch`")
         model = self.model
         scores = self.batch * model.heads * model.tokens**2
         if self.dp > _MOST_RANKS or model.layers > _MOST_LAYERS or scores > _MOST_ELEMENTS:
@@ -145,47 +150,53 @@ class VisionStep(Bounded):
                 hint="smaller `dp`, `batch`, layers or image",
             )
         if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
-            raise UsageError(f"no element type to train in: {self.dtype!r}", hint="bf16, f16, f32 or tf32")
+            raise UsageError(
+                f"{self.dtype!r} is not an element type for training", hint="bf16, f16, f32 or tf32"
+            )
         builder = GraphBuilder(self.name)
-        _Step(self, Kernels(builder, Part("step", 0, 0), tf32=self.dtype == "tf32")).run()
+        _VisionWriter(
+            self, KernelWriter(builder, PassTemplate("step", 0, 0), tf32=self.dtype == "tf32")
+        ).run()
         flops = self.account().model_flops_per_step
         facts = StepFacts(kind="vision", model_flops=flops, ranks=self.dp, dtype=self.dtype)
         return Workload.spmd(builder.build(), self.dp, facts.metadata())
 
     def account(self) -> Account:
-        """FLOPs of products, attention on all pairs, nothing computed again; memory is not accounted for."""
-        flops = float(self.dp * self.batch * self._flops_of_an_image())
-        return Account(
-            parameters=float(self.model.parameters), model_flops_per_step=flops, hardware_flops_per_step=flops
-        )
-
-    def _flops_of_an_image(self) -> int:
+        """Return the FLOPs of products, with attention on all pairs and without recomputation. Memory is not
+        included.
+        """
         m, h = self.model, self.model.hidden
         block = m.tokens * (4 * h * h + 2 * h * m.ffn) + (6 * h * h if m.diffusion else 0)
         weights = m.layers * block
         weights += m.tokens * 2 * m.pixels * h + 2 * h * h if m.diffusion else h * m.classes
         weights += h * h if m.diffusion else 0
         inputs = m.patches * m.pixels * h + (_FREQUENCIES * h if m.diffusion else 0)
-        return 6 * weights + 4 * inputs + 12 * m.layers * m.tokens**2 * h
+        image_flops = 6 * weights + 4 * inputs + 12 * m.layers * m.tokens**2 * h
+        flops = float(self.dp * self.batch * image_flops)
+        return Account(
+            parameters=float(self.model.parameters), model_flops_per_step=flops, hardware_flops_per_step=flops
+        )
 
 
 _Backward = Callable[[], None]
 
 
 @dataclass(slots=True)
-class _Step:
-    """Forward records what backward does. ``now`` is the value or the gradient at hand, ``said`` the
-    conditioning, ``talked`` the last collective, ``made`` gradients of weights of this unit.
+class _VisionWriter:
+    """Writes a step; the forward pass records the backward pass on a tape.
+
+    ``current`` is the current value or gradient, ``condition`` the conditioning value, ``weight_gradients``
+    the gradients of weights of the current unit.
     """
 
     step: VisionStep
-    kernels: Kernels
-    now: int = -1
-    said: int = -1
-    talked: int = -1
+    kernels: KernelWriter
+    current: int = -1
+    condition: int = -1
+    last_collective: int = -1
     gathered: int = -1
-    made: list[int] = field(default_factory=list[int])
-    said_gradients: list[int] = field(default_factory=list[int])
+    weight_gradients: list[int] = field(default_factory=list[int])
+    condition_gradients: list[int] = field(default_factory=list[int])
     reduced: list[int] = field(default_factory=list[int])
     tape: list[_Backward] = field(default_factory=list[_Backward])
 
@@ -195,69 +206,84 @@ class _Step:
         for layer in range(model.layers):
             self._unit(f"blocks.{layer}", model.block_parameters, self._block)
         self._unit("head", model.head_parameters, self._head)
-        self._loss()
+        batch = self.step.batch
+        shape = (batch * model.patches, 2 * model.pixels) if model.diffusion else (batch, model.classes)
+        out = TensorSpec(shape, self.step.element)
+        self.kernels.module = "loss"
+        loss = "add" if model.diffusion else "cross_entropy"
+        self.current = self.kernels.vector("loss", loss, [out], [out], after=[self.current])
         for backward in reversed(self.tape):
             backward()
-        self._optimizer()
+        shards = self.step.dp if self.step.fsdp else 1
+        flat = (-(-model.parameters // shards),)
+        state = [TensorSpec(flat, "f32")] * 3
+        self.kernels.module = "optimizer"
+        reads, writes = [*state, TensorSpec(flat, "f32")], [*state, TensorSpec(flat, self.step.element)]
+        self.kernels.vector("adam", "adam", reads, writes, after=self.reduced)
 
     def _unit(self, name: str, parameters: int, forward: Callable[[], None]) -> None:
-        """A unit's pass, between its collectives."""
+        """Add the forward pass of a unit, and record its collectives."""
         self.kernels.module = name
         self._gather("gather", parameters)
-        self.tape.append(lambda: self._reduce(name, parameters))
-        forward()
-        self.tape.append(lambda: self._enter(name, parameters))
 
-    def _enter(self, name: str, parameters: int) -> None:
-        self.kernels.module = name
-        self.made = []
-        self._gather("gather_again", parameters)
+        def reduce() -> None:
+            self.kernels.module = name
+            if self.step.dp == 1:
+                self.reduced += self.weight_gradients
+                return
+            kind = CollectiveKind.REDUCE_SCATTER if self.step.fsdp else CollectiveKind.ALL_REDUCE
+            self.reduced.append(self._collective("reduce", kind, parameters, "f32", self.weight_gradients))
+
+        self.tape.append(reduce)
+        forward()
+
+        def enter() -> None:
+            self.kernels.module = name
+            self.weight_gradients = []
+            self._gather("gather_again", parameters)
+
+        self.tape.append(enter)
 
     def _collective(self, name: str, kind: CollectiveKind, size: int, dtype: str, after: list[int]) -> int:
         groups = StridedGroups.all_ranks(self.step.dp)
         padded = -(-size // self.step.dp) * self.step.dp
-        self.talked = self.kernels.collective(
-            name, kind, groups, Tensor((padded,), dtype), after=after, control=[self.talked]
+        self.last_collective = self.kernels.collective(
+            name, kind, groups, TensorSpec((padded,), dtype), after=after, control=[self.last_collective]
         )
-        return self.talked
+        return self.last_collective
 
     def _gather(self, name: str, parameters: int) -> None:
         if self.step.fsdp and self.step.dp > 1:
             kind = CollectiveKind.ALL_GATHER
             self.gathered = self._collective(name, kind, parameters, self.step.element, [])
 
-    def _reduce(self, name: str, parameters: int) -> None:
-        self.kernels.module = name
-        if self.step.dp == 1:
-            self.reduced += self.made
-            return
-        kind = CollectiveKind.REDUCE_SCATTER if self.step.fsdp else CollectiveKind.ALL_REDUCE
-        self.reduced.append(self._collective("reduce", kind, parameters, "f32", self.made))
-
     def _linear(self, name: str, inputs: int, outputs: int, rows: int, *, first: bool = False) -> None:
-        kernels, dtype, source = self.kernels, self.step.element, self.now
+        kernels, dtype, source = self.kernels, self.step.element, self.current
         after = [source, self.gathered]
-        self.now = kernels.product(name, (rows, outputs, inputs), left=dtype, result=dtype, after=after)
+        self.current = kernels.product(name, (rows, outputs, inputs), left=dtype, result=dtype, after=after)
 
         def backward() -> None:
-            given, after = self.now, [self.now, self.gathered]
+            grad, after = self.current, [self.current, self.gathered]
             sizes = (inputs, outputs, rows)
-            grads = [given, source]
-            made = kernels.product(f"{name}.dw", sizes, left=dtype, result="f32", after=grads)
-            self.made.append(made)
+            weights = kernels.product(f"{name}.dw", sizes, left=dtype, result="f32", after=[grad, source])
+            self.weight_gradients.append(weights)
             if not first:
                 sizes = (rows, inputs, outputs)
-                self.now = kernels.product(f"{name}.dx", sizes, left=dtype, result=dtype, after=after)
+                self.current = kernels.product(f"{name}.dx", sizes, left=dtype, result=dtype, after=after)
 
         self.tape.append(backward)
 
-    def _vector(self, name: str, what: str, shape: tuple[int, ...], after: list[int], back: str = "") -> None:
-        kernels, value = self.kernels, Tensor(shape, self.step.element)
-        self.now = kernels.vector(name, what, [value] * len(after), [value], after=after)
+    def _vector(
+        self, name: str, kernel: str, shape: tuple[int, ...], after: list[int], backward_kernel: str = ""
+    ) -> None:
+        kernels, value = self.kernels, TensorSpec(shape, self.step.element)
+        self.current = kernels.vector(name, kernel, [value] * len(after), [value], after=after)
 
         def backward() -> None:
-            reads, given = [value, value], self.now
-            self.now = kernels.vector(f"{name}.dx", back or what, reads, [value], after=[given, *after])
+            reads, before = [value, value], [self.current, *after]
+            self.current = kernels.vector(
+                f"{name}.dx", backward_kernel or kernel, reads, [value], after=before
+            )
 
         self.tape.append(backward)
 
@@ -265,13 +291,15 @@ class _Step:
         model, kernels = self.step.model, self.kernels
         head, n = model.hidden // model.heads, model.tokens
         shape = AttentionShape(self.step.batch, model.heads, model.heads, n, n, head, head, float(n * n))
-        source = self.now
-        self.now = kernels.attention("attention", shape, self.step.element, after=[source])
-        out = self.now
+        source = self.current
+        self.current = kernels.attention("attention", shape, self.step.element, after=[source])
+        out = self.current
 
         def backward() -> None:
-            after = [self.now, source, out]
-            self.now = kernels.attention("attention.dx", shape, self.step.element, backward=True, after=after)
+            after = [self.current, source, out]
+            self.current = kernels.attention(
+                "attention.dx", shape, self.step.element, backward=True, after=after
+            )
 
         self.tape.append(backward)
 
@@ -280,81 +308,67 @@ class _Step:
         h = model.hidden
         if model.diffusion:
             self._linear("timestep.0", _FREQUENCIES, h, batch, first=True)
-            self._vector("timestep.silu", "silu", (batch, h), [self.now])
+            self._vector("timestep.silu", "silu", (batch, h), [self.current])
             self._linear("timestep.2", h, h, batch)
-            value = Tensor((batch, h), self.step.element)
+            value = TensorSpec((batch, h), self.step.element)
             label = self.kernels.vector("label", "embedding", [value], [value], after=[self.gathered])
-            self._vector("condition", "add", (batch, h), [self.now, label])
-            self._vector("condition.silu", "silu", (batch, h), [self.now])
-            self.said = self.now
-            self.now = -1
-            self.tape.append(self._condition)
+            self._vector("condition", "add", (batch, h), [self.current, label])
+            self._vector("condition.silu", "silu", (batch, h), [self.current])
+            self.condition = self.current
+            self.current = -1
+
+            def sum_condition_gradients() -> None:
+                grads = self.condition_gradients
+                reads = [value] * len(grads)
+                self.current = self.kernels.vector("condition.sum", "add", reads, [value], after=grads)
+
+            self.tape.append(sum_condition_gradients)
         self._linear("patches", model.pixels, h, batch * model.patches, first=True)
-        self._vector("positions", "add", (batch * model.tokens, h), [self.now])
+        self._vector("positions", "add", (batch * model.tokens, h), [self.current])
 
     def _modulation(self, name: str, parts: int) -> list[int]:
-        """Scales, shifts and gates of each image: a layer of what conditions the model."""
+        """Add a layer of the conditioning value that computes scales, shifts and gates of each image."""
         if not self.step.model.diffusion:
             return []
-        stream, self.now = self.now, self.said
+        stream, self.current = self.current, self.condition
         self._linear(name, self.step.model.hidden, parts * self.step.model.hidden, self.step.batch)
-        made, self.now = self.now, stream
+        modulation, self.current = self.current, stream
         inner = self.tape.pop()
 
         def backward() -> None:
-            stream = self.now
+            stream = self.current
             inner()
-            self.said_gradients.append(self.now)
-            self.now = stream
+            self.condition_gradients.append(self.current)
+            self.current = stream
 
         self.tape.append(backward)
-        return [made]
-
-    def _condition(self) -> None:
-        """Backward: the gradients of what conditions the model, of all blocks, added up."""
-        value = Tensor((self.step.batch, self.step.model.hidden), self.step.element)
-        given = self.said_gradients
-        self.now = self.kernels.vector("condition.sum", "add", [value] * len(given), [value], after=given)
+        return [modulation]
 
     def _block(self) -> None:
         model = self.step.model
         h, rows = model.hidden, self.step.batch * model.tokens
-        said = self._modulation("modulation", 6)
+        modulation = self._modulation("modulation", 6)
         for part in ("attention", "mlp"):
-            stream = self.now
-            self._vector(f"{part}.norm", "layer_norm", (rows, h), [stream, *said], "layer_norm_backward")
+            stream = self.current
+            self._vector(
+                f"{part}.norm", "layer_norm", (rows, h), [stream, *modulation], "layer_norm_backward"
+            )
             if part == "attention":
                 self._linear("qkv", h, 3 * h, rows)
                 self._attention()
                 self._linear("proj", h, h, rows)
             else:
                 self._linear("fc1", h, model.ffn, rows)
-                self._vector("gelu", "gelu", (rows, model.ffn), [self.now])
+                self._vector("gelu", "gelu", (rows, model.ffn), [self.current])
                 self._linear("fc2", model.ffn, h, rows)
-            self._vector(f"{part}.residual", "add", (rows, h), [self.now, stream, *said])
+            self._vector(f"{part}.residual", "add", (rows, h), [self.current, stream, *modulation])
 
     def _head(self) -> None:
         model, batch = self.step.model, self.step.batch
         h, rows = model.hidden, batch * model.tokens
-        said = self._modulation("modulation", 2)
-        self._vector("norm", "layer_norm", (rows, h), [self.now, *said], "layer_norm_backward")
+        modulation = self._modulation("modulation", 2)
+        self._vector("norm", "layer_norm", (rows, h), [self.current, *modulation], "layer_norm_backward")
         if model.diffusion:
             self._linear("noise", h, 2 * model.pixels, rows)
         else:
             self._linear("classes", h, model.classes, batch)
-
-    def _loss(self) -> None:
-        model, batch = self.step.model, self.step.batch
-        shape = (batch * model.patches, 2 * model.pixels) if model.diffusion else (batch, model.classes)
-        what = "add" if model.diffusion else "cross_entropy"
-        out = Tensor(shape, self.step.element)
-        self.kernels.module = "loss"
-        self.now = self.kernels.vector("loss", what, [out], [out], after=[self.now])
-
-    def _optimizer(self) -> None:
-        shards = self.step.dp if self.step.fsdp else 1
-        shape = (-(-self.step.model.parameters // shards),)
-        state = [Tensor(shape, "f32")] * 3
-        self.kernels.module = "optimizer"
-        reads, writes = [*state, Tensor(shape, "f32")], [*state, Tensor(shape, self.step.element)]
-        self.kernels.vector("adam", "adam", reads, writes, after=self.reduced)

@@ -8,7 +8,7 @@ import pytest
 
 import hespas
 from hespas.captures import partition as module
-from hespas.captures.mesh import CollectiveRow, Mesh
+from hespas.captures.mesh import Mesh, MeshCollectiveRow
 from hespas.captures.partition import capture_program, collective_rows, partition
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
@@ -64,7 +64,7 @@ def test_the_formats_of_numbers_are_those_of_the_program() -> None:
 @pytest.mark.slow
 def test_sixty_five_thousand_devices_have_the_collectives_of_eight() -> None:
     small, large = Mesh.of("data=2,model=4"), Mesh.of("data=16384,model=4")
-    rows = dict[Mesh, dict[tuple[str, str], CollectiveRow]]()
+    rows = dict[Mesh, dict[tuple[str, str], MeshCollectiveRow]]()
     for mesh in (small, large):
         done = capture_program(LLAMA, "llama.mlir", mesh=mesh, diagnostics=Diagnostics())
         assert done.workload.num_ranks == mesh.num_devices

@@ -13,7 +13,7 @@ from hespas.estimators.training import Training as TrainingKernels
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.settings import Training, precision_of
-from hespas.generators.llm.stage import stage_passes
+from hespas.generators.llm.step import stage_passes
 from hespas.graph import Diagnostics, OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError

@@ -9,7 +9,7 @@ import pytest
 
 import hespas
 from hespas.api.request_log import requests_of
-from hespas.generators.llm.model_table import model_in_table
+from hespas.generators.llm.model_file import model_in_table
 from hespas.generators.llm.published import rows_of
 from hespas.graph.errors import FormatError
 

@@ -64,7 +64,7 @@ CODES = {
 
 
 def test_every_rule_has_its_code() -> None:
-    assert CODES.keys() == RULES.keys()
+    assert CODES.keys() == set(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES)

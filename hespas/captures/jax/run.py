@@ -25,7 +25,7 @@ from hespas.captures.target import load_function, user_code
 from hespas.files.processes import end_of, error_as_text, error_from_text, isolated_python
 from hespas.graph.errors import HespasError, UnsupportedError
 
-__all__ = ["MAX_HOST_DEVICES", "HostRun", "ProfiledFiles", "main", "run_profiled"]
+__all__ = ["MAX_HOST_DEVICES", "ProfiledFiles", "ProfiledRunOptions", "main", "run_profiled"]
 
 MAX_HOST_DEVICES = 64
 """Limit on host devices of a run: each is a thread that waits for the others."""
@@ -35,7 +35,7 @@ _FAILED = "failed.json"
 _WARM_UP_STEPS = 2
 
 
-class HostRun(NamedTuple):
+class ProfiledRunOptions(NamedTuple):
     """Options of the child. ``axes`` are sizes of mesh axes by name; ``args`` describes arguments
     ("": none).
     """
@@ -79,7 +79,7 @@ def run_profiled(
             f"mesh {mesh}: {mesh.num_devices:,} devices do not run on a host (at most {MAX_HOST_DEVICES})",
             hint="profile a small mesh, and capture the large one",
         )
-    run = HostRun(target, mesh.axes, args, list(explicit), steps, str(folder))
+    run = ProfiledRunOptions(target, mesh.axes, args, list(explicit), steps, str(folder))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={mesh.num_devices}"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
@@ -103,11 +103,11 @@ def run_profiled(
 
 
 def main() -> int:
-    """Run the :class:`HostRun` given as JSON in the only argument, in the child process.
+    """Run the :class:`ProfiledRunOptions` given as JSON in the only argument, in the child process.
 
     Write ``program.mlir``, ``compiled.hlo`` and ``profile.xplane.pb`` into its folder.
     """
-    run = HostRun(**json.loads(sys.argv[1]))
+    run = ProfiledRunOptions(**json.loads(sys.argv[1]))
     try:
         _profile(run)
     except HespasError as error:
@@ -116,7 +116,7 @@ def main() -> int:
     return 0
 
 
-def _profile(run: HostRun) -> None:
+def _profile(run: ProfiledRunOptions) -> None:
     jax: Any = import_module("jax")
     sizes, names = tuple(run.axes.values()), tuple(run.axes)
     axis_type = jax.sharding.AxisType

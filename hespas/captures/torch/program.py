@@ -15,8 +15,7 @@ from hespas.captures.torch.builder import MeshRule, graph_of
 from hespas.captures.torch.calls import RankRecording
 from hespas.captures.torch.classes import find_classes
 from hespas.captures.torch.library import torch_module
-from hespas.captures.torch.origins import failing_line
-from hespas.captures.torch.recorder import StepRecorder
+from hespas.captures.torch.recorder import StepRecorder, failing_line
 from hespas.captures.torch.world import ShapeExchange, rank_of_job
 from hespas.graph import GUESSED_VALUES, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import HespasError, UsageError
@@ -112,28 +111,29 @@ class _RecordedRanks:
 
     def graph_at(self, rank: int) -> OpGraph:
         """Return the graph of a rank, and store its findings in ``diagnostics``."""
+
+        def run(rank: int) -> RankRecording:
+            try:
+                with self._exchange.on(rank):
+                    return self._record(rank)
+            except HespasError:
+                raise
+            except Exception as error:  # the user's program may raise anything
+                reason = f"{type(error).__name__}: {str(error).strip() or 'without a message'}"
+                raise UsageError(
+                    f"{self._title} fails on rank {rank}: {reason}",
+                    position=failing_line(error),
+                    hint="run it unchanged with one rank first; operations that depend on values need "
+                    "`real_tensors`",
+                ) from error
+
         if rank not in self.recordings:
-            self.recordings.update(self._exchange.run_in_order(rank, self._run))
+            self.recordings.update(self._exchange.run_in_order(rank, run))
         recording = self.recordings[rank]
         diagnostics = self.diagnostics[rank] = Diagnostics()
         graph = graph_of(recording, self._rule, self._title, diagnostics.about(self._title, "torch"))
         recording.calls.clear()
         return graph
-
-    def _run(self, rank: int) -> RankRecording:
-        try:
-            with self._exchange.on(rank):
-                return self._record(rank)
-        except HespasError:
-            raise
-        except Exception as error:  # the user's program may raise anything
-            reason = f"{type(error).__name__}: {str(error).strip() or 'without a message'}"
-            raise UsageError(
-                f"{self._title} fails on rank {rank}: {reason}",
-                position=failing_line(error),
-                hint="run it unchanged with one rank first; operations that depend on values need "
-                "`real_tensors`",
-            ) from error
 
 
 def record_rank(

@@ -37,8 +37,8 @@ class SimulatedRank:
     """
 
     def __init__(self, mesh: Any, tensors: Callable[[], AbstractContextManager[object]]) -> None:
-        """``tensors()`` is the context to run the program in: tensors made inside have no data, unless real
-        tensors are used.
+        """Set the mesh, and the context ``tensors()`` for running the program: tensors made inside have no
+        data, unless real tensors are used.
         """
         self.mesh = mesh
         self.tensors = tensors
@@ -66,7 +66,16 @@ def rank_of_job(
         stack.enter_context(_launcher_variables(rank, num_ranks))
         stack.callback(setattr, sys, "excepthook", sys.excepthook)  # PyTorch's prefixes messages with a rank
         distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=store)
-        stack.callback(_destroy_groups)
+
+        @stack.callback
+        def destroy_groups() -> None:
+            """Destroy the process groups, and clear DTensor's caches of this rank's mesh."""
+            torch_module("torch.distributed").destroy_process_group()
+            torch_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+            torch_module("torch.distributed.tensor._redistribute")._gen_transform_infos.cache_clear()
+            topology = torch_module("torch.distributed.tensor._collective_utils").MeshTopoInfo
+            topology.build_from_mesh.cache_clear()
+
         stack.enter_context(_replacements(fake=fake))
         if compiled:
             stack.enter_context(_compiled_graphs())
@@ -97,14 +106,6 @@ def _launcher_variables(rank: int, num_ranks: int) -> Generator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _destroy_groups() -> None:
-    """Destroy the process groups, and clear DTensor's caches of this rank's mesh."""
-    torch_module("torch.distributed").destroy_process_group()
-    torch_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
-    torch_module("torch.distributed.tensor._redistribute")._gen_transform_infos.cache_clear()
-    torch_module("torch.distributed.tensor._collective_utils").MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 @contextmanager

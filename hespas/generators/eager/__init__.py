@@ -1,10 +1,9 @@
-"""Transformers as PyTorch runs them operator by operator, on one device: forward, and backward where asked.
+"""Transformers as PyTorch runs them operator by operator on one device: forward, and optionally backward.
 
-What other generators take for one kernel (attention, an activation) is here the operators that a framework
-without a compiler launches, with the copies that its views force on products.
+Other generators write one kernel for attention or an activation function; here they are the operators that a
+framework without a compiler launches, including the copies that products of views need.
 """
 
-from hespas.generators.eager.model import EagerModel, eager_model, eager_models
-from hespas.generators.eager.step import EagerStep
+from hespas.generators.eager.model import EagerModel, EagerStep, eager_model, eager_models
 
 __all__ = ["EagerModel", "EagerStep", "eager_model", "eager_models"]

@@ -1,8 +1,8 @@
-"""Operators of PyTorch as nodes of a graph, and what autograd runs for each of them.
+"""Operators of PyTorch as nodes of a graph, and the operators of their backward passes.
 
-Operators run one after another in one stream, so each node follows the one before. A tape holds what backward
-does, in the order of forward. Elements are float32 without TF32: products state the six 16-bit products that
-such a product is worth, which is how the hub tells it from one on TF32 units.
+Operators run in sequence in one stream, so that each node depends on the one before. A tape records the
+backward pass in the order of the forward pass. Elements are float32 without TF32: a product counts as the six
+16-bit products that replace it, which distinguishes it from a product on TF32 units.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from hespas.graph import GraphBuilder, NodeKind, OpClass
 from hespas.graph.columns import DType, dtype
 from hespas.graph.opgraph import FULL_F32_PRODUCTS
 
-__all__ = ["Operators", "Shape"]
+__all__ = ["EagerOperators", "Shape"]
 
 Shape = tuple[int, ...]
 
 _TRANSPOSED = "{1,3,2,0}"
-"""Heads of (batch, heads, length, size) cut out of (batch, length, heads, size): order in memory."""
+"""Memory order of (batch, heads, length, size) that is a view of (batch, length, heads, size)."""
 
 
 @dataclass(slots=True)
-class Operators:
-    """Adds operators to a graph. ``compiled``: those between products are fused, as TorchInductor does."""
+class EagerOperators:
+    """Adds operators to a graph. ``compiled``: operators between products are fused, as in TorchInductor."""
 
     builder: GraphBuilder
     training: bool
@@ -35,19 +35,19 @@ class Operators:
     _last: int = -1
     _element: DType = field(default_factory=lambda: dtype("f32"))
 
-    def later(self, backward: Callable[[], None]) -> None:
-        """Have backward do this when it comes here."""
+    def record(self, backward: Callable[[], None]) -> None:
+        """Record the backward pass of the last operators, if there is one."""
         if self.training:
             module = self.module
 
-            def there() -> None:
+            def run() -> None:
                 self.module = module
                 backward()
 
-            self.tape.append(there)
+            self.tape.append(run)
 
     def backward(self) -> None:
-        """Everything on the tape, the last first."""
+        """Run the tape, the last entry first."""
         while self.tape:
             self.tape.pop()()
 
@@ -63,15 +63,16 @@ class Operators:
         strided: bool = False,
         bytes_read: float | None = None,
     ) -> int:
-        """An operator; ``flops`` and ``transcendentals`` are of an element of its largest tensor.
-        ``strided``: its first operand is walked in another order than its result.
+        """Add an operator; ``flops`` and ``transcendentals`` are per element of its largest tensor.
+
+        ``strided``: its first operand has another memory order than its result.
         """
         builder = self.builder
         encoding = builder.strings.add(_TRANSPOSED) if strided else 0
         add, size = builder.types.add, builder.types.bytes_of
         operands = [
-            add(self._element, shape, encoding=encoding if place == 0 else 0)
-            for place, shape in enumerate(reads)
+            add(self._element, shape, encoding=encoding if position == 0 else 0)
+            for position, shape in enumerate(reads)
         ]
         results = [add(self._element, shape) for shape in writes]
         elements = float(max(prod(shape) for shape in (*reads, *writes)))
@@ -93,10 +94,8 @@ class Operators:
         self._last = node
         return node
 
-    # Products.
-
     def product(self, op: str, batch: int, m: int, n: int, k: int) -> None:
-        """``batch`` products of M x K by K x N."""
+        """Add ``batch`` products of M x K by K x N."""
         lead = (batch,) if batch > 1 else ()
         work = 2.0 * batch * m * n * k
         reads: list[Shape] = [(*lead, m, k), (*lead, k, n)]
@@ -111,8 +110,9 @@ class Operators:
         )  # fmt: skip
 
     def linear(self, rows: int, inputs: int, outputs: int, *, bias: bool = True, joins: bool = False) -> None:
-        """A layer, and backward the gradients of its input, weights and bias; ``joins``: that of its input is
-        added to another that the same value has.
+        """Add a linear layer; backward, the gradients of its input, weights and bias.
+
+        ``joins``: the gradient of its input is added to another gradient of the same value.
         """
         self.product("aten::addmm" if bias else "aten::mm", 1, rows, outputs, inputs)
 
@@ -126,52 +126,55 @@ class Operators:
             if joins:
                 self.add((rows, inputs), taped=False)
 
-        self.later(backward)
+        self.record(backward)
 
     def batched(self, batch: int, m: int, n: int, k: int) -> None:
-        """A product of two values, each of which has a gradient."""
+        """Add a batched product of two values with gradients."""
         self.product("aten::bmm", batch, m, n, k)
 
         def backward() -> None:
             self.product("aten::bmm", batch, m, k, n)
             self.product("aten::bmm", batch, k, n, m)
 
-        self.later(backward)
-
-    # Elementwise.
+        self.record(backward)
 
     def unary(self, op: str, shape: Shape, *, transcendentals: float = 0.0) -> None:
-        """One operand and numbers."""
+        """Add an elementwise operator of one tensor."""
         op_class = OpClass.TRANSCENDENTAL if transcendentals else OpClass.ELEMENTWISE
         self.node(op, op_class, [shape], [shape], transcendentals=transcendentals)
 
     def binary(
         self, op: str, shape: Shape, other: Shape | None = None, *, transcendentals: float = 0.0
     ) -> None:
-        """Two operands; ``other`` is the second one's shape where it is repeated over the first."""
+        """Add an elementwise operator of two tensors; ``other`` is the shape of a broadcast
+        second operand.
+        """
         op_class = OpClass.TRANSCENDENTAL if transcendentals else OpClass.ELEMENTWISE
         self.node(op, op_class, [shape, other or shape], [shape], transcendentals=transcendentals)
 
     def add(self, shape: Shape, other: Shape | None = None, *, taped: bool = True) -> None:
-        """A sum. Its gradient is that of both operands; where both lead on, backward adds what they bring."""
+        """Add a sum. Both operands get its gradient; if both have further uses, backward sums their
+        gradients.
+        """
         self.binary("aten::add", shape, other)
         if taped and other is None:
-            self.later(lambda: self.binary("aten::add", shape))
+            self.record(lambda: self.binary("aten::add", shape))
 
     def accumulate(self, shape: Shape) -> None:
-        """A gradient is added to what is there from the step before."""
+        """Add a gradient to the gradient of the step before."""
         self.binary("aten::add_", shape)
 
     def copy(self, shape: Shape) -> None:
-        """What a view forces: the same elements in the order of their new shape; backward, back again."""
-        self._clone(shape)
-        self.later(lambda: self._clone(shape))
+        """Copy the elements of a view into the memory order of its shape; backward, copy back."""
 
-    def _clone(self, shape: Shape) -> None:
-        self.node("aten::clone", OpClass.MOVE, [shape], [shape], flops=0.0, strided=True)
+        def clone() -> None:
+            self.node("aten::clone", OpClass.MOVE, [shape], [shape], flops=0.0, strided=True)
+
+        clone()
+        self.record(clone)
 
     def dropout(self, shape: Shape) -> None:
-        """Only in training. Backward scales the mask and multiplies by it."""
+        """Add a dropout in training. Backward scales the mask and multiplies by it."""
         if not self.training:
             return
         self.node("aten::native_dropout", OpClass.ELEMENTWISE, [shape], [shape], flops=3.0)
@@ -180,10 +183,12 @@ class Operators:
             self.unary("aten::mul.Scalar", shape)
             self.binary("aten::mul", shape)
 
-        self.later(backward)
+        self.record(backward)
 
     def softmax(self, shape: Shape) -> None:
-        """Over the last dimension. Backward multiplies by the result first (PyTorch's CUDA kernel does)."""
+        """Add a softmax over the last dimension. Backward first multiplies by the result, as PyTorch's CUDA
+        kernel.
+        """
         kind = OpClass.NORMALIZATION
         self.node("aten::_softmax", kind, [shape], [shape], flops=4.0, transcendentals=1.0)
 
@@ -191,10 +196,10 @@ class Operators:
             self.binary("aten::mul", shape)
             self.node("aten::_softmax_backward_data", kind, [shape, shape], [shape], flops=4.0)
 
-        self.later(backward)
+        self.record(backward)
 
     def layer_norm(self, rows: int, width: int) -> None:
-        """Backward also sums the gradients of scale and shift."""
+        """Add a layer norm. Backward also sums the gradients of scale and shift."""
         shape, kind = (rows, width), OpClass.NORMALIZATION
         self.node("aten::native_layer_norm", kind, [shape], [shape], flops=8.0)
 
@@ -204,10 +209,10 @@ class Operators:
             for _ in "scale", "shift":
                 self.accumulate((width,))
 
-        self.later(backward)
+        self.record(backward)
 
     def embedding(self, tokens: int, vocab: int, width: int) -> None:
-        """Rows of a table; the gradient is as large as the table."""
+        """Add a lookup of rows of a table; the gradient is as large as the table."""
         shape = (tokens, width)
         self.node(
             "aten::embedding", OpClass.GATHER, [(vocab, width)], [shape], flops=0.0,
@@ -220,4 +225,4 @@ class Operators:
             self.node("aten::embedding_dense_backward", OpClass.SCATTER, [shape], [shape])
             self.accumulate(table)
 
-        self.later(backward)
+        self.record(backward)

@@ -1,4 +1,4 @@
-"""Language models, trained or served at any parallelism, as workloads of rank classes."""
+"""Workloads of language models, in training or serving, at any parallelism."""
 
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Model

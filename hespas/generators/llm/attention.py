@@ -1,24 +1,24 @@
 """Attention on one rank: grouped queries and latent attention, forward and backward.
 
-Context ranks gather keys and values of the whole sequence and send gradients back, or share it as
-:mod:`hespas.generators.llm.context` says. With a causal mask each rank has an early and a late piece of the
-sequence, so that all have equal work.
+Context ranks gather keys and values of the whole sequence and reduce their gradients, or exchange them
+otherwise (:mod:`hespas.generators.llm.attention`). With a causal mask each rank has an early and a late piece
+of the sequence, so that all ranks have equal work.
 """
 
 from __future__ import annotations
 
-from hespas.generators.llm.context import Exchange, ring_backward, ring_forward
-from hespas.generators.llm.kernels import AttentionShape, Kernels, Tensor, Value
+from dataclasses import dataclass
+
+from hespas.generators.llm.kernels import AttentionShape, KernelWriter, TensorSpec, Value
 from hespas.generators.llm.model import Attention, LatentAttention
-from hespas.generators.llm.rank import Linear, Rank
+from hespas.generators.llm.rank import LinearLayer, ModelRank
 from hespas.graph import CollectiveKind
 
 __all__ = [
+    "ContextExchange",
     "attended_pairs",
     "attention_shape",
     "backward_attention",
-    "core_again",
-    "exchange_again",
     "forward_attention",
     "heads_of",
     "latent_layers",
@@ -26,18 +26,128 @@ __all__ = [
     "projection",
     "qkv_layer",
     "queries_and_keys",
+    "recompute_core",
+    "recompute_exchange",
+    "ring_backward",
+    "ring_forward",
 ]
 
 
-def heads_of(r: Rank, block: Attention | LatentAttention) -> tuple[int, int]:
-    """Query and key heads of a rank: keys are repeated where there are fewer than ranks."""
+def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorSpec]:
+    """Return the sizes of attention to the keys of one rank, and these keys and values."""
+    cp = r.layout.cp
+    one = shape._replace(keys=shape.keys // cp, pairs=shape.pairs / cp)
+    return one, r.value(r.tokens, shape.kv_heads * (shape.head_dim + shape.value_dim))
+
+
+def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, qkv: Value) -> Value:
+    """Add attention in pieces that are summed: the port ``core``. The last received keys are the
+    port ``kv``.
+    """
+    one, keys = _piece(r, shape)
+    current, done = qkv, -1
+    for step in range(r.layout.cp):
+        if step:
+            before = [] if r.training.overlap.context else [done]
+            current = k.permute(f"kv.ring.{step}", r.groups.ring(), keys, after=[current], control=before)
+        done = k.attention(
+            f"core.{step}", one, r.precision.attention, adds=step > 0, after=[qkv, current, done]
+        )
+    k.name_port(f"{key}.kv", current)
+    k.name_port(f"{key}.core", done)
+    return done
+
+
+def ring_backward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, grad: Value) -> Value:
+    """Add the gradients of queries, keys and values."""
+    one, keys = _piece(r, shape)
+    current: Value = f"{key}.kv"
+    done, summed = -1, -1
+    for step in range(r.layout.cp):
+        received = -1
+        if step:
+            before = [] if r.training.overlap.context else [done]
+            backward_ring = r.groups.ring(-1)
+            current = k.permute(
+                f"kv.ring.backward.{step}", backward_ring, keys, after=[current], control=before
+            )
+            received = k.permute(f"kv.grad.ring.{step}", backward_ring, keys, after=[summed])
+            k.follow += [] if r.training.overlap.context else [received]
+        reads: list[Value] = [grad, f"{key}.qkv", f"{key}.core", current, done]
+        name = f"core.backward.{step}"
+        done = k.attention(name, one, r.precision.attention, backward=True, adds=step > 0, after=reads)
+        summed = done
+        if step:
+            summed = k.vector(f"kv.grad.add.{step}", "add", [keys, keys], [keys], after=[done, received])
+    return summed
+
+
+@dataclass(frozen=True, slots=True)
+class ContextExchange:
+    """Exchange of tokens for heads: ``heads`` and ``kv_heads`` of a rank before the exchange, and the
+    ``shape`` of attention after it.
+    """
+
+    rank: ModelRank
+    shape: AttentionShape
+    heads: int
+    kv_heads: int
+
+    @property
+    def _sent_heads(self) -> int:
+        """Number of key heads that are sent; a head for several ranks counts once for each."""
+        return max(self.kv_heads, self.rank.layout.cp)
+
+    @property
+    def _sent_columns(self) -> int:
+        """Number of sent columns of queries, keys and values."""
+        shape = self.shape
+        return self.heads * shape.head_dim + self._sent_heads * (shape.head_dim + shape.value_dim)
+
+    def _all_to_all(self, k: KernelWriter, name: str, columns: int, x: Value, port: str = "") -> Value:
+        whole = self.rank.value(self.rank.tokens, columns)
+        groups = self.rank.groups.context
+        return k.collective(name, CollectiveKind.ALL_TO_ALL, groups, whole, after=[x], port=port)
+
+    def exchange(self, k: KernelWriter, key: str, qkv: Value) -> Value:
+        """Exchange for queries, keys and values of all tokens: the port ``exchanged``."""
+        return self._all_to_all(k, "qkv.all_to_all", self._sent_columns, qkv, f"{key}.exchanged")
+
+    def core(self, k: KernelWriter, key: str, qkv: Value) -> Value:
+        """Add attention (the port ``inner``) and the exchange of its results for this rank's tokens
+        (``core``).
+        """
+        inner = k.attention(
+            "core", self.shape, self.rank.precision.attention, after=[qkv], port=f"{key}.inner"
+        )
+        columns = self.heads * self.shape.value_dim
+        return self._all_to_all(k, "core.all_to_all", columns, inner, f"{key}.core")
+
+    def backward(self, k: KernelWriter, key: str, grad: Value) -> Value:
+        """Add the gradients of queries, keys and values of this rank's tokens."""
+        shape, r = self.shape, self.rank
+        grad = self._all_to_all(k, "core.grad.all_to_all", self.heads * shape.value_dim, grad)
+        reads: list[Value] = [grad, f"{key}.exchanged", f"{key}.inner"]
+        inner = k.attention("core.backward", shape, r.precision.attention, backward=True, after=reads)
+        back = self._all_to_all(k, "qkv.grad.all_to_all", self._sent_columns, inner)
+        if self._sent_heads == self.kv_heads:
+            return back
+        width = shape.head_dim + shape.value_dim
+        repeated, own = r.value(r.tokens, self._sent_heads * width), r.value(r.tokens, self.kv_heads * width)
+        return k.vector("kv.grad.add", "add", [repeated], [own], after=[back])
+
+
+def heads_of(r: ModelRank, block: Attention | LatentAttention) -> tuple[int, int]:
+    """Return the query and key heads of a rank; key heads are repeated if they are fewer than the ranks."""
     kv = block.kv_heads if isinstance(block, Attention) else block.heads
     return block.heads // r.layout.tp, max(1, kv // r.layout.tp)
 
 
-def attention_shape(r: Rank, block: Attention | LatentAttention) -> AttentionShape:
-    """Sizes of attention on a rank. Context ranks have two pieces of a sequence each, one early and one late,
-    so that each has the same part of a causal mask, or all of it for some heads.
+def attention_shape(r: ModelRank, block: Attention | LatentAttention) -> AttentionShape:
+    """Return the sizes of attention on a rank.
+
+    Each context rank has an early and a late piece of a sequence, and thus an equal part of a causal mask, or
+    it has whole sequences for some heads.
     """
     seq, cp = r.training.seq, r.layout.cp
     heads, kv_heads = heads_of(r, block)
@@ -58,8 +168,10 @@ def attention_shape(r: Rank, block: Attention | LatentAttention) -> AttentionSha
 
 
 def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = True) -> float:
-    """Pairs of query and key of a sequence that no mask hides: s (s + 1) / 2 causal ones; of a window of w
-    keys (itself counted) w s - w (w - 1) / 2, of chunks that of each.
+    """Return the number of unmasked pairs of query and key of a sequence.
+
+    That is s (s + 1) / 2 with a causal mask, w s - w (w - 1) / 2 with a window of w keys (including its own),
+    and the sum over all chunks.
     """
     if chunk and chunk < seq:
         whole, rest = divmod(seq, chunk)
@@ -70,10 +182,10 @@ def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = 
     return reach * (reach + 1) / 2 + (seq - reach) * reach
 
 
-def qkv_layer(r: Rank, block: Attention) -> Linear:
-    """The projection to a rank's queries, keys and values."""
+def qkv_layer(r: ModelRank, block: Attention) -> LinearLayer:
+    """Return the projection to a rank's queries, keys and values."""
     heads, kv_heads = heads_of(r, block)
-    return Linear(
+    return LinearLayer(
         name="qkv",
         inputs=r.hidden,
         outputs=block.head_dim * (heads + 2 * kv_heads),
@@ -82,28 +194,32 @@ def qkv_layer(r: Rank, block: Attention) -> Linear:
     )
 
 
-def latent_layers(r: Rank, block: LatentAttention) -> tuple[Linear, ...]:
-    """Down-projections, whole on every tensor rank; up-projections of queries, of keys and values."""
+def latent_layers(r: ModelRank, block: LatentAttention) -> tuple[LinearLayer, ...]:
+    """Return the down-projections, whole on every tensor rank, and the up-projections of queries, and of keys
+    and values.
+    """
     heads, adapter = block.heads // r.layout.tp, r.adapter(block)
     low, keys = block.q_lora + block.kv_lora + block.rope_dim, heads * (block.nope_dim + block.v_dim)
-    down = Linear(name="qkv_down", inputs=r.hidden, outputs=low, rows=r.rows, adapter=adapter)
-    q_up = Linear(
+    down = LinearLayer(name="qkv_down", inputs=r.hidden, outputs=low, rows=r.rows, adapter=adapter)
+    q_up = LinearLayer(
         name="q_up",
         inputs=block.q_lora or r.hidden,
         outputs=heads * block.head_dim,
         rows=r.tokens,
         adapter=adapter,
     )
-    kv_up = Linear(name="kv_up", inputs=block.kv_lora, outputs=keys, rows=r.tokens, adapter=adapter)
+    kv_up = LinearLayer(name="kv_up", inputs=block.kv_lora, outputs=keys, rows=r.tokens, adapter=adapter)
     return down, q_up, kv_up
 
 
-def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, norm: Value) -> Value:
-    """Queries, keys and values with positions: the port ``qkv``."""
+def queries_and_keys(
+    r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, norm: Value
+) -> Value:
+    """Add queries, keys and values with positions: the port ``qkv``."""
     heads, kv_heads = heads_of(r, block)
     if isinstance(block, Attention):
         out = r.column(k, qkv_layer(r, block), norm, f"{key}.qkv_input")
-        turned = Tensor((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
+        turned = TensorSpec((r.tokens, (heads + kv_heads) * block.head_dim), r.precision.compute)
         if block.qk_norm:
             out = k.vector("qk_norm", "rms_norm", [turned], [turned], after=[out], port=f"{key}.qk_normed")
     else:
@@ -118,14 +234,14 @@ def queries_and_keys(r: Rank, k: Kernels, block: Attention | LatentAttention, ke
     return k.vector("rope", "rope", [turned], [turned], after=[out], port=f"{key}.qkv")
 
 
-def latent_up(r: Rank, k: Kernels, block: LatentAttention, key: str, low: Value) -> Value:
-    """Queries, keys and values of latent attention from its latents, with positions: the port ``qkv``."""
+def latent_up(r: ModelRank, k: KernelWriter, block: LatentAttention, key: str, low: Value) -> Value:
+    """Add queries, keys and values of latent attention from its latents, with positions: the port ``qkv``."""
     heads = heads_of(r, block)[0]
     down, q_up, kv_up = latent_layers(r, block)
     low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
     q = r.linear(k, q_up, low if block.q_lora else r.gather(k, "q.all_gather", f"{key}.norm"))
     kv = r.linear(k, kv_up, low)
-    turned = Tensor((r.tokens, (heads + 1) * block.rope_dim), r.precision.compute)
+    turned = TensorSpec((r.tokens, (heads + 1) * block.rope_dim), r.precision.compute)
     keys, joined = r.value(r.tokens, kv_up.outputs), r.value(r.tokens, heads * block.head_dim)
     out = k.vector("kv_join", "copy", [keys], [joined], after=[kv, q])
     if r.model.positions != "rope":
@@ -134,35 +250,20 @@ def latent_up(r: Rank, k: Kernels, block: LatentAttention, key: str, low: Value)
     return k.vector("rope", "rope", [turned], [turned], after=[out], port=f"{key}.qkv")
 
 
-def _exchange(r: Rank, block: Attention | LatentAttention) -> Exchange | None:
-    """How context ranks exchange tokens for heads, where they do."""
+def _exchange(r: ModelRank, block: Attention | LatentAttention) -> ContextExchange | None:
+    """Return the exchange of tokens for heads between context ranks; None if the layout has none."""
     if r.layout.cp == 1 or not r.layout.context_all_to_all:
         return None
-    return Exchange(r, attention_shape(r, block), *heads_of(r, block))
+    return ContextExchange(r, attention_shape(r, block), *heads_of(r, block))
 
 
-def _all_keys(r: Rank, shape: AttentionShape) -> Tensor:
-    """Keys and values of the whole sequence."""
+def _all_keys(r: ModelRank, shape: AttentionShape) -> TensorSpec:
+    """Return the keys and values of the whole sequence."""
     return r.value(r.tokens * r.layout.cp, shape.kv_heads * (shape.head_dim + shape.value_dim))
 
 
-def _attended(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value) -> Value:
-    """Fused attention to the whole sequence: the port ``core``."""
-    shape, exchange = attention_shape(r, block), _exchange(r, block)
-    if exchange:
-        return exchange.core(k, key, exchange.exchanged(k, key, qkv))
-    if r.layout.cp > 1 and r.layout.ring_attention:
-        return ring_forward(r, k, shape, key, qkv)
-    kv = qkv
-    if r.layout.cp > 1:
-        kind, whole = CollectiveKind.ALL_GATHER, _all_keys(r, shape)
-        kv = k.collective("kv.all_gather", kind, r.groups.context, whole, after=[qkv])
-    k.name_port(f"{key}.kv", kv)
-    return k.attention("core", shape, r.precision.attention, after=[qkv, kv], port=f"{key}.core")
-
-
-def core_again(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str) -> None:
-    """Fused attention once more, of keys that have been kept; in a ring they travel again."""
+def recompute_core(r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str) -> None:
+    """Recompute fused attention from saved keys; in a ring they are sent again."""
     shape, exchange = attention_shape(r, block), _exchange(r, block)
     if exchange:
         exchange.core(k, key, f"{key}.exchanged")
@@ -170,44 +271,63 @@ def core_again(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str
     if r.layout.cp > 1 and r.layout.ring_attention:
         ring_forward(r, k, shape, key, f"{key}.qkv")
         return
-    kept: list[Value] = [f"{key}.qkv", f"{key}.kv"]
-    k.attention("core", shape, r.precision.attention, after=kept, port=f"{key}.core")
+    saved: list[Value] = [f"{key}.qkv", f"{key}.kv"]
+    k.attention("core", shape, r.precision.attention, after=saved, port=f"{key}.core")
 
 
-def exchange_again(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, qkv: Value) -> None:
-    """Send tokens for heads once more where queries and keys have been made again."""
+def recompute_exchange(
+    r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, qkv: Value
+) -> None:
+    """Exchange tokens for heads again after queries and keys were recomputed."""
     exchange = _exchange(r, block)
     if exchange:
-        exchange.exchanged(k, key, qkv)
+        exchange.exchange(k, key, qkv)
 
 
-def projection(r: Rank, block: Attention | LatentAttention) -> Linear:
-    """The output projection of a rank's heads."""
+def projection(r: ModelRank, block: Attention | LatentAttention) -> LinearLayer:
+    """Return the output projection of a rank's heads."""
     width = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
     inputs = heads_of(r, block)[0] * width
-    return Linear(name="proj", inputs=inputs, outputs=r.hidden, rows=r.tokens, adapter=r.adapter(block))
+    return LinearLayer(name="proj", inputs=inputs, outputs=r.hidden, rows=r.tokens, adapter=r.adapter(block))
 
 
-def forward_attention(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, x: Value) -> Value:
-    """A block, from the residual stream to the residual stream."""
+def forward_attention(
+    r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, x: Value
+) -> Value:
+    """Add an attention block, from residual stream to residual stream."""
     normed = r.norm(k, "norm", x, f"{key}.norm")
     qkv = queries_and_keys(r, k, block, key, normed)
-    out = _attended(r, k, block, key, qkv)
-    return r.added(k, key, x, r.row(k, projection(r, block), out))
+    shape, exchange = attention_shape(r, block), _exchange(r, block)
+    if exchange:
+        out = exchange.core(k, key, exchange.exchange(k, key, qkv))
+    elif r.layout.cp > 1 and r.layout.ring_attention:
+        out = ring_forward(r, k, shape, key, qkv)
+    else:
+        kv = qkv
+        if r.layout.cp > 1:
+            kind, whole = CollectiveKind.ALL_GATHER, _all_keys(r, shape)
+            kv = k.collective("kv.all_gather", kind, r.groups.context, whole, after=[qkv])
+        k.name_port(f"{key}.kv", kv)
+        out = k.attention("core", shape, r.precision.attention, after=[qkv, kv], port=f"{key}.core")
+    return r.add_block(k, key, x, r.row(k, projection(r, block), out))
 
 
 def backward_attention(
-    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value
+    r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, grad: Value
 ) -> Value:
-    """The gradient of what entered a block."""
-    inner = r.added_backward(k, key, grad)
+    """Add the gradient of the input of an attention block."""
+    inner = r.add_block_backward(k, key, grad)
     inner = r.row_backward(k, projection(r, block), inner, f"{key}.core")
     back = _core_backward(r, k, block, key, inner)
     return _queries_backward(r, k, block, key, back, skip=grad)
 
 
-def _core_backward(r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value) -> Value:
-    """Gradients of queries, keys and values, those of keys on the context ranks that have them."""
+def _core_backward(
+    r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, grad: Value
+) -> Value:
+    """Add the gradients of queries, keys and values; gradients of keys end on the context ranks
+    of the keys.
+    """
     shape, exchange = attention_shape(r, block), _exchange(r, block)
     if exchange:
         return exchange.backward(k, key, grad)
@@ -232,7 +352,7 @@ def _core_backward(r: Rank, k: Kernels, block: Attention | LatentAttention, key:
 
 
 def _queries_backward(
-    r: Rank, k: Kernels, block: Attention | LatentAttention, key: str, grad: Value, *, skip: Value
+    r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, grad: Value, *, skip: Value
 ) -> Value:
     heads, kv_heads = heads_of(r, block)
     if r.model.positions == "rope":
@@ -254,19 +374,17 @@ def _queries_backward(
     if isinstance(block, Attention):
         back = r.column_backward(k, qkv_layer(r, block), grad, f"{key}.qkv_input")
     else:
-        back = _latent_backward(r, k, block, key, grad)
+        down, q_up, kv_up = latent_layers(r, block)
+        latent: Value = f"{key}.latent"
+        again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.learns(q_up) else None
+        q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
+        kv = r.linear_backward(k, kv_up, grad, latent, again)
+        latents = r.value(r.tokens, down.outputs)
+        back = k.vector("latent.add", "add", [latents, latents], [latents], after=[q, kv])
+        back = r.scatter_columns(k, "latent.grad", back, down.outputs)
+        lora = r.value(r.rows, down.outputs)
+        back = k.vector(
+            "latent_norm.backward", "rms_norm_backward", [lora, lora], [lora], after=[back, latent]
+        )
+        back = r.linear_backward(k, down, back, f"{key}.norm")
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", skip)
-
-
-def _latent_backward(r: Rank, k: Kernels, block: LatentAttention, key: str, grad: Value) -> Value:
-    down, q_up, kv_up = latent_layers(r, block)
-    latent: Value = f"{key}.latent"
-    again = r.gather_columns(k, "latent.regather", latent, down.outputs) if r.learns(q_up) else None
-    q = r.linear_backward(k, q_up, grad, latent if block.q_lora else f"{key}.norm", again)
-    kv = r.linear_backward(k, kv_up, grad, latent, again)
-    width = r.value(r.tokens, down.outputs)
-    both: Value = k.vector("latent.add", "add", [width, width], [width], after=[q, kv])
-    both = r.scatter_columns(k, "latent.grad", both, down.outputs)
-    lora = r.value(r.rows, down.outputs)
-    both = k.vector("latent_norm.backward", "rms_norm_backward", [lora, lora], [lora], after=[both, latent])
-    return r.linear_backward(k, down, both, f"{key}.norm")

@@ -1,71 +1,105 @@
-"""Feed-forward blocks on one rank: plain and gated ones, and mixtures of experts.
+"""Feed-forward blocks on one rank: plain, gated, and mixtures of experts, also in serving.
 
-Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are permuted so that those of an
-expert stand together, travel to the ranks that hold their experts, pass two grouped products, and travel
-back, where they are summed by their scores. Loads are balanced but for the stated imbalance; with a capacity
-factor each expert has room for that many times its share, and all of it travels and is worked on. A shared
-expert is a feed-forward block beside it. Biases are added expert by expert where nothing fuses them.
+Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are sorted by expert, sent to the
+ranks of their experts, multiplied by two grouped products, sent back, and summed by their scores. Loads are
+balanced except for the given imbalance. With a capacity factor each expert has slots for that many times its
+share, and all slots are sent and processed. A shared expert is an additional feed-forward block. Biases are
+added expert by expert if they are not fused.
+
+Serving libraries run one kernel for all experts of a rank. If tensor ranks share attention, each of them has
+all tokens: it runs its experts, or its part of each, on their tokens, and results are all-reduced.
+Data-parallel ranks first gather each other's tokens and reduce-scatter the sums; with more expert ranks than
+experts per token, tokens are sent only to the ranks of their experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb, expm1, log1p, prod
+from typing import NamedTuple
 
-from hespas.generators.llm.dispatch import two_levels
-from hespas.generators.llm.kernels import Kernels, Tensor, Value
+from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
 from hespas.generators.llm.model import Experts, Mlp
-from hespas.generators.llm.rank import Linear, Rank
-from hespas.graph import CollectiveKind
+from hespas.generators.llm.rank import LinearLayer, ModelRank
+from hespas.graph import CollectiveKind, OpClass
 
 __all__ = [
     "activation",
     "backward_experts",
     "backward_mlp",
+    "dispatch_in_two_levels",
     "expert_activation",
     "forward_experts",
     "forward_mlp",
+    "fused_experts",
     "mlp_layers",
+    "reached_parts",
     "shared_expert",
 ]
 
 
-def mlp_layers(r: Rank, block: Mlp) -> tuple[Linear, Linear]:
-    """Both products of a feed-forward block, the gates beside the first."""
+def reached_parts(experts: int, chosen: int, parts: int) -> float:
+    """Return the mean number of equal ``parts`` of the experts with at least one of ``chosen`` different
+    experts.
+    """
+    missed = comb(experts - experts // parts, chosen) / comb(experts, chosen)
+    return parts * (1.0 - missed)
+
+
+def dispatch_in_two_levels(
+    r: ModelRank, k: KernelWriter, name: str, block: Experts, x: Value, *, back: bool
+) -> Value:
+    """Send tokens to the ranks of their experts, between nodes and inside of them, or back."""
+    width = block.latent or r.hidden
+    levels = [
+        ("nodes", r.groups.expert_nodes, r.groups.expert_nodes.group_size),
+        ("inside", r.groups.expert_inside, r.layout.ep),
+    ]
+    for level, groups, parts in reversed(levels) if back else levels:
+        if groups.group_size == 1:
+            continue
+        rows = round(r.expert_rows * reached_parts(block.experts, block.topk, parts))
+        sent = r.value(rows, width)
+        x = k.collective(f"{name}.{level}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, sent, after=[x])
+    return x
+
+
+def mlp_layers(r: ModelRank, block: Mlp) -> tuple[LinearLayer, LinearLayer]:
+    """Return both products of a feed-forward block; the first includes the gates."""
     ffn, adapter = block.ffn // r.layout.tp, r.adapter(block)
     wide = ffn * (2 if block.gated else 1)
     return (
-        Linear(name="fc1", inputs=r.hidden, outputs=wide, rows=r.tokens, adapter=adapter),
-        Linear(name="fc2", inputs=ffn, outputs=r.hidden, rows=r.tokens, adapter=adapter),
+        LinearLayer(name="fc1", inputs=r.hidden, outputs=wide, rows=r.tokens, adapter=adapter),
+        LinearLayer(name="fc2", inputs=ffn, outputs=r.hidden, rows=r.tokens, adapter=adapter),
     )
 
 
-def activation(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
-    """The nonlinearity: the port ``act``."""
+def activation(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) -> Value:
+    """Add the nonlinearity: the port ``act``."""
     fc1, fc2 = mlp_layers(r, block)
     reads, writes = [r.value(r.tokens, fc1.outputs)], [r.value(r.tokens, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
 
 
 def _activation_backward(
-    k: Kernels, block: Mlp | Experts, wide: Tensor, narrow: Tensor, after: list[Value]
+    k: KernelWriter, block: Mlp | Experts, wide: TensorSpec, narrow: TensorSpec, after: list[Value]
 ) -> Value:
-    """The gradient of the nonlinearity's input, from that of its result and from its input."""
-    reads, how = [wide, narrow], block.activation
-    return k.vector("activation.backward", how, reads, [wide], after=after, scale=2.0)
+    """Add the gradient of the nonlinearity's input from the gradient of its result and its input."""
+    return k.vector("activation.backward", block.activation, [wide, narrow], [wide], after=after, scale=2.0)
 
 
-def forward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, x: Value) -> Value:
-    """A block, from the residual stream to the residual stream."""
+def forward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) -> Value:
+    """Add a feed-forward block, from residual stream to residual stream."""
     fc1, fc2 = mlp_layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
     wide = r.column(k, fc1, normed, f"{key}.fc1_input", f"{key}.fc1")
-    return r.added(k, key, x, r.row(k, fc2, activation(r, k, block, key, wide)))
+    return r.add_block(k, key, x, r.row(k, fc2, activation(r, k, block, key, wide)))
 
 
-def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Value:
-    """The gradient of what entered a block."""
+def backward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, grad: Value) -> Value:
+    """Add the gradient of the input of a feed-forward block."""
     fc1, fc2 = mlp_layers(r, block)
-    inner = r.added_backward(k, key, grad)
+    inner = r.add_block_backward(k, key, grad)
     inner = r.row_backward(k, fc2, inner, f"{key}.act")
     wide, narrow = r.value(r.tokens, fc1.outputs), r.value(r.tokens, fc2.inputs)
     inner = _activation_backward(k, block, wide, narrow, [inner, f"{key}.fc1"])
@@ -73,13 +107,10 @@ def backward_mlp(r: Rank, k: Kernels, block: Mlp, key: str, grad: Value) -> Valu
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
 
-# --- mixtures of experts
-
-
 @dataclass(frozen=True, slots=True)
-class _Mixture:
-    """Sizes of a mixture on a rank: ``routed`` copies of tokens leave it, ``received`` are there for its
-    ``local`` experts of width ``ffn``, after tensor ranks of experts have gathered theirs.
+class _MixtureSizes:
+    """Sizes of a mixture on a rank: it sends ``routed`` copies of tokens, and receives ``received`` copies
+    for its ``local`` experts of width ``ffn``, including the gather over tensor ranks of experts.
     """
 
     block: Experts
@@ -90,74 +121,84 @@ class _Mixture:
     ffn: int
 
     @classmethod
-    def of(cls, r: Rank, block: Experts) -> _Mixture:
+    def of(cls, r: ModelRank, block: Experts) -> _MixtureSizes:
         local, ffn = block.experts // r.layout.ep, block.ffn // r.layout.etp
         return cls(block, r.routed(block), r.received(block), local, block.latent or r.hidden, ffn)
 
     @property
-    def each(self) -> int:
-        """Tokens of a local expert that some token reaches."""
+    def rows_per_expert(self) -> int:
+        """Number of tokens of a local expert that receives any."""
         missed = (1 - 1 / self.local) ** self.received if self.local > 1 else 0.0
         reached = min(self.local, max(1, round(self.local * (1 - missed))))
         return max(1, round(self.received / reached))
 
     @property
     def busy(self) -> int:
-        """Local experts that some token reaches, in the mean: all of them but in steps of few tokens."""
+        """Mean number of local experts that receive tokens: all of them, except in steps of few tokens."""
         if self.received >= 4 * self.local:
             return self.local
-        return min(self.local, max(1, round(self.received / self.each)))
+        return min(self.local, max(1, round(self.received / self.rows_per_expert)))
 
-    def layers(self) -> tuple[Linear, Linear]:
-        """Both grouped products."""
+    def layers(self) -> tuple[LinearLayer, LinearLayer]:
+        """Return both grouped products."""
         gates = 2 if self.block.gated else 1
         return (
-            Linear(name="fc1", inputs=self.width, outputs=self.ffn * gates, rows=self.each, count=self.busy),
-            Linear(name="fc2", inputs=self.ffn, outputs=self.width, rows=self.each, count=self.busy),
+            LinearLayer(
+                name="fc1",
+                inputs=self.width,
+                outputs=self.ffn * gates,
+                rows=self.rows_per_expert,
+                count=self.busy,
+            ),
+            LinearLayer(
+                name="fc2", inputs=self.ffn, outputs=self.width, rows=self.rows_per_expert, count=self.busy
+            ),
         )
 
 
-def expert_activation(r: Rank, k: Kernels, block: Experts, key: str, x: Value) -> Value:
-    """The nonlinearity of routed experts."""
-    mixture = _Mixture.of(r, block)
+def expert_activation(r: ModelRank, k: KernelWriter, block: Experts, key: str, x: Value) -> Value:
+    """Add the nonlinearity of routed experts."""
+    mixture = _MixtureSizes.of(r, block)
     fc1, fc2 = mixture.layers()
     reads = [r.value(mixture.received, fc1.outputs)]
     writes = [r.value(mixture.received, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
 
 
-def _router(r: Rank, block: Experts) -> Linear:
-    return Linear(
+def _router(r: ModelRank, block: Experts) -> LinearLayer:
+    return LinearLayer(
         name="router", inputs=r.hidden, outputs=block.experts, rows=r.expert_rows, format=r.precision.compute
     )
 
 
-def _latent(r: Rank, block: Experts) -> tuple[Linear, Linear]:
-    down = Linear(name="latent_down", inputs=r.hidden, outputs=block.latent, rows=r.expert_rows)
-    return down, Linear(name="latent_up", inputs=block.latent, outputs=r.hidden, rows=r.expert_rows)
+def _latent(r: ModelRank, block: Experts) -> tuple[LinearLayer, LinearLayer]:
+    down = LinearLayer(name="latent_down", inputs=r.hidden, outputs=block.latent, rows=r.expert_rows)
+    return down, LinearLayer(name="latent_up", inputs=block.latent, outputs=r.hidden, rows=r.expert_rows)
 
 
-def _travel(r: Rank, k: Kernels, name: str, mixture: _Mixture, x: Value, *, back: bool) -> Value:
-    """Tokens to the ranks of their experts and their tensor ranks, or back."""
+def _dispatch(
+    r: ModelRank, k: KernelWriter, name: str, mixture: _MixtureSizes, x: Value, *, back: bool
+) -> Value:
+    """Send tokens to the ranks of their experts and their tensor ranks, or back."""
     if r.layout.expert_node:
-        return two_levels(r, k, name, mixture.block, x, back=back)
+        return dispatch_in_two_levels(r, k, name, mixture.block, x, back=back)
     sent = r.value(mixture.routed, mixture.width)
-    spread = r.value(mixture.received, mixture.width)
+    gathered = r.value(mixture.received, mixture.width)
     groups, inner = r.groups.experts, r.groups.expert_tensor
     if back:
-        x = r.collective(k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, inner, of=spread, x=x)
+        x = r.collective(k, f"{name}.reduce_scatter", CollectiveKind.REDUCE_SCATTER, inner, of=gathered, x=x)
     x = r.collective(k, f"{name}.all_to_all", CollectiveKind.ALL_TO_ALL, groups, of=sent, x=x)
     if not back:
-        x = r.collective(k, f"{name}.all_gather", CollectiveKind.ALL_GATHER, inner, of=spread, x=x)
+        x = r.collective(k, f"{name}.all_gather", CollectiveKind.ALL_GATHER, inner, of=gathered, x=x)
     return x
 
 
 def shared_expert(block: Experts) -> Mlp:
-    """The feed-forward block beside a mixture."""
+    """Return the shared expert of a mixture as a feed-forward block."""
     return Mlp(ffn=block.shared_ffn, gated=block.gated, activation=block.activation)
 
 
-def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value) -> Value:
+def _shared_forward(r: ModelRank, k: KernelWriter, block: Experts, key: str, normed: Value) -> Value:
     module = k.module
     k.module = f"{module}.shared"
     own, inside = f"{key}.shared", shared_expert(block)
@@ -168,98 +209,89 @@ def _shared_forward(r: Rank, k: Kernels, block: Experts, key: str, normed: Value
     return y
 
 
-def _bias_sizes(r: Rank, mixture: _Mixture) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Results of experts, the same in 32 bits, and the scores of their rows, where biases are added expert by
-    expert: a compiler makes them part of other kernels.
+def _bias_sizes(r: ModelRank, mixture: _MixtureSizes) -> tuple[TensorSpec, TensorSpec, TensorSpec] | None:
+    """Return the results of experts, the same in 32 bits, and the scores of their rows; None if biases are
+    not added expert by expert, because a compiler fuses them into other kernels.
     """
     if not mixture.block.bias or r.training.style != "megatron":
         return None
     rows, width = mixture.received, mixture.width
-    return r.value(rows, width), Tensor((rows, width), "f32"), Tensor((rows, 1), "f32")
+    return r.value(rows, width), TensorSpec((rows, width), "f32"), TensorSpec((rows, 1), "f32")
 
 
-def _biased(r: Rank, k: Kernels, mixture: _Mixture, y: Value) -> Value:
-    """Results with the biases of their experts times the scores of their rows, in 32 bits, put together
-    again: Megatron-Core has no fused kernel for it (``TEGroupedMLP``).
-    """
-    sizes = _bias_sizes(r, mixture)
-    if sizes is None:
-        return y
-    narrow, wide, scores = sizes
-    bias = k.vector("fc2.bias", "mul", [scores], [wide], after=[y])
-    y = k.vector("fc2.bias_add", "add", [narrow, wide], [wide], after=[y, bias])
-    y = k.vector("fc2.bias_cat", "cat", [wide], [wide], after=[y])
-    return k.vector("fc2.bias_to", "cast", [wide], [narrow], after=[y])
-
-
-def _biased_backward(r: Rank, k: Kernels, mixture: _Mixture, grad: Value) -> Value:
-    """The gradient of results without biases; beside it those of biases and of scores."""
-    sizes = _bias_sizes(r, mixture)
-    if sizes is None:
-        return grad
-    narrow, wide, scores = sizes
-    grad = k.vector("fc2.bias_to.backward", "cast", [narrow], [wide], after=[grad])
-    for name, summed in (("bias", Tensor((1, mixture.width), "f32")), ("scores", scores)):
-        part = k.vector(f"fc2.{name}.mul", "mul", [wide, summed], [wide], after=[grad])
-        k.vector(f"fc2.{name}.sum", "sum", [wide], [summed], after=[part])
-    back = k.vector("fc2.bias_add.backward", "cast", [wide], [narrow], after=[grad])
-    return k.vector("fc2.bias_cat.backward", "cat", [narrow], [narrow], after=[back])
-
-
-def forward_experts(r: Rank, k: Kernels, block: Experts, key: str, x: Value) -> Value:
-    """A mixture, from the residual stream to the residual stream."""
-    mixture = _Mixture.of(r, block)
+def forward_experts(r: ModelRank, k: KernelWriter, block: Experts, key: str, x: Value) -> Value:
+    """Add a mixture of experts, from residual stream to residual stream."""
+    mixture = _MixtureSizes.of(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
     scores = r.linear(k, _router(r, block), normed)
-    table = Tensor((r.expert_rows, block.experts), "f32")
+    table = TensorSpec((r.expert_rows, block.experts), "f32")
     chosen = k.vector("scores", "softmax", [table], [table], after=[scores], port=f"{key}.scores")
-    chosen = k.vector("topk", "topk", [table], [Tensor((r.expert_rows, block.topk), "f32")], after=[chosen])
+    chosen = k.vector(
+        "topk", "topk", [table], [TensorSpec((r.expert_rows, block.topk), "f32")], after=[chosen]
+    )
     inputs = normed
     if block.latent:
         inputs = r.linear(k, _latent(r, block)[0], normed)
     early = block.shared_ffn > 0 and not r.training.overlap.experts
     shared = _shared_forward(r, k, block, key, normed) if early else -1
-    travelled, whole = r.value(mixture.routed, mixture.width), r.value(r.expert_rows, mixture.width)
-    sent = k.vector("permute", "permute", [whole], [travelled], after=[inputs, chosen])
-    arrived = _travel(r, k, "dispatch", mixture, sent, back=False)
-    if block.shared_ffn and not early:  # beside the dispatch
+    routed, whole = r.value(mixture.routed, mixture.width), r.value(r.expert_rows, mixture.width)
+    sent = k.vector("permute", "permute", [whole], [routed], after=[inputs, chosen])
+    arrived = _dispatch(r, k, "dispatch", mixture, sent, back=False)
+    if block.shared_ffn and not early:  # overlaps the dispatch
         shared = _shared_forward(r, k, block, key, normed)
     fc1, fc2 = mixture.layers()
     k.name_port(f"{key}.arrived", arrived)
     wide = r.linear(k, fc1, arrived, f"{key}.fc1")
     y = r.linear(k, fc2, expert_activation(r, k, block, key, wide))
-    y = _biased(r, k, mixture, y)
-    y = _travel(r, k, "combine", mixture, y, back=True)
-    y = k.vector("unpermute", "unpermute", [travelled], [whole], after=[y, chosen], port=f"{key}.combined")
+    bias_sizes = _bias_sizes(r, mixture)
+    if bias_sizes is not None:
+        # Biases times scores in 32 bits, concatenated: Megatron-Core has no fused kernel (``TEGroupedMLP``).
+        narrow, wide_results, row_scores = bias_sizes
+        bias = k.vector("fc2.bias", "mul", [row_scores], [wide_results], after=[y])
+        y = k.vector("fc2.bias_add", "add", [narrow, wide_results], [wide_results], after=[y, bias])
+        y = k.vector("fc2.bias_cat", "cat", [wide_results], [wide_results], after=[y])
+        y = k.vector("fc2.bias_to", "cast", [wide_results], [narrow], after=[y])
+    y = _dispatch(r, k, "combine", mixture, y, back=True)
+    y = k.vector("unpermute", "unpermute", [routed], [whole], after=[y, chosen], port=f"{key}.combined")
     if block.latent:
         y = r.linear(k, _latent(r, block)[1], y)
     if block.shared_ffn:
         y = k.vector("shared.add", "add", [r.stream, r.stream], [r.stream], after=[y, shared])
-    return r.added(k, key, x, y)
+    return r.add_block(k, key, x, y)
 
 
-def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value) -> Value:
-    """The gradient of what entered a mixture."""
-    mixture = _Mixture.of(r, block)
+def backward_experts(r: ModelRank, k: KernelWriter, block: Experts, key: str, grad: Value) -> Value:
+    """Add the gradient of the input of a mixture."""
+    mixture = _MixtureSizes.of(r, block)
     fc1, fc2 = mixture.layers()
-    inner = r.added_backward(k, key, grad)
+    inner = r.add_block_backward(k, key, grad)
     early = block.shared_ffn > 0 and not r.training.overlap.experts
     shared = _shared_backward(r, k, block, key, inner) if early else -1
     routed = r.linear_backward(k, _latent(r, block)[1], inner, f"{key}.combined") if block.latent else inner
     sent, whole = r.value(mixture.routed, mixture.width), r.value(r.expert_rows, mixture.width)
     routed = k.vector("unpermute.backward", "permute", [whole], [sent], after=[routed, f"{key}.scores"])
-    routed = _travel(r, k, "combine.backward", mixture, routed, back=False)
+    routed = _dispatch(r, k, "combine.backward", mixture, routed, back=False)
     if block.shared_ffn and not early:
         shared = _shared_backward(r, k, block, key, inner)
-    routed = r.linear_backward(k, fc2, _biased_backward(r, k, mixture, routed), f"{key}.act")
+    bias_sizes = _bias_sizes(r, mixture)
+    if bias_sizes is not None:
+        # Gradients of biases and scores, and the gradient of the results before the biases.
+        narrow, wide, row_scores = bias_sizes
+        grad_32 = k.vector("fc2.bias_to.backward", "cast", [narrow], [wide], after=[routed])
+        for name, summed in (("bias", TensorSpec((1, mixture.width), "f32")), ("scores", row_scores)):
+            part = k.vector(f"fc2.{name}.mul", "mul", [wide, summed], [wide], after=[grad_32])
+            k.vector(f"fc2.{name}.sum", "sum", [wide], [summed], after=[part])
+        routed = k.vector("fc2.bias_add.backward", "cast", [wide], [narrow], after=[grad_32])
+        routed = k.vector("fc2.bias_cat.backward", "cat", [narrow], [narrow], after=[routed])
+    routed = r.linear_backward(k, fc2, routed, f"{key}.act")
     wide, narrow = r.value(mixture.received, fc1.outputs), r.value(mixture.received, fc2.inputs)
     routed = _activation_backward(k, block, wide, narrow, [routed, f"{key}.fc1"])
     routed = r.linear_backward(k, fc1, routed, f"{key}.arrived")
-    routed = _travel(r, k, "dispatch.backward", mixture, routed, back=True)
+    routed = _dispatch(r, k, "dispatch.backward", mixture, routed, back=True)
     routed = k.vector("permute.backward", "unpermute", [sent], [whole], after=[routed])
     if block.latent:
         routed = r.linear_backward(k, _latent(r, block)[0], routed, f"{key}.norm")
-    table = Tensor((r.expert_rows, block.experts), "f32")
+    table = TensorSpec((r.expert_rows, block.experts), "f32")
     scores = k.vector("scores.backward", "softmax", [table], [table], after=[f"{key}.scores", routed])
     gate = r.linear_backward(k, _router(r, block), scores, f"{key}.norm")
     back = k.vector("router.add", "add", [r.stream, r.stream], [r.stream], after=[routed, gate])
@@ -268,7 +300,7 @@ def backward_experts(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
     return r.norm_backward(k, "norm.backward", back, f"{key}.input", grad)
 
 
-def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value) -> Value:
+def _shared_backward(r: ModelRank, k: KernelWriter, block: Experts, key: str, grad: Value) -> Value:
     module = k.module
     k.module = f"{module}.shared"
     own, inside = f"{key}.shared", shared_expert(block)
@@ -279,3 +311,91 @@ def _shared_backward(r: Rank, k: Kernels, block: Experts, key: str, grad: Value)
     back = r.column_backward(k, fc1, inner, f"{own}.fc1_input")
     k.module = module
     return back
+
+
+def fused_experts(
+    r: ModelRank, k: KernelWriter, block: Experts, key: str, x: Value, *, element: str = ""
+) -> Value:
+    """Add a mixture with one kernel for all experts, from residual stream to residual stream.
+
+    ``element`` is the element type of its matrices if it differs from that of other matrices.
+    """
+    normed = r.norm(k, "norm", x, f"{key}.norm")
+    router = LinearLayer(
+        name="router", inputs=r.hidden, outputs=block.experts, rows=r.tokens, format=r.precision.compute
+    )
+    table = TensorSpec((r.tokens, block.experts), "f32")
+    chosen = k.vector(
+        "topk",
+        "topk",
+        [table],
+        [TensorSpec((r.tokens, block.topk), "f32")],
+        after=[r.linear(k, router, normed)],
+    )
+    width, inputs = block.latent or r.hidden, normed
+    if block.latent:
+        down = LinearLayer(name="latent_down", inputs=r.hidden, outputs=block.latent, rows=r.tokens)
+        inputs = r.linear(k, down, normed)
+    replicated = r.layout.dp > 1
+    sends_tokens = replicated and r.layout.ep > block.topk
+    all_ranks, rows = r.groups.everyone, r.tokens * (r.layout.dp if replicated else 1)
+    sent = r.value(r.tokens * block.topk if sends_tokens else rows, width)
+    if replicated:
+        kind = CollectiveKind.ALL_TO_ALL if sends_tokens else CollectiveKind.ALL_GATHER
+        inputs = k.collective(f"dispatch.{kind.name.lower()}", kind, all_ranks, sent, after=[inputs])
+    matrices = _ExpertMatrices(block, rows, element or r.precision.matmul)
+    y: Value = _experts_kernel(r, k, matrices, after=[inputs, chosen])
+    if replicated:
+        kind = CollectiveKind.ALL_TO_ALL if sends_tokens else CollectiveKind.REDUCE_SCATTER
+        y = k.collective(f"combine.{kind.name.lower()}", kind, all_ranks, sent, after=[y])
+    if block.latent:
+        up = LinearLayer(name="latent_up", inputs=block.latent, outputs=r.hidden, rows=r.tokens)
+        y = r.linear(k, up, y)
+    if block.shared_ffn:
+        # A rank's part of the shared expert is all-reduced with the routed experts.
+        module = k.module
+        k.module = f"{module}.shared"
+        inside = shared_expert(block)
+        fc1, fc2 = mlp_layers(r, inside)
+        shared = r.linear(k, fc2, activation(r, k, inside, module, r.linear(k, fc1, normed)))
+        k.module = module
+        y = k.vector("shared.add", "add", [r.whole, r.whole], [r.whole], after=[y, shared])
+    if r.layout.tp > 1 and not replicated:
+        y = k.collective("all_reduce", CollectiveKind.ALL_REDUCE, r.groups.tensor, r.whole, after=[y])
+    return r.add_block(k, key, x, y)
+
+
+class _ExpertMatrices(NamedTuple):
+    """Experts with the element type of their matrices, and the number of tokens that may choose them."""
+
+    block: Experts
+    rows: int
+    element: str
+
+
+def _experts_kernel(r: ModelRank, k: KernelWriter, matrices: _ExpertMatrices, after: list[Value]) -> int:
+    """Add both grouped products with the activation between them. The operands define all sizes: tokens, the
+    matrices of a rank, the scores of all experts, and the chosen experts.
+    """
+    block, rows, element = matrices
+    local, ffn = block.experts // r.layout.ep, block.ffn // r.layout.etp
+    width, gates = block.latent or r.hidden, 2 if block.gated else 1
+    copies = rows * block.topk / r.layout.ep
+    reached = local * -expm1(rows * block.topk * log1p(-1 / max(block.experts, 2)))
+    first, second = TensorSpec((local, gates * ffn, width), element), TensorSpec((local, width, ffn), element)
+    weights = (k.bytes_of(first) + k.bytes_of(second)) * min(1.0, reached / local)
+    tokens = TensorSpec((rows, width), element)
+    token_bytes = k.bytes_of(tokens) / prod(tokens.shape) * copies * width
+    scores = TensorSpec((rows, block.experts), "f32")
+    return k.node(
+        "experts",
+        "fused_moe",
+        OpClass.CONTRACTION,
+        [tokens, first, second, scores, TensorSpec((rows, block.topk), "i32")],
+        [r.value(rows, width)],
+        flops=2.0 * copies * (gates + 1) * width * ffn,
+        transcendentals=copies * ffn,
+        bytes_read=weights + token_bytes,
+        bytes_written=token_bytes,
+        after=after,
+    )

@@ -1,14 +1,14 @@
-"""FLOPs of a training step in closed form, as publishers count them and as a machine does them.
+"""FLOPs of a training step in closed form: model FLOPs as in publications, and hardware FLOPs.
 
-Model FLOPs (arXiv 2104.04473, section 5.1 without recomputation; 2204.02311, appendix B): six for each active
-parameter of a matrix and token, and for attention twelve for each layer, head, dimension of a head and key
-that a query sees: half of a sequence under a causal mask, at most its window. Adapters (LoRA) leave out the
-gradients of frozen weights: four for a parameter. The head counts, the embedding does not; further
-predictions count their layers and the head once more. A Mamba-2 block counts its chunked scan (2405.21060,
-section 6).
+Model FLOPs (arXiv 2104.04473, section 5.1 without recomputation; 2204.02311, appendix B) are six for each
+active parameter of a matrix and token, and for attention twelve for each layer, head, dimension of a head and
+attended key: half of a sequence under a causal mask, at most its window. With adapters (LoRA) the gradients
+of frozen weights are omitted: four for each parameter. The head is counted, the embedding is not; multi-token
+prediction adds its layers and the head once more. A Mamba-2 block is counted by its chunked scan (2405.21060,
+section 6). Hardware FLOPs add recomputation, repeated work of ranks, and padding.
 
-``HALF`` takes half of the square, as most publishers do; ``EXACT`` the s (s + 1) / 2 pairs; ``FULL`` all of
-it, which llm-foundry and older reports of MaxText and Megatron-LM count.
+``HALF`` counts half of the square of attention, like most publishers; ``EXACT`` the s (s + 1) / 2 pairs;
+``FULL`` the whole square, like llm-foundry and older reports of MaxText and Megatron-LM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
-from hespas.generators.llm.adapters import adapter_flops
 from hespas.generators.llm.attention import attended_pairs
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
 from hespas.generators.llm.model import (
@@ -31,8 +30,9 @@ from hespas.generators.llm.model import (
     expert_parameters,
     matrix_parameters,
 )
-from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.settings import Recompute, Training
+from hespas.generators.llm.weights import adapter_flops
 
 __all__ = [
     "Convention",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Convention(Enum):
-    """How pairs of query and key are counted."""
+    """Convention for counting pairs of query and key."""
 
     HALF = "half"
     EXACT = "exact"
@@ -54,7 +54,7 @@ class Convention(Enum):
 
 
 def _pairs(block: Attention | LatentAttention, seq: int, convention: Convention) -> float:
-    """Pairs of one sequence."""
+    """Return the pairs of one sequence."""
     window, chunk = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
     if convention is Convention.FULL:
         return float(seq) * min(window or seq, chunk or seq, seq)
@@ -63,39 +63,22 @@ def _pairs(block: Attention | LatentAttention, seq: int, convention: Convention)
 
 
 def attention_flops(block: Block, seq: int, convention: Convention = Convention.HALF) -> float:
-    """Forward FLOPs of scores and weighted sums of one sequence; of a Mamba-2 block those of its scan."""
+    """Return the forward FLOPs of scores and weighted sums of one sequence, or of the scan of a Mamba-2
+    block.
+    """
     match block:
         case Attention(heads=heads, head_dim=head):
             return 4.0 * heads * head * _pairs(block, seq, convention)
         case LatentAttention(heads=heads, head_dim=head, v_dim=value):
             return 2.0 * heads * (head + value) * _pairs(block, seq, convention)
         case Mamba():
-            return seq * _scan_flops(block, seq)
+            # Per token: scores of its chunk once per group, their product with the values, the final state of
+            # the chunk, and the contribution of the state before.
+            chunk = min(block.chunk, seq)
+            scores = 2.0 * block.groups * chunk * block.state
+            return seq * (scores + 2.0 * block.inner * chunk + 4.0 * block.inner * block.state)
         case Mlp() | Experts():
             return 0.0
-
-
-def _scan_flops(block: Mamba, seq: int) -> float:
-    """Forward FLOPs of a token in the scan: scores of its chunk once a group, their product with the values,
-    the state that the chunk leaves, and what the state before adds.
-    """
-    chunk = min(block.chunk, seq)
-    scores = 2.0 * block.groups * chunk * block.state
-    return scores + 2.0 * block.inner * chunk + 4.0 * block.inner * block.state
-
-
-def _block_parts(block: Block, hidden: int) -> dict[str, float]:
-    """Active elements of the matrices of a block, by part."""
-    whole = float(matrix_parameters(block, hidden, active=True))
-    if not isinstance(block, Experts):
-        return {_PARTS[type(block)]: whole}
-    matrices = 3 if block.gated else 2
-    fixed = {
-        "router": float(hidden * block.experts),
-        "shared experts": float(matrices * hidden * block.shared_ffn),
-        "latent projections": 2.0 * hidden * block.latent,
-    }
-    return {"experts": whole - sum(fixed.values())} | {name: size for name, size in fixed.items() if size}
 
 
 _PARTS: Mapping[type[Block], str] = {
@@ -107,10 +90,22 @@ _PARTS: Mapping[type[Block], str] = {
 
 
 def forward_parts(model: Model, seq: int, convention: Convention = Convention.HALF) -> dict[str, float]:
-    """Forward FLOPs of a token, by part; they add up to those of a sequence over its length."""
+    """Return the forward FLOPs of a token by part: the FLOPs of a sequence divided by its length."""
     parts: defaultdict[str, float] = defaultdict(float)
     for block, count in Counter(model.blocks()).items():
-        for name, size in _block_parts(block, model.hidden).items():
+        active = float(matrix_parameters(block, model.hidden, active=True))
+        sizes: dict[str, float] = {}
+        if isinstance(block, Experts):
+            matrices = 3 if block.gated else 2
+            fixed = {
+                "router": float(model.hidden * block.experts),
+                "shared experts": float(matrices * model.hidden * block.shared_ffn),
+                "latent projections": 2.0 * model.hidden * block.latent,
+            }
+            sizes = {"experts": active - sum(fixed.values())} | fixed
+        else:
+            sizes[_PARTS[type(block)]] = active
+        for name, size in sizes.items():
             parts[name] += 2.0 * count * size
         name = "state-space scan" if isinstance(block, Mamba) else "attention"
         parts[name] += count * attention_flops(block, seq, convention) / seq
@@ -120,161 +115,155 @@ def forward_parts(model: Model, seq: int, convention: Convention = Convention.HA
 
 
 def forward_flops(model: Model, seq: int, convention: Convention = Convention.HALF) -> float:
-    """Forward FLOPs of one sequence."""
+    """Return the forward FLOPs of one sequence."""
     return seq * sum(forward_parts(model, seq, convention).values())
 
 
-def _attention(model: Model, seq: int, convention: Convention) -> float:
-    """Forward FLOPs of attention and scans of one sequence."""
-    blocks = Counter(model.blocks())
-    return sum(count * attention_flops(block, seq, convention) for block, count in blocks.items())
-
-
 def model_flops(model: Model, training: Training, convention: Convention = Convention.HALF) -> float:
-    """Model FLOPs of a step: three times the forward pass. Where only adapters are trained matrices count
-    twice, attention, whose operands all have gradients, three times.
+    """Return the model FLOPs of a step: three times the forward pass.
+
+    If only adapters are trained, matrices count twice; attention counts three times, because all of its
+    operands have gradients.
     """
-    attention = _attention(model, training.seq, convention)
+    blocks = Counter(model.blocks())
+    attention = sum(
+        count * attention_flops(block, training.seq, convention) for block, count in blocks.items()
+    )
     forward = forward_flops(model, training.seq, convention)
     matrices = 2 if training.lora_rank else 3
     return training.global_batch * (matrices * (forward - attention) + 3 * attention)
 
 
-# --- as a machine does them
-
-
 def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
-    """Those, what is computed again, and what ranks do alike or on padding, tokens that fill experts up among
-    it (:func:`rank_flops`). Again are computed scores, in the backward pass of fused attention (arXiv
-    2205.14135, 2307.08691: five products where the model has four), and what the settings ask for. Which
-    layers are the first of their stage is the ``layout``'s; without one there is one rank. All ranks count as
-    the busiest one, as they do in a graph. Adapters count too, as often as they are there.
+    """Return model FLOPs, recomputation, and repeated or padded work of ranks, including padding tokens of
+    experts (:func:`rank_flops`).
+
+    Recomputed are scores in the backward pass of fused attention (arXiv 2205.14135, 2307.08691: five products
+    instead of four), and the modules of the settings. The ``layout`` defines the first layers of each stage;
+    the default is one rank. All ranks count like the busiest one, as in a graph. Adapters are included for
+    every rank that has them.
     """
     seq, layout = training.seq, layout or Layout()
-    again = 0.0
+    recomputed = 0.0
     for numbers in _stages(model, layout):
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             for block in model.all_layers[number]:
-                again += _scores(block, seq) + _again(block, training, place, model.hidden)
-    each = layout.ranks / layout.pp
-    ranks = sum(_without_adapters(model, layout, training)) * each
-    beside = ranks - training.global_batch * forward_flops(model, seq, Convention.EXACT)
+                scores = 0.0
+                if isinstance(block, Attention | LatentAttention):
+                    scores = 2.0 * block.heads * block.head_dim * _pairs(block, seq, Convention.EXACT)
+                recomputed += scores + _recomputed_flops(block, training, index, model.hidden)
+    stage_ranks = layout.ranks / layout.pp
+    ranks = sum(_flops_without_adapters(model, layout, training)) * stage_ranks
+    repeated = ranks - training.global_batch * forward_flops(model, seq, Convention.EXACT)
     passes = 2 if training.lora_rank else 3
-    once = model_flops(model, training, Convention.EXACT) + passes * beside
-    adapters = sum(_adapters(model, layout, training, backward=True)) * each
-    return once + training.global_batch * again + adapters
+    once = model_flops(model, training, Convention.EXACT) + passes * repeated
+    adapters = sum(_adapters(model, layout, training, backward=True)) * stage_ranks
+    return once + training.global_batch * recomputed + adapters
 
 
 def _adapters(model: Model, layout: Layout, training: Training, *, backward: bool) -> Iterator[float]:
-    """FLOPs of a step in adapters on one rank of each stage: forward, or with two gradients each and what is
-    computed again.
+    """Yield the FLOPs of a step in adapters on one rank of each stage: forward only, or with two gradients
+    each and recomputation.
     """
-    rank = Rank(model, layout, training)
+    rank = ModelRank(model, layout, training)
     count = micro_batches(layout, training)
     for numbers in _stages(model, layout):
-        found = 0.0
-        for place, number in enumerate(numbers):
+        flops = 0.0
+        for index, number in enumerate(numbers):
             for block in model.all_layers[number]:
-                found += (3 if backward else 1) * adapter_flops(rank, block)
+                flops += (3 if backward else 1) * adapter_flops(rank, block)
                 if backward:
-                    found += adapter_flops(rank, block, _layers_again(block, training.recompute, place))
-        yield count * found
+                    names = _recomputed_layers(block, training.recompute, index)
+                    flops += adapter_flops(rank, block, names)
+        yield count * flops
 
 
-def _layers_again(block: Block, recompute: Recompute, place: int) -> Collection[str] | None:
-    """Names of the linear layers of a block that are computed again; None: all."""
+def _recomputed_layers(block: Block, recompute: Recompute, index: int) -> Collection[str] | None:
+    """Return the names of the recomputed linear layers of a block; None: all."""
     whole = "mlp" if isinstance(block, Mlp) else "moe" if isinstance(block, Experts) else "block"
-    if recompute.covers(whole, place):
+    if recompute.covers(whole, index):
         return None
-    if isinstance(block, Attention | LatentAttention) and recompute.covers("qkv", place):
+    if isinstance(block, Attention | LatentAttention) and recompute.covers("qkv", index):
         return ("qkv", "qkv_down", "q_up", "kv_up")
-    return ("q_up", "kv_up") if recompute.covers("mla_up_proj", place) else ()
+    return ("q_up", "kv_up") if recompute.covers("mla_up_proj", index) else ()
 
 
 def _stages(model: Model, layout: Layout) -> list[list[int]]:
-    """The numbers of the layers of each stage."""
-    return [[each for chunk in chunks for each in chunk] for chunks in layers_of_stages(model, layout)]
+    """Return the layer numbers of each stage."""
+    return [[number for chunk in chunks for number in chunk] for chunks in layers_of_stages(model, layout)]
 
 
-def _scores(block: Block, seq: int) -> float:
-    if isinstance(block, Attention | LatentAttention):
-        return 2.0 * block.heads * block.head_dim * _pairs(block, seq, Convention.EXACT)
-    return 0.0
-
-
-def _filled(block: Block, hidden: int, training: Training) -> float:
-    """Elements of matrices of experts that a token meets beyond those it is routed to, in the mean."""
+def _padding_elements(block: Block, hidden: int, training: Training) -> float:
+    """Return the mean number of matrix elements of experts per token that process padding or imbalance."""
     if not isinstance(block, Experts):
         return 0.0
     return block.topk * expert_parameters(block, hidden) * (training.expert_load - 1)
 
 
-def _again(block: Block, training: Training, place: int, hidden: int) -> float:
-    """Forward FLOPs of a sequence that the backward pass of the ``place``-th layer of a stage does again."""
+def _recomputed_flops(block: Block, training: Training, index: int, hidden: int) -> float:
+    """Return the forward FLOPs of a sequence that the backward pass of the ``index``-th layer of a stage
+    recomputes.
+    """
     recompute, seq = training.recompute, training.seq
     attention = attention_flops(block, seq, Convention.EXACT)
-    met = matrix_parameters(block, hidden, active=True) + _filled(block, hidden, training)
-    matrices = 2.0 * seq * met
-    if recompute.whole(place):
+    elements = matrix_parameters(block, hidden, active=True) + _padding_elements(block, hidden, training)
+    matrices = 2.0 * seq * elements
+    if recompute.whole(index):
         return matrices + attention
     match block:
         case Attention() | LatentAttention():
-            core = attention if recompute.covers("core_attn", place) else 0.0
-            return core + 2.0 * seq * _projected_again(block, recompute, place, hidden)
-        case Mlp() if recompute.covers("mlp", place):
+            core = attention if recompute.covers("core_attn", index) else 0.0
+            projected = 0.0  # elements of the recomputed projections of queries, keys and values
+            if recompute.covers("qkv", index):
+                value_dim = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
+                projected = matrix_parameters(block, hidden) - block.heads * value_dim * hidden
+            elif isinstance(block, LatentAttention) and recompute.covers("mla_up_proj", index):
+                queries = (block.q_lora or hidden) * block.heads * block.head_dim
+                projected = queries + block.kv_lora * block.heads * (block.nope_dim + block.v_dim)
+            return core + 2.0 * seq * projected
+        case Mlp() if recompute.covers("mlp", index):
             return matrices
-        case Experts() if recompute.covers("moe", place):
+        case Experts() if recompute.covers("moe", index):
             return matrices
         case _:
             return 0.0
 
 
-def _projected_again(
-    block: Attention | LatentAttention, recompute: Recompute, place: int, hidden: int
-) -> float:
-    """Elements of the projections of queries, keys and values that are computed again."""
-    if recompute.covers("qkv", place):
-        out = block.heads * (block.v_dim if isinstance(block, LatentAttention) else block.head_dim) * hidden
-        return matrix_parameters(block, hidden) - out
-    if isinstance(block, LatentAttention) and recompute.covers("mla_up_proj", place):
-        queries = (block.q_lora or hidden) * block.heads * block.head_dim
-        return queries + block.kv_lora * block.heads * (block.nope_dim + block.v_dim)
-    return 0.0
-
-
 def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float, ...]:
-    """Forward FLOPs of a step on one rank of each stage. Over all ranks they are those of the model and what
-    tensor ranks do alike: key heads fewer than ranks, down-projections of latent attention without sequence
-    parallelism, first and last adapters, and rows of the head that pad it.
+    """Return the forward FLOPs of a step on one rank of each stage.
+
+    Their sum over all ranks is the model's FLOPs plus the repeated work of tensor ranks: key heads fewer than
+    ranks, down-projections of latent attention without sequence parallelism, first and last adapters, and
+    padding rows of the head.
     """
     adapters = _adapters(model, layout, training, backward=False)
-    return tuple(map(sum, zip(_without_adapters(model, layout, training), adapters, strict=True)))
+    return tuple(map(sum, zip(_flops_without_adapters(model, layout, training), adapters, strict=True)))
 
 
-def _without_adapters(model: Model, layout: Layout, training: Training) -> list[float]:
+def _flops_without_adapters(model: Model, layout: Layout, training: Training) -> list[float]:
     tokens = training.global_batch * training.seq / (layout.dp * layout.cp)
-    found: list[float] = []
+    flops: list[float] = []
     for stage, numbers in enumerate(_stages(model, layout)):
         sizes = sum(
             _elements_of_rank(block, model.hidden, layout, training)
-            for each in numbers
-            for block in model.all_layers[each]
+            for number in numbers
+            for block in model.all_layers[number]
         )
         attention = sum(
             attention_flops(block, training.seq, Convention.EXACT)
-            for each in numbers
-            for block in model.all_layers[each]
+            for number in numbers
+            for block in model.all_layers[number]
         )
         if stage == layout.pp - 1:
             rows = layout.tp if layout.has_sequence_parallel else 1
             sizes += -(-model.vocab // layout.tp) * model.hidden * (1 + model.mtp_layers)
             sizes += 2 * model.hidden**2 * model.mtp_layers / rows
-        found.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp))
-    return found
+        flops.append(tokens * (2.0 * sizes + attention / training.seq / layout.tp))
+    return flops
 
 
 def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Training) -> float:
-    """Active elements of matrices that a token of a rank's sequences meets on that rank."""
+    """Return the active matrix elements on a rank per token of its sequences."""
     tp = layout.tp
     whole = matrix_parameters(block, hidden, active=True)
     match block:
@@ -284,6 +273,6 @@ def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Train
             down = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
             return (whole - down) / tp + down / (tp if layout.has_sequence_parallel else 1)
         case Experts():
-            return (whole + _filled(block, hidden, training)) / tp
+            return (whole + _padding_elements(block, hidden, training)) / tp
         case Mlp() | Mamba():
             return whole / tp

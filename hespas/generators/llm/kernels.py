@@ -1,17 +1,19 @@
-"""The kernels of a pass: nodes with their tensors, costs and dependencies.
+"""Kernels of a pass as graph nodes, with their tensors, costs and dependencies.
 
-A matrix product M x K by K x N costs 2 M K N FLOPs and moves its operands and its result once; one that adds
-to its result reads that too. Attention moves queries, keys, values and results only (arXiv 2205.14135), 2 x
-(head + value head) FLOPs a pair of query and key, 2.5 times that backward, with the scores computed again.
+A matrix product M x K by K x N costs 2 M K N FLOPs, reads its operands once and writes its result once; a
+product that accumulates also reads its result. Fused attention reads and writes only queries, keys, values
+and results (arXiv 2205.14135). It costs 2 x (head + value head) FLOPs per pair of query and key, and 2.5
+times as much in the backward pass, which recomputes the scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
-from hespas.generators.llm.assemble import Need, Part
+from hespas.generators.llm.schedule import PassTemplate, PortNeed
 from hespas.generators.spec import REDUCES, cuts_of
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Permutation
 from hespas.graph.builder import GraphBuilder
@@ -20,18 +22,18 @@ from hespas.graph.errors import InvariantError
 from hespas.graph.groups import GroupSet
 from hespas.graph.opgraph import FULL_F32_PRODUCTS
 
-__all__ = ["AttentionShape", "Kernels", "Tensor", "Value"]
+__all__ = ["AttentionShape", "KernelWriter", "TensorSpec", "Value"]
 
 _ACCUMULATOR = "f32"
 _MESSAGES, _RING, _FIRST_QUEUE = 0, 1, 2
-"""Streams of messages between stages, of those round a ring, and of the first communicator."""
+"""Streams of messages between stages, of messages around a ring, and of the first communicator."""
 
 
 Value = int | str
-"""A node of this part (-1: none), or a port: of the forward pass, or ``backward:port`` of another."""
+"""Node of this part (-1: none), or a port: of the forward pass, or ``backward:port`` of another pass."""
 
 
-class Tensor(NamedTuple):
+class TensorSpec(NamedTuple):
     """Shape and element type of a value."""
 
     shape: tuple[int, ...]
@@ -39,7 +41,7 @@ class Tensor(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """Sizes of attention on a rank; ``pairs`` of query and key that are not masked, of one sequence."""
+    """Sizes of attention on a rank; ``pairs`` counts the unmasked pairs of query and key of one sequence."""
 
     batch: int
     heads: int
@@ -51,8 +53,8 @@ class AttentionShape(NamedTuple):
     pairs: float
 
 
-class _Vector(NamedTuple):
-    """How an elementwise kernel is called, its class, and FLOPs and transcendentals of an element."""
+class _VectorKernel(NamedTuple):
+    """Elementwise kernel: operator name, class, and FLOPs and transcendentals per element."""
 
     op: str
     op_class: OpClass
@@ -60,53 +62,54 @@ class _Vector(NamedTuple):
     transcendentals: float = 0.0
 
 
-_VECTORS: Mapping[str, _Vector] = {
-    "add": _Vector("aten::add", OpClass.ELEMENTWISE, 1.0),
-    "mul": _Vector("aten::mul", OpClass.ELEMENTWISE, 1.0),
-    "add_rms_norm": _Vector("fused_add_rms_norm", OpClass.NORMALIZATION, 5.0),
-    "add_layer_norm": _Vector("fused_add_layer_norm", OpClass.NORMALIZATION, 9.0),
-    "rms_norm": _Vector("aten::_fused_rms_norm", OpClass.NORMALIZATION, 4.0),
-    "rms_norm_backward": _Vector("aten::_fused_rms_norm_backward", OpClass.NORMALIZATION, 8.0),
-    "layer_norm": _Vector("aten::native_layer_norm", OpClass.NORMALIZATION, 8.0),
-    "layer_norm_backward": _Vector("aten::native_layer_norm_backward", OpClass.NORMALIZATION, 12.0),
-    "rope": _Vector("rotary_embedding", OpClass.ELEMENTWISE, 3.0),
-    "silu": _Vector("silu_and_mul", OpClass.TRANSCENDENTAL, 4.0, 1.0),
-    "gelu": _Vector("gelu", OpClass.TRANSCENDENTAL, 8.0, 1.0),
-    "relu2": _Vector("squared_relu", OpClass.ELEMENTWISE, 2.0),
-    "softmax": _Vector("aten::_softmax", OpClass.NORMALIZATION, 4.0, 1.0),
-    "topk": _Vector("aten::topk", OpClass.SORT, 1.0),
-    "cross_entropy": _Vector("cross_entropy", OpClass.NORMALIZATION, 4.0, 1.0),
-    "cast": _Vector("aten::_to_copy", OpClass.ELEMENTWISE, 0.0),
-    "quantize": _Vector("quantize", OpClass.QUANTIZE, 2.0),
-    "absmax": _Vector("absmax", OpClass.REDUCTION, 2.0),
-    "permute": _Vector("moe_permute", OpClass.GATHER, 0.0),
-    "unpermute": _Vector("moe_unpermute", OpClass.SCATTER, 2.0),
-    "embedding": _Vector("aten::embedding", OpClass.GATHER, 0.0),
-    "embedding_backward": _Vector("aten::embedding_dense_backward", OpClass.SCATTER, 1.0),
-    "adam": _Vector("aten::_fused_adamw_", OpClass.ELEMENTWISE, 12.0, 1.0),
-    "norm": _Vector("aten::norm", OpClass.REDUCTION, 2.0),
-    "conv1d": _Vector("causal_conv1d", OpClass.ELEMENTWISE, 8.0, 1.0),
-    "decay": _Vector("segment_sum_exp", OpClass.TRANSCENDENTAL, 2.0, 1.0),
-    "copy": _Vector("aten::copy_", OpClass.MOVE, 0.0),
-    "cat": _Vector("aten::cat", OpClass.MOVE, 0.0),
-    "sum": _Vector("aten::sum", OpClass.REDUCTION, 1.0),
+_VECTORS: Mapping[str, _VectorKernel] = {
+    "add": _VectorKernel("aten::add", OpClass.ELEMENTWISE, 1.0),
+    "mul": _VectorKernel("aten::mul", OpClass.ELEMENTWISE, 1.0),
+    "add_rms_norm": _VectorKernel("fused_add_rms_norm", OpClass.NORMALIZATION, 5.0),
+    "add_layer_norm": _VectorKernel("fused_add_layer_norm", OpClass.NORMALIZATION, 9.0),
+    "rms_norm": _VectorKernel("aten::_fused_rms_norm", OpClass.NORMALIZATION, 4.0),
+    "rms_norm_backward": _VectorKernel("aten::_fused_rms_norm_backward", OpClass.NORMALIZATION, 8.0),
+    "layer_norm": _VectorKernel("aten::native_layer_norm", OpClass.NORMALIZATION, 8.0),
+    "layer_norm_backward": _VectorKernel("aten::native_layer_norm_backward", OpClass.NORMALIZATION, 12.0),
+    "rope": _VectorKernel("rotary_embedding", OpClass.ELEMENTWISE, 3.0),
+    "silu": _VectorKernel("silu_and_mul", OpClass.TRANSCENDENTAL, 4.0, 1.0),
+    "gelu": _VectorKernel("gelu", OpClass.TRANSCENDENTAL, 8.0, 1.0),
+    "relu2": _VectorKernel("squared_relu", OpClass.ELEMENTWISE, 2.0),
+    "softmax": _VectorKernel("aten::_softmax", OpClass.NORMALIZATION, 4.0, 1.0),
+    "topk": _VectorKernel("aten::topk", OpClass.SORT, 1.0),
+    "cross_entropy": _VectorKernel("cross_entropy", OpClass.NORMALIZATION, 4.0, 1.0),
+    "cast": _VectorKernel("aten::_to_copy", OpClass.ELEMENTWISE, 0.0),
+    "quantize": _VectorKernel("quantize", OpClass.QUANTIZE, 2.0),
+    "absmax": _VectorKernel("absmax", OpClass.REDUCTION, 2.0),
+    "permute": _VectorKernel("moe_permute", OpClass.GATHER, 0.0),
+    "unpermute": _VectorKernel("moe_unpermute", OpClass.SCATTER, 2.0),
+    "embedding": _VectorKernel("aten::embedding", OpClass.GATHER, 0.0),
+    "embedding_backward": _VectorKernel("aten::embedding_dense_backward", OpClass.SCATTER, 1.0),
+    "adam": _VectorKernel("aten::_fused_adamw_", OpClass.ELEMENTWISE, 12.0, 1.0),
+    "norm": _VectorKernel("aten::norm", OpClass.REDUCTION, 2.0),
+    "conv1d": _VectorKernel("causal_conv1d", OpClass.ELEMENTWISE, 8.0, 1.0),
+    "decay": _VectorKernel("segment_sum_exp", OpClass.TRANSCENDENTAL, 2.0, 1.0),
+    "copy": _VectorKernel("aten::copy_", OpClass.MOVE, 0.0),
+    "cat": _VectorKernel("aten::cat", OpClass.MOVE, 0.0),
+    "sum": _VectorKernel("aten::sum", OpClass.REDUCTION, 1.0),
 }
-"""Kernels by what they do. Names are those of PyTorch and of the libraries that fuse them."""
+"""Kernels by function. Operator names are from PyTorch and from the libraries that fuse them."""
 
 
 @dataclass(slots=True)
-class Kernels:
-    """Adds the nodes of one part to a template. ``module`` is where in the model the next nodes stand, and
-    ``follow`` what the next node that computes waits for. While ``again`` is set, ports are those of a
-    forward pass that is computed again: ``local`` keeps them, so that what uses them does not reach back.
-    ``made`` are gradients of weights since it was last emptied. ``queues``: each communicator has a stream of
-    its own, as those of NCCL, and what is sent to another stage has one. ``tf32``: products of f32 run on
-    TF32 units, else they are IEEE f32. ``pending`` are results that are yet to be added to the residual
-    stream, ``sums`` the nodes that did it.
+class KernelWriter:
+    """Writer that adds the nodes of one part to a template graph.
+
+    ``module`` is the module path of the next nodes, and ``follow`` lists nodes that the next compute node
+    waits for. While ``again`` is set, ports name values of a recomputed forward pass: they are stored in
+    ``local``, so that their users do not depend on the original forward pass. ``made`` collects gradients of
+    weights until it is emptied. ``queues``: each communicator has its own stream, as in NCCL, and sends to
+    other stages have one. ``tf32``: f32 products run on TF32 units, otherwise in IEEE f32. ``pending`` maps
+    results to the stream that they still have to be added to, ``sums`` results to the nodes that added them.
     """
 
     builder: GraphBuilder
-    part: Part
+    part: PassTemplate
     module: str = ""
     again: bool = False
     local: dict[str, int] = field(default_factory=dict[str, int])
@@ -119,26 +122,25 @@ class Kernels:
     _counts: dict[str, int] = field(default_factory=dict[str, int])
     _dtypes: dict[str, DType] = field(default_factory=dict[str, DType])
 
-    def bytes_of(self, tensor: Tensor) -> float:
-        """Storage of a tensor."""
+    def bytes_of(self, tensor: TensorSpec) -> float:
+        """Return the storage of a tensor."""
         return self.builder.types.bytes_of(self._row(tensor))
 
-    def _row(self, tensor: Tensor) -> int:
+    def _row(self, tensor: TensorSpec) -> int:
         return self.builder.types.add(self._type(tensor.dtype), tensor.shape)
 
     def _type(self, name: str) -> DType:
-        found = self._dtypes.get(name)
-        if found is None:
-            found = self._dtypes[name] = dtype(name)
-        return found
+        if name not in self._dtypes:
+            self._dtypes[name] = dtype(name)
+        return self._dtypes[name]
 
     def node(
         self,
         name: str,
         op: str,
         op_class: OpClass,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
+        reads: Sequence[TensorSpec],
+        writes: Sequence[TensorSpec],
         *,
         kind: NodeKind = NodeKind.COMPUTE,
         flops: float = 0.0,
@@ -150,14 +152,19 @@ class Kernels:
         control: Sequence[int] = (),
         port: str = "",
     ) -> int:
-        """A node that waits for the values ``after`` and follows ``control``; others find it as ``port``.
-        What it writes ``in_place``, into weights, gradients or states, is no new value.
+        """Add a node that depends on the values ``after`` (data) and the nodes ``control``, and name it
+        ``port``.
+
+        A result that is written ``in_place``, into weights, gradients or states, is not a new value.
         """
         builder = self.builder
-        operands = [self._row(each) for each in reads]
-        results = [self._row(each) for each in writes]
+        operands = [self._row(tensor) for tensor in reads]
+        results = [self._row(tensor) for tensor in writes]
         sizes = builder.types.bytes_of
-        data, ports = self._resolved(after)
+        data, ports = self._resolve(after)
+        followed: list[int] = []
+        if kind is NodeKind.COMPUTE:
+            followed, self.follow = self.follow, []
         full = f"{self.module}.{name}" if self.module else name
         node = builder.add_node(
             name_row=builder.strings.add(full),
@@ -165,7 +172,7 @@ class Kernels:
             op_class=op_class,
             kind=kind,
             data_deps=list(dict.fromkeys(data)),
-            control_deps=list(dict.fromkeys(each for each in (*control, *self._followed(kind)) if each >= 0)),
+            control_deps=list(dict.fromkeys(before for before in (*control, *followed) if before >= 0)),
             operands=operands,
             results=() if in_place else results,
             flops=flops,
@@ -175,39 +182,34 @@ class Kernels:
         )
         builder.set(node, framework_row=builder.strings.add(f"{self.part.kind}/{full.replace('.', '/')}"))
         part = self.part
-        part.needs += [_need(node, part.chunk, pass_, each) for pass_, each in ports]
+        for pass_, needed in ports:
+            pass_kind, _, chunk = pass_.partition("@")  # ``forward@2`` is of another chunk than this part
+            part.needs.append(PortNeed(node, pass_kind, int(chunk) if chunk else part.chunk, needed))
         self.name_port(port, node)
         if kind is NodeKind.COMPUTE:
             part.head = node if part.head < 0 else part.head
             part.tail = node
         return node
 
-    def _followed(self, kind: NodeKind) -> list[int]:
-        """What the next node that computes has to follow."""
-        if kind is not NodeKind.COMPUTE:
-            return []
-        followed, self.follow = self.follow, []
-        return followed
-
     def first_compute(self, start: int) -> int:
-        """The first node from ``start`` on that computes."""
+        """Return the first compute node from ``start`` on."""
         return self.builder.first_of_kind(NodeKind.COMPUTE, start)
 
-    def count(self, what: str) -> int:
-        """How often this was asked before."""
-        found = self._counts.get(what, 0)
-        self._counts[what] = found + 1
-        return found
+    def count(self, key: str) -> int:
+        """Return the number of earlier calls with the same key."""
+        number = self._counts.get(key, 0)
+        self._counts[key] = number + 1
+        return number
 
     def name_port(self, port: str, value: Value) -> None:
-        """Let others find a value under a name; values of other passes have theirs."""
+        """Name a value of this part; values of other passes have names already."""
         if isinstance(value, str):
             value = self.local.get(value, -1)
         if port and value >= 0:
             (self.local if self.again else self.part.ports)[port] = value
 
     def named(self, value: Value, port: str) -> str:
-        """The name by which another pass finds a value."""
+        """Return the name under which another pass finds a value."""
         if isinstance(value, str):
             if value not in self.local:
                 return value
@@ -215,16 +217,16 @@ class Kernels:
         self.part.ports[port] = value
         return f"{self.part.kind}:{port}"
 
-    def _resolved(self, values: Sequence[Value]) -> tuple[list[int], list[tuple[str, str]]]:
-        """Nodes of this part, and the passes and ports of values that others make."""
+    def _resolve(self, values: Sequence[Value]) -> tuple[list[int], list[tuple[str, str]]]:
+        """Return the nodes of this part, and the pass and port of each value of another pass."""
         nodes: list[int] = []
         ports: list[tuple[str, str]] = []
-        for each in values:
-            if not isinstance(each, str):
-                nodes += [each] if each >= 0 else []
+        for value in values:
+            if not isinstance(value, str):
+                nodes += [value] if value >= 0 else []
                 continue
-            pass_, _, port = each.rpartition(":")
-            own = self.local.get(each, self.part.ports.get(port, -1) if pass_ == self.part.kind else -1)
+            pass_, _, port = value.rpartition(":")
+            own = self.local.get(value, self.part.ports.get(port, -1) if pass_ == self.part.kind else -1)
             if own >= 0:
                 nodes.append(own)
             else:
@@ -246,12 +248,14 @@ class Kernels:
         control: Sequence[int] = (),
         port: str = "",
     ) -> int:
-        """``batch`` products of ``(m, n, k)``: M x K by K x N. ``accumulate`` adds to what is there."""
+        """Add ``batch`` products of ``(m, n, k)``: M x K by K x N. ``accumulate`` adds to the previous
+        result.
+        """
         m, n, k = sizes
         lead = (batch,) if batch > 1 else ()
         right = right or left
-        reads = [Tensor((*lead, m, k), left), Tensor((*lead, k, n), right)]
-        writes = [Tensor((*lead, m, n), result)]
+        reads = [TensorSpec((*lead, m, k), left), TensorSpec((*lead, k, n), right)]
+        writes = [TensorSpec((*lead, m, n), result)]
         flops = 2.0 * batch * m * n * k
         node = self.node(
             name,
@@ -265,18 +269,18 @@ class Kernels:
             control=control,
             port=port,
         )
-        self._multiplies(node, (batch, m, n, k), (left, right), (flops, flops))
+        self._add_contraction(node, (batch, m, n, k), (left, right), (flops, flops))
         return node
 
-    def _multiplies(
+    def _add_contraction(
         self,
         node: int,
         extents: tuple[int, int, int, int],
         types: tuple[str, str],
         flops: tuple[float, float],
     ) -> None:
-        """State that a node multiplies matrices; ``flops`` are all and the useful ones."""
-        lhs, rhs, accumulator = (self._type(each).code for each in (*types, _ACCUMULATOR))
+        """Record the matrix product of a node; ``flops`` are all FLOPs and the useful ones."""
+        lhs, rhs, accumulator = (self._type(name).code for name in (*types, _ACCUMULATOR))
         batch, m, n, k = extents
         self.builder.add_contraction(
             node, batch=batch, m=m, n=n, k=k, flops=flops[0], useful_flops=flops[1],
@@ -284,15 +288,17 @@ class Kernels:
         )  # fmt: skip
 
     def _products(self, types: tuple[str, str]) -> int:
-        """Return the narrow products that one multiplication is worth: IEEE f32 runs on no TF32 units."""
+        """Return the number of narrow products that replace one product: IEEE f32 does not run on
+        TF32 units.
+        """
         return FULL_F32_PRODUCTS if types == ("f32", "f32") and not self.tf32 else 1
 
     def vector(
         self,
         name: str,
-        what: str,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
+        kernel: str,
+        reads: Sequence[TensorSpec],
+        writes: Sequence[TensorSpec],
         *,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
@@ -300,21 +306,23 @@ class Kernels:
         scale: float = 1.0,
         in_place: bool = False,
     ) -> int:
-        """An elementwise, row by row or indexing kernel; FLOPs are counted on its largest tensor, ``scale``
-        times. One that picks rows (embedding) reads only what it picks.
+        """Add an elementwise, row-wise or indexing ``kernel`` of ``_VECTORS``.
+
+        FLOPs are counted on the larger one of its first tensors, times ``scale``. A kernel that gathers rows
+        (embedding) reads only these rows.
         """
-        how = _VECTORS[what]
-        elements = scale * max(_elements(each) for each in (*reads[:1], *writes[:1]))
-        picks = how.op_class is OpClass.GATHER
+        spec = _VECTORS[kernel]
+        elements = scale * max(_elements(tensor) for tensor in (*reads[:1], *writes[:1]))
+        gathers = spec.op_class is OpClass.GATHER
         return self.node(
             name,
-            how.op,
-            how.op_class,
+            spec.op,
+            spec.op_class,
             reads,
             writes,
-            flops=how.flops * elements,
-            transcendentals=how.transcendentals * elements,
-            bytes_read=sum(map(self.bytes_of, writes)) if picks else None,
+            flops=spec.flops * elements,
+            transcendentals=spec.transcendentals * elements,
+            bytes_read=sum(map(self.bytes_of, writes)) if gathers else None,
             in_place=in_place,
             after=after,
             control=control,
@@ -333,18 +341,20 @@ class Kernels:
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
-        """Fused attention; backward it computes the scores again and makes three gradients. ``cache`` is the
-        element type of keys and values where it is not that of queries. ``adds``: to the results, or to the
-        gradient of queries, of attention to other keys, which it reads.
+        """Add fused attention; the backward kernel recomputes the scores and makes three gradients.
+
+        ``cache`` is the element type of keys and values if it differs from that of queries. ``adds``: the
+        kernel reads the results (or the gradient of queries) of attention to other keys, and adds to them.
         """
-        q = Tensor((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
-        k = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
-        v = Tensor((shape.batch, shape.kv_heads, shape.keys, shape.value_dim), cache or element)
-        out = Tensor((shape.batch, shape.heads, shape.queries, shape.value_dim), element)
-        sums = Tensor((shape.batch, shape.heads, shape.queries), "f32")
+        q = TensorSpec((shape.batch, shape.heads, shape.queries, shape.head_dim), element)
+        k = TensorSpec((shape.batch, shape.kv_heads, shape.keys, shape.head_dim), cache or element)
+        v = TensorSpec((shape.batch, shape.kv_heads, shape.keys, shape.value_dim), cache or element)
+        out = TensorSpec((shape.batch, shape.heads, shape.queries, shape.value_dim), element)
+        sums = TensorSpec((shape.batch, shape.heads, shape.queries), "f32")
         dims = 2.0 * shape.batch * shape.heads * (shape.head_dim + shape.value_dim)
         if backward:
-            # scores again and the gradients of queries and keys over the head, two more over the value head
+            # recomputed scores and gradients of queries and keys over the head, two products over the value
+            # head
             dims = 2.0 * shape.batch * shape.heads * (3 * shape.head_dim + 2 * shape.value_dim)
         suffix = "_backward" if backward else ""
         whole = float(shape.queries) * shape.keys
@@ -364,13 +374,13 @@ class Kernels:
         if self._products((element, cache or element)) > 1:
             heads = shape.batch * shape.heads
             sizes = (heads, shape.queries, shape.keys, round(dims / 2 / heads))
-            self._multiplies(node, sizes, (element, element), (dims * whole, dims * shape.pairs))
+            self._add_contraction(node, sizes, (element, element), (dims * whole, dims * shape.pairs))
         return node
 
     def transfer(
         self,
         name: str,
-        tensor: Tensor,
+        tensor: TensorSpec,
         *,
         stores: bool,
         after: Sequence[Value] = (),
@@ -378,7 +388,9 @@ class Kernels:
         port: str = "",
         in_place: bool = False,
     ) -> int:
-        """A copy to the memory of the host, or back. Its bytes are those that cross the link, once."""
+        """Add a copy to the memory of the host, or back. Its bytes are counted once, as they
+        cross the link.
+        """
         size = self.bytes_of(tensor)
         return self.node(
             name,
@@ -400,25 +412,27 @@ class Kernels:
         name: str,
         kind: CollectiveKind,
         groups: GroupSet,
-        tensor: Tensor,
+        tensor: TensorSpec,
         *,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
         port: str = "",
         in_place: bool = False,
     ) -> int:
-        """A collective of ``tensor``, the whole buffer: the result of an all-gather, the operand of others.
-        Groups have more than one rank.
+        """Add a collective. ``tensor`` is the whole buffer: the result of an all-gather, the operand of
+        others.
+
+        Raises ``InvariantError`` for groups of one rank.
         """
         size = groups.group_size
         if size == 1:
             raise InvariantError(f"{name}: a collective of one rank")
         whole = self.bytes_of(tensor)
-        operand, result = (whole / cuts for cuts in cuts_of(kind, size))
-        reads, writes = (_part(tensor, each / whole) for each in (operand, result))
+        operand, result = (whole / parts for parts in cuts_of(kind, size))
+        reads, writes = (_fraction(tensor, size_bytes / whole) for size_bytes in (operand, result))
         node = self.node(
             name,
-            f"c10d::{_CALLED[kind]}",
+            f"c10d::{_OP_NAMES[kind]}",
             OpClass.COLLECTIVE,
             [reads],
             [writes],
@@ -445,15 +459,15 @@ class Kernels:
     def message(
         self,
         name: str,
-        way: Permutation,
-        tensor: Tensor,
+        permutation: Permutation,
+        tensor: TensorSpec,
         tag: int,
         *,
         sends: bool,
         after: Sequence[Value] = (),
         port: str = "",
     ) -> int:
-        """A message along a permutation: its sending or its receiving half."""
+        """Add the send or the receive of messages along a permutation."""
         kind = NodeKind.SEND if sends else NodeKind.RECV
         size = self.bytes_of(tensor)
         node = self.node(
@@ -466,7 +480,9 @@ class Kernels:
             after=after,
             port=port,
         )
-        self.builder.add_p2p(node, permutation=self.builder.permutation(way), comm_bytes=size, tag=tag)
+        self.builder.add_p2p(
+            node, permutation=self.builder.permutation(permutation), comm_bytes=size, tag=tag
+        )
         if self.queues and sends:
             self.builder.set(node, stream=_MESSAGES)
         if not sends:
@@ -476,13 +492,13 @@ class Kernels:
     def permute(
         self,
         name: str,
-        way: Permutation,
-        tensor: Tensor,
+        permutation: Permutation,
+        tensor: TensorSpec,
         *,
         after: Sequence[Value] = (),
         control: Sequence[int] = (),
     ) -> int:
-        """Every rank sends along a permutation and receives."""
+        """Add a node in which every rank sends and receives along a permutation."""
         node = self.node(
             name,
             "c10d::permute",
@@ -496,18 +512,12 @@ class Kernels:
         if self.queues:
             self.builder.set(node, stream=_RING)
         self.builder.add_p2p(
-            node, permutation=self.builder.permutation(way), comm_bytes=self.bytes_of(tensor), tag=-1
+            node, permutation=self.builder.permutation(permutation), comm_bytes=self.bytes_of(tensor), tag=-1
         )
         return node
 
 
-def _need(node: int, chunk: int, pass_: str, port: str) -> Need:
-    """A need of this chunk's ``forward``, or of the chunk that ``forward@2`` names."""
-    kind, _, other = pass_.partition("@")
-    return Need(node, kind, int(other) if other else chunk, port)
-
-
-_CALLED: Mapping[CollectiveKind, str] = {
+_OP_NAMES: Mapping[CollectiveKind, str] = {
     CollectiveKind.ALL_REDUCE: "allreduce_",
     CollectiveKind.ALL_GATHER: "_allgather_base_",
     CollectiveKind.REDUCE_SCATTER: "_reduce_scatter_base_",
@@ -515,19 +525,16 @@ _CALLED: Mapping[CollectiveKind, str] = {
 }
 
 
-def _elements(tensor: Tensor) -> float:
-    count = 1.0
-    for extent in tensor.shape:
-        count *= extent
-    return count
+def _elements(tensor: TensorSpec) -> float:
+    return prod(tensor.shape, start=1.0)
 
 
-def _part(tensor: Tensor, share: float) -> Tensor:
-    """A share of a tensor, cut along its first dimension where it can be."""
+def _fraction(tensor: TensorSpec, share: float) -> TensorSpec:
+    """Return a fraction of a tensor, cut along its first dimension if that divides."""
     if share == 1:
         return tensor
     first, *others = tensor.shape
     cut = first * share
     if cut == int(cut) and cut >= 1:
-        return Tensor((int(cut), *others), tensor.dtype)
-    return Tensor((max(1, round(_elements(tensor) * share)),), tensor.dtype)
+        return TensorSpec((int(cut), *others), tensor.dtype)
+    return TensorSpec((max(1, round(_elements(tensor) * share)),), tensor.dtype)

@@ -1,7 +1,7 @@
-"""How a job is laid out on its ranks: degrees of parallelism, rank numbers, groups, and the rules they keep.
+"""Layout of a job on its ranks: degrees of parallelism, rank numbers, groups, and the rules of valid layouts.
 
-Ranks are numbered as Megatron-Core numbers them, tensor parallelism fastest: ``rank = tp + TP * (cp + CP *
-(dp + DP * pp))``. Experts see the same ranks of a stage as another mesh: ``etp + ETP * (ep + EP * edp)``.
+Ranks are numbered as in Megatron-Core, tensor parallelism fastest: ``rank = tp + TP * (cp + CP * (dp + DP *
+pp))``. Experts use the ranks of a stage as another mesh: ``etp + ETP * (ep + EP * edp)``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hespas.graph.errors import UsageError
 
 __all__ = [
     "BrokenRule",
-    "Groups",
     "Layout",
+    "RankGroups",
     "broken_rules",
     "check_layout",
     "layers_of_stages",
@@ -31,17 +31,19 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Degrees: data, tensor, pipeline, virtual stages per rank, context, expert, and tensor parallelism
-    inside experts. ``zero``: 0 replicates, 1 shards the optimizer over data and context ranks, 2 gradients
-    too, 3 weights too (FSDP). ``shard``: data ranks that share one copy (0: all; fewer is hybrid sharding).
-    ``sequence_parallel``: activations outside tensor-parallel regions are sharded over tensor ranks.
-    ``layers_first``, ``layers_last``: layers of the first and last stage where stages are uneven (-1: even).
-    ``embedding_counts``, ``head_counts``: the embedding takes the place of a layer of the first chunk, the
-    head that of one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
-    ``ring_attention``: keys travel in a ring of context ranks, else they are gathered;
-    ``context_all_to_all``: instead, context ranks exchange tokens for heads (arXiv 2309.14509).
-    ``expert_node``: ranks of a node; a token goes to each node of its experts once and on inside of it, as
-    DeepEP sends it (0: straight to the rank of each expert).
+    """Degrees of parallelism: data, tensor, pipeline, virtual stages per rank, context, expert, and tensor
+    parallelism inside experts.
+
+    ``zero``: 0 replicates, 1 shards the optimizer over data and context ranks, 2 also gradients, 3 also
+    weights (FSDP). ``shard``: data ranks that share one copy (0: all; fewer is hybrid sharding).
+    ``sequence_parallel`` shards activations outside tensor-parallel regions over tensor ranks.
+    ``layers_first``, ``layers_last``: layers of the first and last stage if stages are uneven (-1: even).
+    ``embedding_counts``, ``head_counts``: the embedding counts as a layer of the first chunk, the head as one
+    of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``). ``ring_attention`` sends keys
+    around a ring of context ranks, otherwise they are gathered; with ``context_all_to_all`` context ranks
+    exchange tokens for heads instead (arXiv 2309.14509). ``expert_node``: ranks of a node; a token is sent
+    once to each node of its experts and forwarded inside the node, as in DeepEP (0: directly to the rank of
+    each expert).
     """
 
     dp: int = 1
@@ -84,20 +86,20 @@ class Layout:
 
     @property
     def expert_sharded(self) -> int:
-        """Ranks over which the state of one copy of an expert is sharded: those of a shard group that hold
-        the same experts.
+        """Ranks over which the state of one copy of an expert is sharded: ranks of a shard group with the
+        same experts.
         """
         return self.sharded * self.tp // (self.ep * self.etp)
 
     @property
     def has_sequence_parallel(self) -> bool:
-        """Whether activations between tensor-parallel regions are sharded."""
+        """True if activations between tensor-parallel regions are sharded."""
         return self.sequence_parallel and self.tp > 1
 
 
 @dataclass(frozen=True)
-class Groups:
-    """The groups and messages of a layout, symbolic: each set splits all ranks of the job."""
+class RankGroups:
+    """Groups and messages of a layout in symbolic form: each group set partitions all ranks of the job."""
 
     layout: Layout
 
@@ -107,7 +109,7 @@ class Groups:
         sizes = {"pp": layout.pp, "replicate": layout.dp // shard, "dp": shard, "cp": layout.cp,
                  "tp": layout.tp}  # fmt: skip
         names = list(sizes)
-        return StridedGroups.from_mesh(list(sizes.values()), [names.index(each) for each in axes])
+        return StridedGroups.from_mesh(list(sizes.values()), [names.index(axis) for axis in axes])
 
     def _of_experts(self, *axes: str) -> StridedGroups:
         layout = self.layout
@@ -115,7 +117,7 @@ class Groups:
         sizes = {"pp": layout.pp, "replicate": copies, "edp": layout.expert_sharded, "ep": layout.ep,
                  "etp": layout.etp}  # fmt: skip
         names = list(sizes)
-        return StridedGroups.from_mesh(list(sizes.values()), [names.index(each) for each in axes])
+        return StridedGroups.from_mesh(list(sizes.values()), [names.index(axis) for axis in axes])
 
     @cached_property
     def tensor(self) -> StridedGroups:
@@ -144,7 +146,7 @@ class Groups:
 
     @cached_property
     def experts(self) -> StridedGroups:
-        """Ranks among which experts are spread."""
+        """Ranks over which experts are distributed."""
         return self._of_experts("ep")
 
     def _of_nodes(self, axis: str) -> StridedGroups:
@@ -155,12 +157,12 @@ class Groups:
 
     @cached_property
     def expert_nodes(self) -> StridedGroups:
-        """Ranks at the same place of the nodes that experts are spread over."""
+        """Ranks at the same position of the nodes over which experts are distributed."""
         return self._of_nodes("nodes")
 
     @cached_property
     def expert_inside(self) -> StridedGroups:
-        """Ranks of a node that experts are spread over."""
+        """Ranks of a node over which experts are distributed."""
         return self._of_nodes("inside")
 
     @cached_property
@@ -185,45 +187,47 @@ class Groups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks. In a pipeline they are a communicator of their own: ASTRA-sim hangs in a collective of
-        its world before which ranks have issued unlike numbers of others.
+        """All ranks. In a pipeline they form a separate communicator: ASTRA-sim hangs in a collective of its
+        world if ranks have issued different numbers of collectives before.
         """
-        everyone = StridedGroups.all_ranks(self.layout.ranks)
-        return replace(everyone, communicator=1) if self.layout.pp > 1 else everyone
+        all_ranks = StridedGroups.all_ranks(self.layout.ranks)
+        return replace(all_ranks, communicator=1) if self.layout.pp > 1 else all_ranks
 
     def to_stage(self, shift: int, *, wraps: bool = False) -> Permutation:
-        """From each stage to the one ``shift`` further on."""
+        """Return the messages from each stage to the stage ``shift`` after it."""
         layout = self.layout
         inner = layout.dp * layout.cp * layout.tp
         return Permutation(layout.ranks, (layout.pp, inner), shift, wraps)
 
     @cached_property
     def tensor_ring(self) -> Permutation:
-        """From each tensor rank to the next one of its ring."""
+        """Messages from each tensor rank to the next one of its ring."""
         return Permutation(self.layout.ranks, (self.layout.tp, 1), 1, wraps=True)
 
     def ring(self, shift: int = 1) -> Permutation:
-        """From each context rank to the next one of its ring."""
+        """Return the messages from each context rank to the next one of its ring."""
         return Permutation(self.layout.ranks, (self.layout.cp, self.layout.tp), shift, wraps=True)
 
 
 def micro_batches(layout: Layout, training: Training) -> int:
-    """Micro-batches a data-parallel rank works through in a step."""
+    """Return the number of micro-batches of a data-parallel rank in a step."""
     return training.global_batch // (layout.dp * training.micro_batch)
 
 
 def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """For each stage its chunks, for each chunk the numbers of its layers. Chunk ``c`` of stage ``s`` is the
-    ``c * pp + s``-th of all (Megatron-Core's interleaving). Further predictions stand with the last layer.
+    """Return the layer numbers of each chunk of each stage.
+
+    Chunk ``c`` of stage ``s`` is the ``c * pp + s``-th of all (Megatron-Core's interleaving). Layers of
+    multi-token prediction belong to the chunk of the last layer.
     """
     count, chunks = len(model.layers), layout.pp * layout.vp
-    places = count + layout.embedding_counts + layout.head_counts
-    sizes = [places // chunks + (1 if place < places % chunks else 0) for place in range(chunks)]
+    slots = count + layout.embedding_counts + layout.head_counts
+    sizes = [slots // chunks + (1 if chunk < slots % chunks else 0) for chunk in range(chunks)]
     sizes[0] -= layout.embedding_counts
     sizes[-1] -= layout.head_counts
     if layout.layers_first >= 0 or layout.layers_last >= 0:
         sizes = _uneven(count, layout)
-    starts = [sum(sizes[:place]) for place in range(chunks)]
+    starts = [sum(sizes[:chunk]) for chunk in range(chunks)]
     spans = [tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
     spans[-1] += tuple(range(count, count + model.mtp_layers))
     return tuple(
@@ -232,32 +236,37 @@ def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...
 
 
 def _uneven(count: int, layout: Layout) -> list[int]:
-    """Layers per chunk where the first and the last stage have their own number."""
+    """Return the layers per chunk if the first and the last stage have separate numbers of layers."""
     first, last = layout.layers_first, layout.layers_last
-    inside = layout.pp - (first >= 0) - (last >= 0)
-    left = count - max(first, 0) - max(last, 0)
-    if inside < 0 or left < 0 or (left and not inside) or (inside and left % (inside * layout.vp)):
+    inner_stages = layout.pp - (first >= 0) - (last >= 0)
+    inner_layers = count - max(first, 0) - max(last, 0)
+    inner_chunks = inner_stages * layout.vp
+    if (
+        inner_stages < 0
+        or inner_layers < 0
+        or (inner_layers % inner_chunks if inner_chunks else inner_layers)
+    ):
         raise UsageError(
-            f"{left} layers do not spread over {inside} stages of {layout.vp} chunks beside a first stage of "
-            f"{first} and a last of {last}",
+            f"{inner_layers} layers do not divide over {inner_stages} stages of {layout.vp} chunks between a "
+            f"first stage of {first} and a last of {last}",
             code="pp-divides-layers",
             hint="choose other sizes of the first and last stage",
         )
-    each = left // (inside * layout.vp) if inside else 0
-    sizes = [each] * (layout.pp * layout.vp)
-    for stage, own in ((0, first), (layout.pp - 1, last)):
-        if own < 0:
+    sizes = [inner_layers // inner_chunks if inner_chunks else 0] * (layout.pp * layout.vp)
+    for stage, layers in ((0, first), (layout.pp - 1, last)):
+        if layers < 0:
             continue
-        if own % layout.vp:
+        if layers % layout.vp:
             raise UsageError(
-                f"{own} layers of a stage do not spread over its {layout.vp} chunks", code="vp-divides-layers"
+                f"{layers} layers of a stage do not divide over its {layout.vp} chunks",
+                code="vp-divides-layers",
             )
-        sizes[stage :: layout.pp] = [own // layout.vp] * layout.vp
+        sizes[stage :: layout.pp] = [layers // layout.vp] * layout.vp
     return sizes
 
 
 class BrokenRule(NamedTuple):
-    """A rule that a layout breaks: its name, and what is wrong in a sentence."""
+    """Rule that a layout violates: its name, the violation in a sentence, and a hint."""
 
     rule: str
     text: str
@@ -265,48 +274,19 @@ class BrokenRule(NamedTuple):
 
 
 def check_layout(model: Model, layout: Layout, training: Training) -> None:
-    """Raise ``UsageError`` that names the first rule which is broken, and how many more are."""
-    found = list(broken_rules(model, layout, training))
-    if not found:
+    """Raise ``UsageError`` that names the first violated rule, and the number of further ones."""
+    violations = list(broken_rules(model, layout, training))
+    if not violations:
         return
-    first, *others = found
-    more = f" ({len(others)} more: {', '.join(each.rule for each in others)})" if others else ""
+    first, *others = violations
+    more = f" ({len(others)} more: {', '.join(violation.rule for violation in others)})" if others else ""
     raise UsageError(f"{first.text}{more}", code=first.rule, hint=first.hint)
 
 
 def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Every rule that a layout breaks."""
-    yield from _counts(layout, training)
-    if any(getattr(layout, name) < 1 for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")):
-        return
-    too_large = list(_bounds(model, layout, training))
-    yield from too_large
-    if too_large:
-        return
-    yield from _divisions_of_model(model, layout, training)
-    yield from _batches(layout, training)
-    yield from _pipeline(model, layout, training)
-    yield from _expert_rules(model, layout)
-    yield from _dispatch_rules(layout, training)
-    yield from _unmet(model, layout, training)
-    if layout.zero not in range(4):
-        yield BrokenRule("zero-level", f"zero {layout.zero} is none of 0, 1, 2 and 3", "`zero=1`")
-    if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
-        yield BrokenRule(
-            "shard-divides-dp",
-            f"{layout.dp} data-parallel ranks do not part into shard groups of {layout.shard}",
-            "a shard size that divides dp",
-        )
-    if layout.shard and not layout.zero:
-        yield BrokenRule(
-            "shard-needs-zero",
-            f"shard groups of {layout.shard} have nothing to share where all ranks hold the whole state",
-            "`zero=1` or more, or one group of all data ranks",
-        )
-
-
-def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Yield every rule that a layout violates."""
     counts = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "vp", "cp", "ep", "etp")}
+    is_countable = min(counts.values()) >= 1
     counts |= {
         "seq": training.seq,
         "global-batch": training.global_batch,
@@ -314,11 +294,42 @@ def _counts(layout: Layout, training: Training) -> Iterator[BrokenRule]:
     }
     for name, value in counts.items():
         if value < 1:
+            setting = name.replace("-", "_")
             yield BrokenRule(
-                f"{name}-positive",
-                f"{name} is {value}, and must be 1 or more",
-                f"`{name.replace('-', '_')}=1`",
+                f"{name}-positive", f"{name} is {value}, but must be 1 or more", f"`{setting}=1`"
             )
+    if not is_countable:
+        return
+    too_large = list(_bounds(model, layout, training))
+    yield from too_large
+    if too_large:
+        return
+    yield from _divisions_of_model(model, layout, training)
+    replica_batch = layout.dp * training.micro_batch
+    if training.global_batch % replica_batch:
+        yield BrokenRule(
+            "batch-divides",
+            f"a global batch of {training.global_batch:,} is not a multiple of dp x micro-batch = "
+            f"{replica_batch:,}",
+            "another `global_batch`, `micro_batch` or `dp`",
+        )
+    yield from _pipeline(model, layout, training)
+    yield from _expert_rules(model, layout, training)
+    yield from _unused_settings(model, layout, training)
+    if layout.zero not in range(4):
+        yield BrokenRule("zero-level", f"zero is {layout.zero}, but must be 0, 1, 2 or 3", "`zero=1`")
+    if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
+        yield BrokenRule(
+            "shard-divides-dp",
+            f"{layout.dp} data-parallel ranks do not divide into shard groups of {layout.shard}",
+            "a shard size that divides dp",
+        )
+    if layout.shard and not layout.zero:
+        yield BrokenRule(
+            "shard-needs-zero",
+            f"shard groups of {layout.shard} shard nothing, because all ranks hold the whole state",
+            "`zero=1` or more, or one group of all data ranks",
+        )
 
 
 _MOST_RANKS, _MOST_TOKENS, _MOST_MICRO_BATCHES = 1 << 24, 1 << 40, 1 << 20
@@ -326,7 +337,9 @@ _MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
 
 
 def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """What is beyond any machine, and would take all of this one: a pipeline is written pass by pass."""
+    """Yield settings beyond any machine, which would also exhaust this one: a pipeline is written pass by
+    pass.
+    """
     passes = micro_batches(layout, training)
     run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
     tokens = training.micro_batch * training.seq
@@ -357,80 +370,66 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
     tp, cp = layout.tp, layout.cp
     blocks = list(dict.fromkeys(model.blocks()))
     for block in blocks:
-        name, size = _shared_by_tensor_ranks(block)
+        match block:
+            case Attention() | LatentAttention() | Mamba():
+                name, size = "heads", block.heads
+            case Mlp():
+                name, size = "ffn", block.ffn
+            case Experts():
+                name, size = "shared-ffn", block.shared_ffn
         if size % tp:
             yield BrokenRule(
                 f"tp-divides-{name}",
-                f"{name} {size:,} does not part into {tp} tensor ranks",
+                f"{name} {size:,} does not divide over {tp} tensor ranks",
                 "a tp that divides it",
             )
         if isinstance(block, Attention) and block.kv_heads % tp and tp % block.kv_heads:
             yield BrokenRule(
                 "tp-kv-heads",
-                f"{block.kv_heads} key heads neither spread over {tp} tensor ranks nor repeat on them",
+                f"{block.kv_heads} key heads neither divide over {tp} tensor ranks nor repeat on them",
                 "a tp that divides kv_heads, or a multiple of it",
             )
     yield from _exchanges(layout, blocks)
     parts = cp * (tp if layout.has_sequence_parallel else 1)
     if training.seq % (2 * cp if cp > 1 else 1) or training.seq % parts:
-        why = (
+        divisor = (
             "twice the context ranks (a causal mask is balanced in two halves)"
             if cp > 1
             else f"{parts} ranks"
         )
         yield BrokenRule(
             "cp-divides-seq",
-            f"a sequence of {training.seq:,} tokens does not part into {why}",
+            f"a sequence of {training.seq:,} tokens does not divide over {divisor}",
             "another `seq` or `cp`",
         )
 
 
 def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
-    """Rules of context ranks that exchange tokens for heads."""
+    """Yield violations of context ranks that exchange tokens for heads."""
     tp, cp = layout.tp, layout.cp
     if cp == 1 or not layout.context_all_to_all:
         return
     if layout.ring_attention:
         yield BrokenRule(
             "cp-one-way",
-            "keys go round a ring of context ranks, or tokens are exchanged for heads, not both",
+            "context ranks either send keys around a ring or exchange tokens for heads, not both",
             "`ring_attention`, or `context_all_to_all`",
         )
     for block in blocks:
         if isinstance(block, Attention | LatentAttention) and block.heads % (tp * cp):
             yield BrokenRule(
                 "cp-divides-heads",
-                f"heads {block.heads:,} do not part into {tp} tensor x {cp} context ranks that exchange them",
+                f"heads {block.heads:,} do not divide over {tp} tensor x {cp} context ranks that exchange "
+                "them",
                 "a `cp` that divides the heads of a tensor rank, or no `context_all_to_all`",
             )
         kv_heads = max(1, block.kv_heads // tp) if isinstance(block, Attention) else cp
         if kv_heads % cp and cp % kv_heads:
             yield BrokenRule(
                 "cp-kv-heads",
-                f"{kv_heads} key heads of a tensor rank neither spread over {cp} context ranks nor repeat",
+                f"{kv_heads} key heads of a tensor rank neither divide over {cp} context ranks nor repeat",
                 "a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
             )
-
-
-def _shared_by_tensor_ranks(block: Block) -> tuple[str, int]:
-    """What of a block tensor ranks share, and how much of it there is."""
-    match block:
-        case Attention() | LatentAttention() | Mamba():
-            return "heads", block.heads
-        case Mlp():
-            return "ffn", block.ffn
-        case Experts():
-            return "shared-ffn", block.shared_ffn
-
-
-def _batches(layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    each = layout.dp * training.micro_batch
-    if training.global_batch % each:
-        yield BrokenRule(
-            "batch-divides",
-            f"a global batch of {training.global_batch:,} is no multiple of dp x micro-batch = {each:,}",
-            "another `global_batch`, `micro_batch` or `dp`",
-        )
 
 
 def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
@@ -449,21 +448,21 @@ def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[Brok
     if layout.vp > 1 and layout.pp > 1 and count % layout.pp:
         yield BrokenRule(
             "vp-micro-batches",
-            f"interleaving needs micro-batches in multiples of {layout.pp} stages, and there are {count}",
+            f"interleaving needs a multiple of {layout.pp} micro-batches (the stages), not {count}",
             "another `global_batch`, or `vp=1`",
         )
     if layout.vp > 1 and training.schedule in {"gpipe", "zero-bubble"}:
         yield BrokenRule(
             "vp-schedule",
-            f"schedule {training.schedule} has no virtual stages",
+            f"schedule {training.schedule} does not support virtual stages",
             "`schedule=interleaved`, or `vp=1`",
         )
 
 
-def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
+def _expert_rules(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
     mixtures = [block for block in dict.fromkeys(model.blocks()) if isinstance(block, Experts)]
     if not mixtures and (layout.ep > 1 or layout.etp > 1):
-        yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to spread", "`ep=1` `etp=1`")
+        yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to distribute", "`ep=1` `etp=1`")
     if mixtures and layout.tp > 1 and not layout.sequence_parallel:
         yield BrokenRule(
             "moe-needs-sequence-parallel",
@@ -474,46 +473,41 @@ def _expert_rules(model: Model, layout: Layout) -> Iterator[BrokenRule]:
     if stage % (layout.ep * layout.etp):
         yield BrokenRule(
             "ep-divides-stage",
-            f"the {stage:,} ranks of a stage do not part into ep x etp = {layout.ep * layout.etp:,}",
+            f"the {stage:,} ranks of a stage do not divide by ep x etp = {layout.ep * layout.etp:,}",
             "an `ep` x `etp` that divides dp x cp x tp",
         )
     elif mixtures and layout.shard > 0 and (layout.sharded * layout.tp) % (layout.ep * layout.etp):
         yield BrokenRule(
             "ep-divides-shard",
-            f"the {layout.sharded * layout.tp:,} ranks of a shard group do not part into ep x etp = "
-            f"{layout.ep * layout.etp:,}, so no group holds whole copies of all experts",
+            f"the {layout.sharded * layout.tp:,} ranks of a shard group do not divide by ep x etp = "
+            f"{layout.ep * layout.etp:,}, so that a group does not hold whole copies of all experts",
             "larger shard groups, or an `ep` x `etp` that divides their ranks: shard x cp x tp",
         )
     for block in mixtures:
         if block.experts % layout.ep:
             yield BrokenRule(
                 "ep-divides-experts",
-                f"{block.experts} experts do not spread over {layout.ep} expert ranks",
+                f"{block.experts} experts do not divide over {layout.ep} expert ranks",
                 "an `ep` that divides them",
             )
         if block.ffn % layout.etp:
             yield BrokenRule(
                 "etp-divides-ffn",
-                f"experts of width {block.ffn:,} do not part into {layout.etp} ranks",
+                f"experts of width {block.ffn:,} do not divide over {layout.etp} ranks",
                 "an `etp` that divides it",
             )
-
-
-def _dispatch_rules(layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Rules of tokens that go to nodes first."""
+    # Tokens that are sent to nodes first.
     node, ep = layout.expert_node, layout.ep
-    if node == 0:
-        return
-    if node < 0 or (ep % node and node % ep):
+    if node and (node < 0 or (ep % node and node % ep)):
         yield BrokenRule(
             "expert-node",
             f"{ep} expert ranks neither fill nodes of {node} ranks nor divide one",
             "the ranks of a node, or `expert_node=0`",
         )
-    if layout.etp > 1 or training.capacity > 0:
+    if node and (layout.etp > 1 or training.capacity > 0):
         yield BrokenRule(
             "expert-node-dropless",
-            "tokens that go once to each node go to whole experts, which have room for all of them",
+            "tokens that are sent once to each node need whole experts without a capacity limit",
             "`etp=1` `capacity=0`, or `expert_node=0`",
         )
 
@@ -527,28 +521,22 @@ _PARTS: Mapping[str, tuple[type[Block], ...]] = {
     "moe": (Experts,),
     "moe_act": (Experts,),
 }
-"""Blocks that hold what may be computed again; every block has the others."""
+"""Blocks that contain a recomputable module; every block contains the modules that are not listed."""
 
 
 def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: int) -> Overlap:
-    """What of an overlap there can be: tokens travel beside a shared expert, and collectives of tensor ranks
-    are pipelined with products where sequences are parallel and the matrices themselves are trained.
+    """Return the possible part of an overlap.
+
+    Token dispatch overlaps a shared expert. Collectives of tensor ranks are pipelined with products if
+    sequence parallelism is on and the matrices themselves are trained.
     """
     pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
     shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())
     return replace(overlap, tensor=overlap.tensor and pipelines, experts=overlap.experts and shares)
 
 
-def _can_adapt(block: Block, training: Training) -> bool:
-    """Whether adapters stand beside linear layers of a block."""
-    if isinstance(block, Attention | LatentAttention):
-        return True
-    dense = isinstance(block, Mlp) or (isinstance(block, Experts) and block.shared_ffn > 0)
-    return dense and not training.lora_attention_only
-
-
-def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Settings for which a model or a layout has no part: they would be ignored."""
+def _unused_settings(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
+    """Yield settings that the model or the layout would ignore."""
     blocks = list(dict.fromkeys(model.blocks()))
     mixtures = [block for block in blocks if isinstance(block, Experts)]
     for name, value, without in (
@@ -559,34 +547,43 @@ def _unmet(model: Model, layout: Layout, training: Training) -> Iterator[BrokenR
         if not mixtures and value != without:
             yield BrokenRule(
                 f"{name.replace('_', '-')}-needs-experts",
-                f"{model.name} has no experts, and {name} {value:g} is of experts",
+                f"{model.name} has no experts, to which {name} {value:g} applies",
                 f"`{name}={without:g}`",
             )
     for module in sorted(training.recompute.modules & _PARTS.keys()):
         if not any(isinstance(block, _PARTS[module]) for block in blocks):
             yield BrokenRule(
                 "recompute-needs-module",
-                f"{model.name} has no {module} to compute again",
-                "leave it out of `recompute`",
+                f"{model.name} has no {module} to recompute",
+                "remove it from `recompute`",
             )
-    if training.lora_rank and not any(_can_adapt(block, training) for block in blocks):
-        beside = "attention" if training.lora_attention_only else "attention or feed-forward blocks"
+    adapted = [
+        block
+        for block in blocks
+        if isinstance(block, Attention | LatentAttention)
+        or (
+            not training.lora_attention_only
+            and (isinstance(block, Mlp) or (isinstance(block, Experts) and block.shared_ffn > 0))
+        )
+    ]
+    if training.lora_rank and not adapted:
+        missing = "attention" if training.lora_attention_only else "attention or feed-forward blocks"
         yield BrokenRule(
             "lora-needs-linear-layers",
-            f"{model.name} has no {beside}, beside whose linear layers adapters stand: nothing would train",
+            f"{model.name} has no {missing} with linear layers for adapters: nothing would be trained",
             "`lora_rank=0`",
         )
     possible = possible_overlap(training.overlap, model, layout, training.lora_rank)
     if possible.experts != training.overlap.experts:
         yield BrokenRule(
             "overlap-needs-shared-expert",
-            f"{model.name} has no shared expert, beside which tokens could travel",
-            "leave experts out of `overlap`",
+            f"{model.name} has no shared expert that token dispatch could overlap",
+            "remove experts from `overlap`",
         )
     if possible.tensor != training.overlap.tensor:
         yield BrokenRule(
             "overlap-needs-sequence-parallel",
-            "collectives of tensor ranks are pipelined with products where sequences are parallel and the "
-            "matrices themselves are trained",
-            "`sequence_parallel` `lora_rank=0`, or leave tensor out of `overlap`",
+            "collectives of tensor ranks overlap products only with sequence parallelism and trained "
+            "matrices",
+            "`sequence_parallel` `lora_rank=0`, or remove tensor from `overlap`",
         )

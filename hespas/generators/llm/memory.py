@@ -1,10 +1,11 @@
-"""Peak memory of the ranks of each pipeline stage, and what fills it at that moment.
+"""Peak memory of the ranks of each pipeline stage in training, and its parts at that moment.
 
-A step is followed through its schedule: every pass that has gone forward and not yet back holds what its
-layers keep; beside that is what the running layer, the loss or the gradient of the embedding needs. Counted
-is what tensors take (``torch.cuda.max_memory_allocated``), without the device's context and the buffers of
-communication libraries. For PyTorch's own FSDP it is also known what the allocator
-holds back (``max_memory_reserved``, which torchtitan prints): each stream has a pool of its own.
+A step is followed through its schedule: every micro-batch between its forward and backward pass holds the
+saved activations of its layers; the running layer, the loss or the gradient of the embedding needs working
+memory in addition. The account covers tensors (``torch.cuda.max_memory_allocated``), without the device's
+context and the buffers of communication libraries. For PyTorch's own FSDP the account also has the memory
+that the allocator reserves (``max_memory_reserved``, which torchtitan prints): each stream has a separate
+pool.
 """
 
 from __future__ import annotations
@@ -15,32 +16,203 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from hespas.generators.llm.kept import (
+from hespas.generators.llm.activations import (
     Parts,
-    kept_of_layer,
+    matrix_shapes,
+    saved_of_layer,
     storage,
     total,
     whole_of_layer,
     work_of_layer,
 )
 from hespas.generators.llm.layout import Layout, layers_of_stages, micro_batches
-from hespas.generators.llm.model import Layer, Model
-from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.model import Experts, Layer, Model
+from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.schedule import order_of
 from hespas.generators.llm.settings import Training
-from hespas.generators.llm.state import State
+from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.generators.spec import Filling, fillings
+from hespas.graph.columns import dtype
 
-__all__ = ["StageMemory", "memory_of"]
+__all__ = ["RankState", "StageMemory", "memory_of"]
+
+_WORKSPACE_BYTES = 32 * 2**20
+"""Workspace of a matrix library per stream, on current devices."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """State of a rank between passes: weights of its ``layers``, gradients, optimizer state and gathered
+    weights.
+
+    Mixed precision with Adam: 16-bit weights, gradients accumulated in 32 bits, 32-bit weights and two 32-bit
+    moments (arXiv 1710.03740, 1412.6980). ZeRO shards the last three over data ranks, then gradients, then
+    weights (arXiv 1910.02054); sharded weights are gathered layer by layer. Trained four-bit weights are
+    converted from 16-bit ones (arXiv 2509.25149); frozen weights, and all weights of a rank that ``serves``,
+    are not.
+    """
+
+    rank: ModelRank
+    layers: tuple[Layer, ...]
+    first: bool
+    last: bool
+    serves: bool = False
+
+    @cached_property
+    def rest(self) -> RankWeights:
+        """Parameters outside of layers."""
+        rank = self.rank
+        return weights_of_rest(rank.model, rank.layout, rank.training, first=self.first, last=self.last)
+
+    def of_layer(self, layer: Layer) -> RankWeights:
+        """Return the parameters of a layer."""
+        return weights_of_layer(self.rank.model, self.rank.layout, self.rank.training, layer)
+
+    @cached_property
+    def weights(self) -> RankWeights:
+        """All parameters of the rank."""
+        return sum(map(self.of_layer, self.layers), self.rest)
+
+    @property
+    def shards_weights(self) -> bool:
+        """True if weights are gathered layer by layer."""
+        return self.rank.layout.zero == 3
+
+    @property
+    def in_torch(self) -> bool:
+        """True if the optimizer updates the weights themselves, which are converted at use."""
+        return self.rank.training.style != "megatron"
+
+    @property
+    def in_xla(self) -> bool:
+        """True if layers are a loop compiled by XLA, which gathers weights in its body and others at use."""
+        return self.rank.training.style == "maxtext"
+
+    def _trained_bytes(self, level: int, bytes_each: int) -> int:
+        """Return the bytes of trained parameters, sharded from that level of ZeRO on."""
+        dense, experts = bytes_each * self.weights.dense, bytes_each * self.weights.experts
+        return self._shard(dense, experts) if self.rank.layout.zero >= level else dense + experts
+
+    def _shard(self, dense: int, experts: int) -> int:
+        """Return the bytes of a rank's shard of dense weights and of experts."""
+        layout = self.rank.layout
+        return -(-dense // layout.sharded) + -(-experts // layout.expert_sharded)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Bytes by kind of state, without gradients."""
+        training, weights = self.rank.training, self.weights
+        wide = 2 if training.pure_16bit else 4
+        moments = self._trained_bytes(1, 2 * wide)
+        master = self._trained_bytes(3 if self.in_torch else 1, wide)
+        if training.optimizer_offload:
+            moments = 0
+            master = master if self.in_torch else 0
+        if self.in_torch:
+            compute = self.rank.precision.compute
+            dense, experts = storage(weights.frozen, compute), storage(weights.frozen_experts, compute)
+            frozen = self._shard(dense, experts) if self.shards_weights else dense + experts
+            return {"weights": master + frozen, "optimizer moments": moments}
+        keeps_master = not training.pure_16bit and self.rank.precision.compute != "f32"
+        return {
+            "weights": self.working,
+            "master weights": master if keeps_master else 0,
+            "optimizer moments": moments,
+        }
+
+    @cached_property
+    def gradients(self) -> int:
+        """Bytes of accumulated gradients."""
+        is_16bit = self.rank.training.pure_16bit
+        return self._trained_bytes(2, 2 if is_16bit else storage(1, self.rank.precision.gradient))
+
+    @cached_property
+    def working(self) -> int:
+        """Bytes of weights in the formats in which layers use them."""
+        weights = self.weights
+        dense, experts = weights.dense + weights.frozen, weights.experts + weights.frozen_experts
+        # Elements of the matrices of linear layers: dense ones, and of experts.
+        narrow = narrow_experts = 0
+        for block in (block for layer in self.layers for block in layer if self.rank.precision.quantizes):
+            shapes = matrix_shapes(self.rank, block)
+            narrow += sum(rows * columns for rows, columns in shapes)
+            if isinstance(block, Experts):
+                expert = sum(rows * columns for rows, columns in shapes[-2:])
+                narrow -= expert
+                narrow_experts += block.experts // self.rank.layout.ep * expert
+        if not self.shards_weights:
+            return self._bytes_in_use(dense + experts, narrow + narrow_experts)
+        return self._shard(self._bytes_in_use(dense, narrow), self._bytes_in_use(experts, narrow_experts))
+
+    def _bytes_in_use(self, elements: int, narrow: int) -> int:
+        """Return the bytes of weights of which ``narrow`` elements are used in the format of products."""
+        rank, training = self.rank, self.rank.training
+        element = rank.precision.matmul
+        layouts = 2 if training.transposed_weights or element == "mxfp8" else 1
+        copies = layouts * storage(narrow, element)
+        frozen = self.serves or training.lora_rank
+        if training.narrow_weights and (dtype(element).bits == 8 or frozen):
+            elements -= narrow
+        return storage(elements, rank.precision.compute) + copies
+
+    @cached_property
+    def placeholders(self) -> int:
+        """Bytes of placeholders of gradients that are accumulated directly: one tensor for all matrices of
+        the same shape (Transformer Engine).
+        """
+        rank = self.rank
+        if self.in_torch or not rank.trains_weights or self.shards_weights:
+            return 0
+        shapes = {shape for layer in self.layers for block in layer for shape in matrix_shapes(rank, block)}
+        if self.last:
+            shapes.add((-(-rank.model.vocab // rank.layout.tp), rank.hidden))
+            if rank.model.mtp_layers:
+                shapes.add((rank.hidden, 2 * rank.hidden))
+        return storage(sum(rows * columns for rows, columns in shapes), rank.precision.compute)
+
+    @cached_property
+    def workspaces(self) -> int:
+        """Bytes of workspaces of matrix libraries: of layers, of other products in both passes, and of four
+        streams of experts.
+        """
+        if self.in_torch:
+            return _WORKSPACE_BYTES
+        has_experts = any(isinstance(block, Experts) for layer in self.layers for block in layer)
+        return _WORKSPACE_BYTES * (7 if has_experts else 3)
+
+    def gathered(self, layer: Layer | None) -> int:
+        """Return the bytes of the gathered weights of a layer, or of the weights outside of layers (None)."""
+        weights = self.rest if layer is None else self.of_layer(layer)
+        elements = weights.dense + weights.experts + weights.frozen + weights.frozen_experts
+        return storage(elements, self.rank.precision.compute)
+
+    def trained(self, layer: Layer | None) -> int:
+        """Return the trained parameters of a layer, or of the weights outside of layers (None)."""
+        weights = self.rest if layer is None else self.of_layer(layer)
+        return weights.dense + weights.experts
+
+    @property
+    def head(self) -> int:
+        """Trained parameters of the head."""
+        rank = self.rank
+        return -(-rank.model.vocab // rank.layout.tp) * rank.hidden if self.rest.dense else 0
+
+    def fixed(self) -> Parts:
+        """Return the bytes that stay allocated through a step, without gradients."""
+        return total(
+            self.parts,
+            {"gradient placeholders": self.placeholders, "workspaces": self.workspaces},
+        )
+
 
 _STEADY = 4
-"""Rounds of the pipeline after which no more micro-batches are in flight."""
+"""Rounds of the pipeline after which the number of micro-batches in flight does not increase."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The fullest moment of the ranks of a stage: ``parts`` are bytes by what they are of, ``pooled`` what
-    the allocator holds back beside them, None where that is not known.
+    """Memory peak of the ranks of a stage: ``moment`` of the peak, ``parts`` in bytes, and ``pooled``, the
+    additional bytes that the allocator reserves (None: unknown).
     """
 
     stage: int
@@ -55,17 +227,17 @@ class StageMemory:
 
     @property
     def filling(self) -> tuple[Filling, ...]:
-        """What fills the memory, the most first."""
+        """Parts of the memory, the largest first."""
         return fillings(self.parts)
 
     @property
     def reserved_bytes(self) -> float:
-        """Bytes that the allocator holds; NaN where not known."""
+        """Bytes that the allocator reserves; NaN if unknown."""
         return math.nan if self.pooled is None else float(self.peak_bytes + sum(self.pooled.values()))
 
 
-class _Moment(NamedTuple):
-    """A point in a pass, and what that pass holds then."""
+class _MemoryMoment(NamedTuple):
+    """Point in a pass, and the memory that the pass holds at that point."""
 
     name: str
     parts: Parts
@@ -76,44 +248,44 @@ class _Moment(NamedTuple):
 
 
 def memory_of(model: Model, layout: Layout, training: Training) -> tuple[StageMemory, ...]:
-    """The memory of a rank of every stage. The layout must keep its rules (``check_layout``)."""
-    rank = Rank(model, layout, training)
+    """Return the memory of a rank of every stage. The layout must be valid (``check_layout``)."""
+    rank = ModelRank(model, layout, training)
     stages = layers_of_stages(model, layout)
-    return tuple(_Stage(rank, stage, chunks).memory() for stage, chunks in enumerate(stages))
+    return tuple(_StageAccount(rank, stage, chunks).memory() for stage, chunks in enumerate(stages))
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """One stage: the layers of each of its chunks by number."""
+class _StageAccount:
+    """Memory account of a stage; ``chunks`` are the layer numbers of each of its chunks."""
 
-    rank: Rank
+    rank: ModelRank
     stage: int
     chunks: tuple[tuple[int, ...], ...]
 
     @cached_property
     def _layers(self) -> tuple[tuple[Layer, ...], ...]:
-        every = self.rank.model.all_layers
-        return tuple(tuple(every[number] for number in chunk) for chunk in self.chunks)
+        all_layers = self.rank.model.all_layers
+        return tuple(tuple(all_layers[number] for number in chunk) for chunk in self.chunks)
 
     @cached_property
-    def _state(self) -> State:
+    def _state(self) -> RankState:
         layers = tuple(layer for chunk in self._layers for layer in chunk)
-        return State(self.rank, layers, self.stage == 0, self.stage == self.rank.layout.pp - 1)
+        return RankState(self.rank, layers, self.stage == 0, self.stage == self.rank.layout.pp - 1)
 
     def _has_head(self, chunk: int) -> bool:
         return self._state.last and chunk == len(self.chunks) - 1
 
     @cached_property
-    def _kept(self) -> tuple[tuple[Parts, ...], ...]:
-        """What each layer of each chunk keeps."""
-        found: list[tuple[Parts, ...]] = []
-        place = 0
+    def _saved(self) -> tuple[tuple[Parts, ...], ...]:
+        """Saved activations of each layer of each chunk."""
+        chunks: list[tuple[Parts, ...]] = []
+        start = 0
         for layers in self._layers:
-            found.append(
-                tuple(kept_of_layer(self.rank, layer, place + each) for each, layer in enumerate(layers))
+            chunks.append(
+                tuple(saved_of_layer(self.rank, layer, index) for index, layer in enumerate(layers, start))
             )
-            place += len(layers)
-        return tuple(found)
+            start += len(layers)
+        return tuple(chunks)
 
     @cached_property
     def _stream(self) -> int:
@@ -123,40 +295,38 @@ class _Stage:
     def _whole_stream(self) -> int:
         return storage(self.rank.tokens * self.rank.hidden, self.rank.precision.compute)
 
-    def _held(self, chunk: int) -> Parts:
-        """What a pass that went forward and waits holds."""
-        kept = total(*self._kept[chunk])
-        return total(kept, self._ends()) if self._has_head(chunk) else kept
+    def _in_flight(self, chunk: int) -> Parts:
+        """Return the memory of a micro-batch between its forward and backward pass."""
+        saved = total(*self._saved[chunk])
+        if not self._has_head(chunk):
+            return saved
+        compute = storage(self._logits, self.rank.precision.compute)
+        loss = compute if self.rank.training.fused_loss else 4 * self._logits
+        return total(saved, total(self._last_norm, {"logits and loss": loss}))
 
-    # --- the end of the model
-
-    def _heads(self) -> int:
-        return 1 + self.rank.model.mtp_layers
-
+    @property
     def _logits(self) -> int:
         """Logits of a micro-batch on a rank."""
-        return self.rank.tokens * -(-self.rank.model.vocab // self.rank.layout.tp) * self._heads()
+        heads = 1 + self.rank.model.mtp_layers
+        return self.rank.tokens * -(-self.rank.model.vocab // self.rank.layout.tp) * heads
 
+    @property
     def _last_norm(self) -> Parts:
-        """What norms keep behind the layers: input and result of the last one for each head; for each further
-        prediction those of two more, of the stream and of the embedding.
+        """Saved tensors of norms after the layers: input and result of the last norm for each head, and of
+        two more norms (stream and embedding) for each layer of multi-token prediction.
         """
-        norms = self._heads() + 2 * (self._heads() - 1)
+        norms = 1 + 3 * self.rank.model.mtp_layers
         return {"norms and residuals": 2 * norms * self._stream}
 
-    def _ends(self) -> Parts:
-        """What the last norm and the loss keep."""
-        compute = storage(self._logits(), self.rank.precision.compute)
-        kept = compute if self.rank.training.fused_loss else 4 * self._logits()
-        return total(self._last_norm(), {"logits and loss": kept})
-
     def _loss(self) -> tuple[int, int]:
-        """Bytes of logits and of the loss at most, forward and backward. Fused, the gradient takes the place
-        of the logits, or is part of the products that read it (XLA); compiled by PyTorch it stands beside
-        them. Else PyTorch makes 32-bit logits and their log-softmax, which backward stands beside its own
-        gradient and that of logits; Megatron-Core works in one 32-bit copy, copied once to scatter into it.
+        """Return the peak bytes of logits and loss, forward and backward.
+
+        With a fused loss the gradient replaces the logits, or is part of the products that read it (XLA);
+        compiled by PyTorch it is an additional tensor. Otherwise PyTorch makes 32-bit logits and their
+        log-softmax, which exists together with its gradient and the gradient of logits in the backward pass;
+        Megatron-Core uses one 32-bit copy, copied once to scatter into it.
         """
-        count, training = self._logits(), self.rank.training
+        count, training = self._logits, self.rank.training
         narrow = storage(count, self.rank.precision.compute)
         if training.fused_loss:
             return narrow, 2 * narrow if training.style == "torchtitan" else narrow
@@ -164,77 +334,77 @@ class _Stage:
             narrow + 8 * count, 12 * count
         )  # fmt: skip
 
-    # --- moments
-
-    def _gathered(self, chunk: int, place: int, *, back: bool) -> Parts:
-        """Weights that are gathered while a layer runs: what stands outside of layers, its own, those of the
-        next where they are fetched ahead; backward its gradients too.
+    def _gathered(self, chunk: int, position: int, *, backward: bool) -> Parts:
+        """Return the gathered weights during a layer: weights outside of layers, its own, and the weights of
+        the next layer if they are gathered ahead; in the backward pass also its gradients.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
         if zero == 2 and state.in_torch:
-            return {"gathered weights": sum(state.gathered(each) for each in (None, *state.layers))}
+            return {"gathered weights": sum(state.gathered(layer) for layer in (None, *state.layers))}
         if zero != 3:
             return {}
-        near: list[Layer | None] = [layers[place]] if state.in_xla else [None, layers[place]]
-        ahead = place - 1 if back else place + 1
+        gathered: list[Layer | None] = [layers[position]] if state.in_xla else [None, layers[position]]
+        ahead = position - 1 if backward else position + 1
         if training.overlap.parameters and not state.in_xla and 0 <= ahead < len(layers):
-            near.append(layers[ahead])
-        found = {"gathered weights": sum(state.gathered(each) for each in near)}
-        if back:
+            gathered.append(layers[ahead])
+        parts = {"gathered weights": sum(state.gathered(layer) for layer in gathered)}
+        if backward:
             outside = self._has_head(chunk) and not state.in_xla
-            trained = state.trained(layers[place]) + (state.head if outside else 0)
-            found["gradients before they are reduced"] = storage(trained, self.rank.precision.compute)
-        return found
+            trained = state.trained(layers[position]) + (state.head if outside else 0)
+            parts["gradients before they are reduced"] = storage(trained, self.rank.precision.compute)
+        return parts
 
-    def _forward(self, chunk: int) -> Iterator[_Moment]:
+    def _forward(self, chunk: int) -> Iterator[_MemoryMoment]:
         before: Parts = {}
-        for place, (layer, kept) in enumerate(zip(self._layers[chunk], self._kept[chunk], strict=True)):
-            gathered = self._gathered(chunk, place, back=False)
+        for position, (layer, saved) in enumerate(zip(self._layers[chunk], self._saved[chunk], strict=True)):
+            gathered = self._gathered(chunk, position, backward=False)
             work = {"working space": work_of_layer(self.rank, layer).forward}
-            before = total(before, kept)
-            yield _Moment("forward pass of a layer", total(before, gathered, work))
+            before = total(before, saved)
+            yield _MemoryMoment("forward pass of a layer", total(before, gathered, work))
         if self._has_head(chunk):
             last = len(self._layers[chunk]) - 1
-            gathered = self._gathered(chunk, last, back=False) if last >= 0 and not self._state.in_xla else {}
+            gathers = last >= 0 and not self._state.in_xla
+            gathered = self._gathered(chunk, last, backward=False) if gathers else {}
             loss = {"logits and loss": self._loss()[0]}
-            yield _Moment("loss", total(before, self._last_norm(), loss, gathered))
+            yield _MemoryMoment("loss", total(before, self._last_norm, loss, gathered))
 
-    def _backward(self, chunk: int) -> Iterator[_Moment]:
-        layers, kept = self._layers[chunk], self._kept[chunk]
+    def _backward(self, chunk: int) -> Iterator[_MemoryMoment]:
+        layers, saved = self._layers[chunk], self._saved[chunk]
         if self._has_head(chunk):
             yield from self._backward_of_head(chunk)
-        before = total(*kept)
-        for place in reversed(range(len(layers))):
-            before = {name: size - kept[place].get(name, 0) for name, size in before.items()}
-            layer = layers[place]
-            now = max(kept[place], whole_of_layer(self.rank, layer), key=_sum)
+        before = total(*saved)
+        for position in reversed(range(len(layers))):
+            before = {name: size - saved[position].get(name, 0) for name, size in before.items()}
+            layer = layers[position]
+            current = max(saved[position], whole_of_layer(self.rank, layer), key=_sum)
             work = {"working space": work_of_layer(self.rank, layer).backward}
-            parts = total(before, now, work, self._gathered(chunk, place, back=True))
-            yield _Moment("backward pass of a layer", parts)
-            if self.chunks[chunk][place] >= len(self.rank.model.layers) and self._state.rest.dense:
+            parts = total(before, current, work, self._gathered(chunk, position, backward=True))
+            yield _MemoryMoment("backward pass of a layer", parts)
+            if self.chunks[chunk][position] >= len(self.rank.model.layers) and self._state.rest.dense:
                 embedding = self._embedding()
                 yield embedding._replace(parts=total(before, embedding.parts))
         if self._state.first and chunk == 0 and self._state.rest.dense:
             yield self._embedding()
 
-    def _backward_of_head(self, chunk: int) -> Iterator[_Moment]:
+    def _backward_of_head(self, chunk: int) -> Iterator[_MemoryMoment]:
         layers = self._layers[chunk]
-        gathered = self._gathered(chunk, len(layers) - 1, back=False) if layers else {}
-        if self._state.in_xla:
-            gathered = {}
-        held = total(*self._kept[chunk], self._last_norm(), gathered)
-        yield _Moment("gradient of the loss", total(held, {"logits and loss": self._loss()[1]}))
-        narrow = storage(self._logits(), self.rank.precision.compute)
+        gathers = layers and not self._state.in_xla
+        gathered = self._gathered(chunk, len(layers) - 1, backward=False) if gathers else {}
+        held = total(*self._saved[chunk], self._last_norm, gathered)
+        yield _MemoryMoment("gradient of the loss", total(held, {"logits and loss": self._loss()[1]}))
+        narrow = storage(self._logits, self.rank.precision.compute)
         work = self._whole_stream + (self._stream if self.rank.layout.has_sequence_parallel else 0)
         parts = {"logits and loss": narrow, "working space": work}
         if self._state.in_torch:
             gradient = storage(self._state.head, self.rank.precision.compute)
             parts["gradients before they are reduced"] = gradient
-        yield _Moment("backward pass of the head", total(held, parts))
+        yield _MemoryMoment("backward pass of the head", total(held, parts))
 
-    def _embedding(self) -> _Moment:
-        """The gradient of an embedding is made whole, in the format of activations, then added or reduced."""
+    def _embedding(self) -> _MemoryMoment:
+        """Return the moment of the gradient of an embedding, which is whole and in the format of activations
+        before it is accumulated or reduced.
+        """
         state, rank = self._state, self.rank
         table = -(-rank.model.vocab // rank.layout.tp) * rank.hidden
         parts = {"gradients before they are reduced": storage(table, rank.precision.compute)}
@@ -242,62 +412,69 @@ class _Stage:
             rest = state.trained(None)
             parts["gradients before they are reduced"] = storage(rest, rank.precision.compute) + 4 * rest
             parts["gathered weights"] = state.gathered(None)
-        return _Moment("gradient of the embedding", parts)
-
-    # --- the schedule
+        return _MemoryMoment("gradient of the embedding", parts)
 
     def _fixed(self, *, step: bool = False) -> Parts:
+        """Return the memory that does not depend on passes; ``step``: during the optimizer step."""
         layout, rank = self.rank.layout, self.rank
-        found = self._state.fixed()
-        many = micro_batches(layout, rank.training) > 1
-        kept_all_step = not self._state.in_torch or many
-        found["gradients"] = self._state.gradients if kept_all_step or step else 0
+        parts = self._state.fixed()
+        accumulates = micro_batches(layout, rank.training) > 1
+        has_gradients = step or accumulates or not self._state.in_torch
+        parts["gradients"] = self._state.gradients if has_gradients else 0
         buffers = self._whole_stream if layout.has_sequence_parallel else 0
         buffers += self._stream if layout.pp > 1 else 0
-        found["communication buffers"] = buffers
-        found["token numbers and masks"] = 32 * rank.tokens if self._state.first or self._state.last else 0
-        return found
+        parts["communication buffers"] = buffers
+        parts["token numbers and masks"] = 32 * rank.tokens if self._state.first or self._state.last else 0
+        return parts
 
     def memory(self) -> StageMemory:
-        """The fullest moment over the schedule."""
-        held, moment = self._fullest()
+        """Return the memory at its peak over the schedule."""
+        in_flight, moment = self._peak()
         fixed = self._fixed()
         passes = [
-            {name: count * size for name, size in self._held(chunk).items()} for chunk, count in held.items()
+            {name: count * size for name, size in self._in_flight(chunk).items()}
+            for chunk, count in in_flight.items()
         ]
         parts = total(fixed, *passes, moment.parts)
         step = self._fixed(step=True)
         name = moment.name
         if sum(step.values()) > sum(parts.values()):
             parts, name = step, "optimizer step"
-        kept = {what: size for what, size in parts.items() if size}
-        return StageMemory(self.stage, name, kept, self._pooled())
+        parts = {kind: size for kind, size in parts.items() if size}
+        return StageMemory(self.stage, name, parts, self._pooled())
 
-    def _fullest(self) -> tuple[dict[int, int], _Moment]:
-        """Passes of each chunk that wait at the fullest moment, and that moment of the running one."""
+    def _peak(self) -> tuple[dict[int, int], _MemoryMoment]:
+        """Return the micro-batches in flight of each chunk at the peak, and the peak moment of the running
+        pass.
+        """
         layout, training = self.rank.layout, self.rank.training
         chunks = range(len(self.chunks))
-        forward = {each: max(self._forward(each), key=_bytes, default=_Moment("", {})) for each in chunks}
-        back = {each: max(self._backward(each), key=_bytes, default=_Moment("", {})) for each in chunks}
-        waiting = {each: _sum(self._held(each)) for each in chunks}
+        nothing = _MemoryMoment("", {})
+
+        def size_of(moment: _MemoryMoment) -> int:
+            return moment.bytes
+
+        forward = [max(self._forward(chunk), key=size_of, default=nothing) for chunk in chunks]
+        backward = [max(self._backward(chunk), key=size_of, default=nothing) for chunk in chunks]
+        sizes = [_sum(self._in_flight(chunk)) for chunk in chunks]
         count = min(micro_batches(layout, training), _STEADY * layout.pp)
         order = order_of(training.schedule, layout, self.stage, count)
-        ends = "weights" if any(each.kind == "weights" for each in order) else "backward"
-        held = dict.fromkeys(chunks, 0)
-        most, found = -1, (dict(held), _Moment("", {}))
+        last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
+        in_flight = dict.fromkeys(chunks, 0)
+        most, peak = -1, (dict(in_flight), nothing)
         for kind, _, chunk in order:
-            held[chunk] -= kind != "forward"
+            in_flight[chunk] -= kind != "forward"
             if kind != "weights":
-                moment = forward[chunk] if kind == "forward" else back[chunk]
-                others = sum(held[each] * waiting[each] for each in chunks)
+                moment = forward[chunk] if kind == "forward" else backward[chunk]
+                others = sum(number * sizes[other] for other, number in in_flight.items())
                 if others + moment.bytes > most:
-                    most, found = others + moment.bytes, (dict(held), moment)
-            held[chunk] += kind != ends
-        return found
+                    most, peak = others + moment.bytes, (dict(in_flight), moment)
+            in_flight[chunk] += kind != last_kind
+        return peak
 
     def _pooled(self) -> Parts | None:
-        """What pools of streams hold beside the peak: weights as they are gathered, gradients as they are
-        reduced in 32 bits and their shards, and 16-bit logits, whose room is too small for 32-bit ones.
+        """Return the additional memory in pools of other streams: gathered weights, gradients that are
+        reduced in 32 bits and their shards, and blocks of 16-bit logits, which are too small for 32-bit ones.
         """
         state, training = self._state, self.rank.training
         if training.style != "torchtitan" or not state.shards_weights:
@@ -305,20 +482,14 @@ class _Stage:
         groups = (None, *dict.fromkeys(state.layers))
         shards = 0 if self._fixed()["gradients"] else state.gradients
         logits = (
-            0
-            if training.fused_loss or not state.last
-            else storage(self._logits(), self.rank.precision.compute)
+            0 if training.fused_loss or not state.last else storage(self._logits, self.rank.precision.compute)
         )
         return {
-            "pool of gathers": max(state.gathered(each) for each in groups),
-            "pool of reductions": 4 * max(state.trained(each) for each in groups) + shards,
+            "pool of gathers": max(state.gathered(layer) for layer in groups),
+            "pool of reductions": 4 * max(state.trained(layer) for layer in groups) + shards,
             "room of 16-bit logits": logits,
         }
 
 
 def _sum(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
-
-
-def _bytes(moment: _Moment) -> int:
-    return moment.bytes

@@ -1,11 +1,11 @@
-"""What a language model is: its layers, block by block, and the parameters each has.
+"""Language model: its layers, block by block, and their numbers of parameters.
 
 A layer is a sequence of blocks. Each block reads the residual stream through a norm and adds to it:
 ``x + block(norm(x))``. A transformer layer is an attention and a feed-forward block; layers of a hybrid
 model may be a single block. Sizes are of the whole model, before any parallel layout.
 
-Parameter counts follow published formulas: arXiv 1706.03762 (attention, feed-forward), 2305.13245 (keys
-that heads share), 2405.04434 section 2.1 (multi-head latent attention), 2401.06066 (experts, shared experts),
+Parameter counts follow published formulas: arXiv 1706.03762 (attention, feed-forward), 2305.13245 (grouped
+keys), 2405.04434 section 2.1 (multi-head latent attention), 2401.06066 (experts, shared experts),
 2405.21060 (Mamba-2), 2412.19437 section 2.2 (multi-token prediction).
 """
 
@@ -47,9 +47,10 @@ Activation = Literal["silu", "gelu", "relu2"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Bounded):
-    """Multi-head attention with ``kv_heads`` key heads; ``window`` is the longest distance to a key (0: any),
-    ``chunk`` the length of blocks that attend to themselves only (0: none); either limits the keys a query
-    sees. ``qk_norm``: heads of queries and keys are normalised.
+    """Multi-head attention with ``kv_heads`` key heads.
+
+    ``window`` is the number of keys that a query may attend to (0: all), ``chunk`` the length of blocks that
+    attend only to themselves (0: no blocks). ``qk_norm``: heads of queries and keys are normalised.
     """
 
     heads: int
@@ -65,7 +66,7 @@ class Attention(Bounded):
 class LatentAttention(Bounded):
     """Multi-head latent attention: queries and keys pass through ``q_lora`` (0: queries do not) and
     ``kv_lora`` dimensions; each head has ``nope_dim`` dimensions without and ``rope_dim`` with rotation, and
-    ``v_dim`` of values. The rotated key is one for all heads.
+    ``v_dim`` of values. All heads share the rotated key.
     """
 
     heads: int
@@ -83,7 +84,7 @@ class LatentAttention(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp(Bounded):
-    """A feed-forward block of width ``ffn``; ``gated`` ones have three matrices, plain ones two."""
+    """Feed-forward block of width ``ffn``: three matrices if ``gated``, otherwise two."""
 
     ffn: int
     gated: bool = True
@@ -93,9 +94,9 @@ class Mlp(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Bounded):
-    """A mixture of ``experts`` feed-forward blocks of width ``ffn``, of which a token uses ``topk``, beside
-    ``shared_ffn`` dimensions that every token uses (0: none). ``latent``: experts work on so many dimensions
-    between two projections (0: on the hidden ones).
+    """Mixture of ``experts`` feed-forward blocks of width ``ffn``, of which a token uses ``topk``, and a
+    shared expert of width ``shared_ffn`` (0: none). ``latent``: width of the experts' input and output
+    between two projections (0: the hidden width).
     """
 
     experts: int
@@ -110,8 +111,9 @@ class Experts(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba(Bounded):
-    """A Mamba-2 block: ``heads`` of ``head_dim`` with a state of ``state`` dimensions, whose input and output
-    maps are shared by the heads of each of ``groups``; ``conv`` taps, scanned in chunks of ``chunk`` tokens.
+    """Mamba-2 block: ``heads`` of ``head_dim`` with a state of ``state`` dimensions; the heads of each of
+    ``groups`` share input and output maps. ``conv`` counts taps; ``chunk`` is the number of tokens of a
+    scanned chunk.
     """
 
     heads: int
@@ -137,14 +139,17 @@ BLOCK_NAMES: Mapping[type[Block], str] = {
     Experts: "moe",
     Mamba: "mamba",
 }
-"""What a block is called in the path of its operations."""
+"""Names of blocks in the module path of their operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model(Bounded):
-    """A decoder. ``tied``: the output head is the embedding; ``post_norms``: what a block adds is normalised
-    too; ``max_positions`` counts learned positions. ``mtp_layers`` predict further tokens: each is one more
-    layer (the last kind) behind a projection of two hidden vectors, with the same embedding and head.
+    """Decoder model.
+
+    ``tied``: the output head is the embedding. ``post_norms``: the result of a block is normalised too.
+    ``max_positions`` counts learned positions. ``mtp_layers`` counts layers of multi-token prediction: each
+    is one more layer (like the last one) after a projection of two hidden vectors, with the same embedding
+    and head.
     """
 
     name: str
@@ -161,17 +166,18 @@ class Model(Bounded):
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:
-        """The layers, then those that predict further tokens."""
+        """The layers, then the layers of multi-token prediction."""
         return self.layers + self.layers[-1:] * self.mtp_layers
 
     def blocks(self) -> Iterator[Block]:
-        """Every block of every layer."""
+        """Return all blocks of all layers."""
         return (block for layer in self.all_layers for block in layer)
 
 
 def matrix_parameters(block: Block, hidden: int, *, active: bool = False) -> int:
-    """Elements of the matrices of a block that tokens are multiplied by, without biases, norms and
-    convolutions; ``active``: only of the experts that a token uses.
+    """Return the number of matrix elements of a block, without biases, norms and convolutions.
+
+    ``active`` counts only the experts that a token uses.
     """
     match block:
         case Attention(heads=heads, kv_heads=kv_heads, head_dim=head):
@@ -194,22 +200,22 @@ def matrix_parameters(block: Block, hidden: int, *, active: bool = False) -> int
 
 
 def expert_parameters(block: Experts, hidden: int) -> int:
-    """Elements of the matrices of one routed expert."""
+    """Return the number of matrix elements of one routed expert."""
     return (3 if block.gated else 2) * (block.latent or hidden) * block.ffn
 
 
 def mamba_projected(block: Mamba) -> int:
-    """Width of the input projection: gate, values, input and output maps, time steps."""
+    """Return the width of the input projection: gate, values, input and output maps, time steps."""
     return 2 * block.inner + 2 * block.groups * block.state + block.heads
 
 
 def mamba_channels(block: Mamba) -> int:
-    """Channels of the convolution: values, input and output maps."""
+    """Return the number of channels of the convolution: values, input and output maps."""
     return block.inner + 2 * block.groups * block.state
 
 
 def parameters(block: Block, hidden: int) -> int:
-    """All parameters of a block, without the norm in front of it."""
+    """Return the number of parameters of a block, without its norm."""
     matrices = matrix_parameters(block, hidden)
     match block:
         case Attention(heads=heads, kv_heads=kv_heads, head_dim=head):
@@ -228,18 +234,18 @@ def parameters(block: Block, hidden: int) -> int:
 
 
 def norm_parameters(model: Model) -> int:
-    """Parameters of one norm over the hidden dimensions."""
+    """Return the number of parameters of one norm over the hidden dimensions."""
     return model.hidden * (2 if model.norm == "layer" else 1)
 
 
 def layer_parameters(model: Model, layer: Layer) -> int:
-    """Parameters of a layer with its norms."""
+    """Return the number of parameters of a layer with its norms."""
     norms = len(layer) * (2 if model.post_norms else 1) * norm_parameters(model)
     return norms + sum(parameters(block, model.hidden) for block in layer)
 
 
 def model_parameters(model: Model) -> int:
-    """Parameters of the whole model; those of further predictions too."""
+    """Return the number of parameters of the whole model, including multi-token prediction."""
     layers = sum(layer_parameters(model, layer) for layer in model.all_layers)
     embedding = model.vocab * model.hidden * (1 if model.tied else 2) + model.max_positions * model.hidden
     further = model.mtp_layers * (2 * model.hidden * model.hidden + 3 * norm_parameters(model))

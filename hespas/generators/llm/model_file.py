@@ -1,24 +1,34 @@
-"""A model as a TOML file: the usual names of its sizes, which may be expressions over each other.
+"""Models described in files: TOML files with the usual names of sizes, and tables with a row per model.
 
-``hybrid`` gives the layers of a hybrid model a letter each: M Mamba, * attention, - feed-forward, E experts.
-``windows`` gives the layers of a pattern a letter each, over and over: L limited by ``window`` (or
-``chunk``), G global. The first ``dense_layers`` of a model with experts have a feed-forward block instead,
-and of the others every ``moe_every``-th has experts.
+Sizes in a TOML file may be expressions over each other. ``hybrid`` has a letter for each layer of a hybrid
+model: M Mamba, * attention, - feed-forward, E experts. ``windows`` is a repeated pattern with a letter for
+each layer: L limited by ``window`` (or ``chunk``), G global. The first ``dense_layers`` of a model with
+experts have a feed-forward block instead, and of the others every ``moe_every``-th has experts.
+
+A table of models (``models.csv``) is in the folder of a table of published runs. Columns: ``model, layers,
+hidden, ffn, heads, kv_heads, head_dim, vocab, tied_embeddings, gated_mlp, attention, q_lora, kv_lora,
+qk_nope, qk_rope, v_dim, experts, topk, moe_ffn, shared_ffn, dense_layers, mtp_layers, sliding_window,
+sliding_pattern, source``. Norms and positions have no columns: they are assumed to be as in Llama.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, convert
 
-from hespas.generators.llm.expressions import ExpressionError, evaluated
+from hespas.files.documents import check_column_names
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -32,10 +42,175 @@ from hespas.generators.llm.model import (
     Positions,
 )
 from hespas.generators.spec import MOST_COUNT
-from hespas.graph.errors import UsageError, clipped
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
 from hespas.hardware.typed_toml import FileKind, Row, Text, fault, read_rows
 
-__all__ = ["PRESETS", "ModelFile", "load_model", "model_names", "model_of", "named_model"]
+__all__ = [
+    "PRESETS",
+    "ExpressionError",
+    "ModelFile",
+    "evaluate_sizes",
+    "load_model",
+    "model_in_table",
+    "model_names",
+    "model_of",
+    "named_model",
+]
+
+_MOST_CHARACTERS, _MOST = 500, 2**62
+_TOKEN = re.compile(r"\s*(?:([0-9]+)|([A-Za-z_]\w*)|(//|[-+*/%(),]))")
+
+
+class ExpressionError(ValueError):
+    """Error in an expression."""
+
+
+_BINARY: Mapping[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
+    "+": (1, lambda a, b: a + b),
+    "-": (1, lambda a, b: a - b),
+    "*": (2, lambda a, b: a * b),
+    "/": (2, lambda a, b: a / b),
+    "//": (2, lambda a, b: Fraction(a // b)),
+    "%": (2, lambda a, b: a % b),
+}
+_FUNCTIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "round_up": lambda value, multiple: -(-value // multiple) * multiple,
+    "min": min,
+    "max": max,
+}
+
+
+def evaluate_sizes(sizes: Mapping[str, int | str]) -> dict[str, int]:
+    """Return all sizes as whole numbers.
+
+    Raises :class:`ExpressionError` that names the size: for invalid expressions, unknown names, circular
+    sizes, and values that are not whole or not counts.
+    """
+    values = {name: _whole(name, Fraction(size)) for name, size in sizes.items() if isinstance(size, int)}
+    waiting = {name: _tokens(name, text) for name, text in sizes.items() if not isinstance(text, int)}
+    while waiting:
+        ready = [
+            name for name, tokens in waiting.items() if all(operand in values for operand in _names(tokens))
+        ]
+        if not ready:
+            raise _unresolved(waiting, sizes)
+        for name in ready:
+            values[name] = _whole(name, _value(name, waiting.pop(name), values))
+    return values
+
+
+def _unresolved(waiting: Mapping[str, list[str]], sizes: Mapping[str, int | str]) -> ExpressionError:
+    """Return the error for sizes with unknown or circular names."""
+    for name, tokens in waiting.items():
+        for operand in _names(tokens):
+            if operand not in sizes:
+                close = get_close_matches(operand, sizes, n=1)
+                suggestion = f"; did you mean {close[0]!r}?" if close else ""
+                return ExpressionError(f"{name}: unknown size {operand!r}{suggestion}")
+    path: list[str] = []
+    name = next(iter(waiting))
+    while name not in path:
+        path.append(name)
+        name = next(operand for operand in _names(waiting[name]) if operand in waiting)
+    circle = path[path.index(name) :]
+    return ExpressionError(f"{circle[0]}: {' and '.join(sorted(circle))} depend on each other")
+
+
+def _tokens(name: str, text: str) -> list[str]:
+    if len(text) > _MOST_CHARACTERS:
+        raise ExpressionError(f"{name}: an expression of {len(text):,} characters")
+    tokens: list[str] = []
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise ExpressionError(
+                f"{name}: unexpected {text[position:].strip()[0]!r} in the expression {text!r}"
+            )
+        tokens.append(match[match.lastindex or 0])
+        position = match.end()
+    if not tokens:
+        raise ExpressionError(f"{name}: an empty expression")
+    return tokens
+
+
+def _names(tokens: list[str]) -> list[str]:
+    return [token for token in tokens if (token[0].isalpha() or token[0] == "_") and token not in _FUNCTIONS]
+
+
+def _whole(name: str, value: Fraction) -> int:
+    if value.denominator != 1 or not 0 <= value <= _MOST:
+        shown = f"{float(value):g}" if abs(value) <= _MOST else "beyond 2**62"
+        raise ExpressionError(f"{name}: {shown} is not a whole number from 0 to 2**62")
+    return int(value)
+
+
+def _value(name: str, tokens: list[str], sizes: Mapping[str, int]) -> Fraction:
+    """Evaluate an expression with a stack of values and a stack of pending operations (Dijkstra's shunting
+    yard).
+
+    Open parentheses are pending as ``(``, or as ``max(`` before and ``max,`` after the comma of a function.
+    """
+    values: list[Fraction] = []
+    pending: list[str] = []
+    wants_value, function = True, ""
+    for token in tokens:
+        starts_value = token not in _BINARY and token not in {")", ","}
+        _expect(name, token, fits=(token == "(") if function else wants_value == starts_value)
+        if token in _FUNCTIONS:
+            function = token
+            continue
+        if token == "(":
+            pending.append(f"{function}(")
+            function = ""
+        elif token in _BINARY:
+            while pending and pending[-1] in _BINARY and _BINARY[pending[-1]][0] >= _BINARY[token][0]:
+                _apply(name, pending.pop(), values)
+            pending.append(token)
+            wants_value = True
+        elif token in {")", ","}:
+            _close(name, token, values, pending)
+            wants_value = token == ","
+        else:
+            values.append(Fraction(int(token) if token.isdigit() else sizes[token]))
+            wants_value = False
+    _expect(name, "the end", fits=not wants_value and not function)
+    while pending:
+        _apply(name, pending.pop(), values)
+    return values[0]
+
+
+def _expect(name: str, token: str, *, fits: bool) -> None:
+    if not fits:
+        raise ExpressionError(f"{name}: unexpected {token!r}")
+
+
+def _close(name: str, token: str, values: list[Fraction], pending: list[str]) -> None:
+    """Apply the pending operations inside parentheses, up to a comma or the end."""
+    while pending and pending[-1] in _BINARY:
+        _apply(name, pending.pop(), values)
+    if not pending:
+        raise ExpressionError(f"{name}: {token!r} without an opening parenthesis")
+    opened = pending.pop()
+    function, mark = opened[:-1], opened[-1]
+    if function and (token == ",") != (mark == "("):
+        raise ExpressionError(f"{name}: {function} takes two values")
+    if token == ",":
+        _expect(name, token, fits=bool(function))
+        pending.append(f"{function},")
+    elif function:
+        _apply(name, function, values)
+
+
+def _apply(name: str, operation: str, values: list[Fraction]) -> None:
+    function = _FUNCTIONS.get(operation) or (_BINARY[operation][1] if operation in _BINARY else None)
+    if function is None:
+        raise ExpressionError(f"{name}: a parenthesis is not closed")
+    right, left = values.pop(), values.pop()
+    if right == 0 and operation in {"/", "//", "%", "round_up"}:
+        raise ExpressionError(f"{name}: division by 0")
+    values.append(function(left, right))
+
 
 PRESETS = Path(__file__).parent / "presets.toml"
 _ABOUT = FileKind(
@@ -44,11 +219,11 @@ _ABOUT = FileKind(
     example='name = "mine", hidden = 4096, layers = 32, heads = 32, ffn = "4 * hidden", vocab = 32000',
 )
 _Size = int | str
-_Pattern = Annotated[str, Meta(max_length=4096, description="letters, one a layer")]
+_Pattern = Annotated[str, Meta(max_length=4096, description="letters, one per layer")]
 
 
 class ModelFile(Row, frozen=True, kw_only=True):
-    """The keys of a model file; sizes are whole numbers or expressions."""
+    """Keys of a model file; sizes are whole numbers or expressions."""
 
     name: Text
     source: str = ""
@@ -94,7 +269,7 @@ class ModelFile(Row, frozen=True, kw_only=True):
     mamba_chunk: _Size = 128
 
 
-class _Presets(Row, frozen=True, kw_only=True):
+class _PresetFile(Row, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
@@ -103,23 +278,23 @@ _MOST_LAYERS = 2_000
 
 
 def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
-    """The model that a file describes. Raises ``FormatError`` naming the key that is wrong."""
-    stated = {name: getattr(file, name) for name in file.__struct_fields__}
+    """Return the model that a file describes. Raises ``FormatError`` that names the wrong key."""
+    values = {name: getattr(file, name) for name in file.__struct_fields__}
     sizes = {
         name: value
-        for name, value in stated.items()
+        for name, value in values.items()
         if (isinstance(value, int) and not isinstance(value, bool)) or name in _SIZES
     }
     try:
-        size = evaluated(sizes)
+        size = evaluate_sizes(sizes)
     except ExpressionError as error:
-        key, _, wrong = str(error).partition(": ")
-        raise fault(path, key, wrong, _ABOUT.example) from error
+        key, _, message = str(error).partition(": ")
+        raise fault(path, key, message, _ABOUT.example) from error
     for key, value in size.items():
         if value > MOST_COUNT:
             raise fault(path, key, f"{value:,} is beyond {MOST_COUNT:,}", "a smaller size")
-    for key, wrong, remedy in _faults(file, size):
-        raise fault(path, key, wrong, remedy)
+    for key, message, remedy in _faults(file, size):
+        raise fault(path, key, message, remedy)
     return Model(
         name=file.name,
         hidden=size["hidden"],
@@ -136,7 +311,7 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
 
 
 def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
-    """Keys that do not go together: the key, what is wrong, and what to write."""
+    """Yield invalid combinations of keys: the key, the error, and the remedy."""
     needed = ["hidden", "layers", "vocab", "heads", "kv_heads", "head_dim", "topk", "moe_every"]
     needed += ["nope_dim", "v_dim"] if size["kv_lora"] else []
     is_mixed = not size["experts"] or size["dense_layers"] or size["moe_every"] > 1
@@ -150,20 +325,20 @@ def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str
             yield name, f"expected 1 or more, got {size[name]}", f"write it as {name} = 1; {_ABOUT.example}"
     for name in ("layers", "mtp_layers"):
         if size[name] > _MOST_LAYERS:
-            yield name, f"{size[name]:,} are more than {_MOST_LAYERS:,} layers", "write fewer"
+            yield name, f"{size[name]:,} layers exceed the limit of {_MOST_LAYERS:,}", "fewer layers"
     if size["heads"] % size["kv_heads"]:
         yield (
             "kv_heads",
-            f"{size['heads']} heads do not share {size['kv_heads']} key heads",
+            f"{size['heads']} heads do not divide over {size['kv_heads']} key heads",
             "a number that divides heads",
         )
     if size["experts"] and size["topk"] > size["experts"]:
         yield "topk", f"a token uses {size['topk']} of {size['experts']} experts", "at most experts"
     if size["mamba_heads"] % (size["mamba_groups"] or 1):
-        wrong = f"{size['mamba_heads']} heads do not part into {size['mamba_groups']} groups"
-        yield "mamba_groups", wrong, "a number that divides mamba_heads"
+        message = f"{size['mamba_heads']} heads do not divide into {size['mamba_groups']} groups"
+        yield "mamba_groups", message, "a number that divides mamba_heads"
     if file.windows and not size["window"] and not size["chunk"]:
-        yield "windows", "layers are limited, and by what is not stated", "add window or chunk"
+        yield "windows", "limited layers need a window or a chunk", "add window or chunk"
 
 
 _SIZES = frozenset(name for name, kind in ModelFile.__annotations__.items() if kind == "_Size")
@@ -171,41 +346,41 @@ _SIZES = frozenset(name for name, kind in ModelFile.__annotations__.items() if k
 
 
 def _layers(file: ModelFile, size: Mapping[str, int], path: Path) -> Iterator[Layer]:
-    made = _Blocks(file, size)
+    blocks = _BlockBuilder(file, size)
     if file.hybrid:
-        letters = {"M": made.mamba, "E": made.experts, "-": made.mlp}
+        letters = {"M": blocks.mamba, "E": blocks.experts, "-": blocks.mlp}
         if len(file.hybrid) != size["layers"]:
-            wrong = f"{len(file.hybrid)} letters for {size['layers']} layers"
-            raise fault(path, "hybrid", wrong, "write a letter for each layer")
+            message = f"{len(file.hybrid)} letters for {size['layers']} layers"
+            raise fault(path, "hybrid", message, "write a letter for each layer")
         for letter in file.hybrid:
             if letter != "*" and letter not in letters:
-                raise fault(path, "hybrid", f"{letter!r} is no kind of layer", "letters M, *, - and E")
-            yield (made.attention(0) if letter == "*" else letters[letter](),)
+                raise fault(path, "hybrid", f"unknown layer {letter!r}", "letters M, *, - and E")
+            yield (blocks.attention(0) if letter == "*" else letters[letter](),)
         return
     if set(file.windows) - set("LG"):
         raise fault(
-            path, "windows", f"{clipped(file.windows)} has other letters than L and G", 'windows = "LLLG"'
+            path, "windows", f"{clipped(file.windows)} has letters other than L and G", 'windows = "LLLG"'
         )
-    for place in range(size["layers"]):
-        behind = place - size["dense_layers"]
-        is_mixture = size["experts"] > 0 and behind >= 0 and (behind + 1) % size["moe_every"] == 0
-        yield made.attention(place), made.experts() if is_mixture else made.mlp()
+    for layer in range(size["layers"]):
+        after_dense = layer - size["dense_layers"]
+        is_mixture = size["experts"] > 0 and after_dense >= 0 and (after_dense + 1) % size["moe_every"] == 0
+        yield blocks.attention(layer), blocks.experts() if is_mixture else blocks.mlp()
 
 
-class _Blocks:
-    """The blocks of a file."""
+class _BlockBuilder:
+    """Makes the blocks of a model file."""
 
     def __init__(self, file: ModelFile, size: Mapping[str, int]) -> None:
         self.file, self.size = file, size
 
-    def attention(self, place: int) -> Block:
+    def attention(self, layer: int) -> Block:
         file, size = self.file, self.size
         if size["kv_lora"]:
             return LatentAttention(
                 heads=size["heads"], q_lora=size["q_lora"], kv_lora=size["kv_lora"],
                 nope_dim=size["nope_dim"], rope_dim=size["rope_dim"], v_dim=size["v_dim"],
             )  # fmt: skip
-        limited = not file.windows or file.windows[place % len(file.windows)] == "L"
+        limited = not file.windows or file.windows[layer % len(file.windows)] == "L"
         return Attention(
             heads=size["heads"],
             kv_heads=size["kv_heads"],
@@ -236,25 +411,25 @@ class _Blocks:
 
 
 @cache
-def _shipped() -> Mapping[str, ModelFile]:
-    return {each.name: each for each in read_rows(PRESETS, _Presets, _ABOUT)[1].models}
+def _presets() -> Mapping[str, ModelFile]:
+    return {file.name: file for file in read_rows(PRESETS, _PresetFile, _ABOUT)[1].models}
 
 
 def _folded(name: str) -> str:
-    """A name without case and punctuation: ``llama-3.1-8b`` and ``Llama 3.1 8B`` are one."""
+    """Return a name without case and punctuation: ``llama-3.1-8b`` and ``Llama 3.1 8B`` are equal."""
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
 def model_names() -> tuple[str, ...]:
-    """The models that ship, sorted."""
-    return tuple(sorted(_shipped(), key=str.casefold))
+    """Return the names of the models that ship with the package, sorted."""
+    return tuple(sorted(_presets(), key=str.casefold))
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> Model:
-    """The model of that name or alias, or the one in that TOML file.
+    """Return the model of a name or alias, or the model in a TOML file.
 
-    A path is what ends in ``.toml`` or holds a path separator. Raises ``UsageError`` for an unknown name,
-    ``FormatError`` for a file that describes no model.
+    Text that ends in ``.toml`` or contains a path separator is a path. Raises ``UsageError`` for an unknown
+    name, and ``FormatError`` for a file that does not describe a model.
     """
     text = os.fspath(name_or_path)
     if text.endswith(".toml") or os.sep in text:
@@ -264,17 +439,121 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
 
 
 def named_model(text: str) -> Model:
-    """Return the model of that name or alias, which an input may state: it is never opened as a path.
+    """Return the model of a name or alias, which may come from an input: it is never opened as a path.
 
     Raises ``UsageError`` for an unknown name.
     """
-    owner = {_folded(alias): name for name, each in _shipped().items() for alias in (name, *each.aliases)}
-    found = owner.get(_folded(text))
-    if found is None:
+    owner = {_folded(alias): name for name, file in _presets().items() for alias in (name, *file.aliases)}
+    preset = owner.get(_folded(text))
+    if preset is None:
         close = get_close_matches(_folded(text), owner, n=4, cutoff=0.5)
-        listed = ", ".join(dict.fromkeys(owner[each] for each in close))
+        listed = ", ".join(dict.fromkeys(owner[alias] for alias in close))
         raise UsageError(
             f"no model '{clipped(text)}'",
             hint=f"{listed}{'? ' if listed else ''}`hespas generate llm --list` names all; or a .toml file",
         )
-    return model_of(_shipped()[found])
+    return model_of(_presets()[preset])
+
+
+_NEEDED = ("layers", "hidden", "ffn", "heads", "vocab")
+_LATENT = ("kv_lora", "qk_nope", "qk_rope", "v_dim")
+_ATTENTION = ("", "mha", "gqa", "mqa", "mla")
+_COUNTS: Mapping[str, str] = {
+    "kv_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "q_lora": "q_lora",
+    "kv_lora": "kv_lora",
+    "qk_nope": "nope_dim",
+    "qk_rope": "rope_dim",
+    "v_dim": "v_dim",
+    "experts": "experts",
+    "topk": "topk",
+    "moe_ffn": "moe_ffn",
+    "shared_ffn": "shared_ffn",
+    "dense_layers": "dense_layers",
+    "mtp_layers": "mtp_layers",
+}
+"""Optional columns and their keys in a model file; latent attention (``mla``) needs its sizes."""
+
+
+def model_in_table(table: Path, name: str) -> Model | None:
+    """Return the model of a name in a table; None if the table or the row does not exist.
+
+    Raises ``UnsupportedError`` for an incomplete row, and ``FormatError`` for cells that are not numbers.
+    """
+    if not table.exists():
+        return None
+    try:
+        text = read_document(table, limits().report_bytes, "a table of models").decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        check_column_names(reader.fieldnames or (), table)
+        rows = list(enumerate(reader))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"cannot be read: {error}", path=str(table)) from error
+    match = next(((number, row) for number, row in rows if row.get("model") == name), None)
+    if match is None:
+        return None
+    position = f"row {match[0]}"
+    cells = {column: (value or "").strip() for column, value in match[1].items() if isinstance(column, str)}
+    attention = cells.get("attention", "")
+    needed = (*_NEEDED, *_LATENT) if attention == "mla" else _NEEDED
+    absent = [column for column in needed if not cells.get(column)]
+    if absent or attention not in _ATTENTION:
+        reason = f"{', '.join(absent)} missing" if absent else f"attention is {clipped(attention)}"
+        raise UnsupportedError(
+            f"the configuration of model {clipped(name)!r} is not known: {reason}",
+            path=str(table),
+            position=position,
+            hint="describe it in a .toml file",
+        )
+    counts = {column: column for column in _NEEDED} | {
+        column: key for column, key in _COUNTS.items() if cells.get(column)
+    }
+    sizes = {key: _count(cells, column, table, position) for column, key in counts.items()}
+    limit, windows = _limits(cells, table, position)
+    gated = cells.get("gated_mlp", "yes") != "no"
+    settings = {
+        "name": name,
+        "source": cells.get("source", ""),
+        "gated": gated,
+        "activation": "silu" if gated else "gelu",
+        "tied": cells.get("tied_embeddings") == "yes",
+        "windows": windows,
+    }
+    return model_of(convert(settings | limit | sizes, ModelFile), table)
+
+
+def _count(cells: Mapping[str, str], column: str, table: Path, position: str) -> int:
+    text = cells[column]
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise FormatError(
+            f"{clipped(text)!r} is not a count", path=str(table), position=f"{position}, column {column}"
+        )
+    return int(text)
+
+
+def _limits(cells: Mapping[str, str], table: Path, position: str) -> tuple[dict[str, int], str]:
+    """Return the window or chunk and the pattern of its layers, from ``alternating``, ``5 local : 1 global``,
+    or ``on 3 of 4 layers``.
+    """
+    if not cells.get("sliding_window"):
+        return {}, ""
+    pattern = cells.get("sliding_pattern", "")
+    local, every = (
+        re.search(r"\b(\d{1,3}) local", pattern),
+        re.search(r"\b(\d{1,3}) of (\d{1,3}) layers", pattern),
+    )
+    count = _count(cells, "sliding_window", table, position)
+    key = "chunk" if "chunk" in pattern else "window"
+    if every:
+        limited, period = int(every[1]), int(every[2])
+    elif "alternating" in pattern or local:
+        limited = int(local[1]) if local else 1
+        period = limited + 1
+    else:
+        return {key: count}, ""
+    if not 0 < limited < period <= 100:
+        raise FormatError(
+            f"{clipped(pattern)!r} is not a pattern of layers", path=str(table), position=position
+        )
+    return {key: count}, "L" * limited + "G" * (period - limited)

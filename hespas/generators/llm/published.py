@@ -1,9 +1,13 @@
-"""Settings of a training run from a row of a table of published runs.
+"""Published training runs: settings of a run from a row of a table, and its FLOPs as published.
 
 Columns: ``model, num_accelerators, seq_len, global_batch, micro_batch, dp, tp, pp, vp, cp, ep, etp, fsdp,
-sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator``, and those of
-:mod:`hespas.generators.llm.published_settings`. Settings that a row does not state are assumed and reported.
-Columns of measurements, and ``network``, a system's name or file, are for :mod:`hespas.validators.league`.
+sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator``, and the
+columns of :data:`SETTINGS`. Missing settings are assumed and reported. Columns of measurements, and
+``network``, a system's name or file, are for :mod:`hespas.validators.league`.
+
+Code that depends on the settings of a run reads the columns of :data:`SETTINGS`. If a table lacks such a
+column, it is derived from fixed phrases of the free text when the table is read; if a table has the column,
+its notes are ignored. ``python -m tools.published_settings IN.csv OUT.csv`` writes a table with all columns.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,14 +27,12 @@ from hespas.files.trust import file_beside
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
-from hespas.generators.llm.model_file import named_model
-from hespas.generators.llm.model_table import model_in_table
-from hespas.generators.llm.published_settings import CHOICES, NUMBERS, from_notes
+from hespas.generators.llm.model_file import model_in_table, named_model
 from hespas.generators.llm.settings import (
     LAYER_INPUT,
     MODULES,
+    ModelPrecision,
     Overlap,
-    Precision,
     Recompute,
     Style,
     Training,
@@ -43,10 +45,14 @@ from hespas.graph.workload import Launch, StepFacts
 from hespas.hardware import Device, canonical, load_device, stated_by
 
 __all__ = [
+    "CHOICES",
     "MODELS",
+    "NUMBERS",
     "PUBLISHERS",
+    "SETTINGS",
     "PublishedRun",
     "convention_of",
+    "from_notes",
     "published_flops",
     "publisher_flops",
     "row_of",
@@ -54,14 +60,78 @@ __all__ = [
     "run_of",
 ]
 
+SETTINGS: Mapping[str, str] = {
+    "cuda_graphs": "none, parts or all: kernels of a pass that are issued as CUDA graphs",
+    "communication_overlap": "off: communication never overlaps computation; empty: as the framework does",
+    "tensor_overlap": "yes: collectives of tensor parallelism overlap products",
+    "expert_overlap": "yes: tokens are sent to experts while other kernels compute",
+    "context_communication": "all-to-all or ring: exchange between context ranks",
+    "capacity_factor": "capacity factor of experts; dropped: tokens are dropped at an unknown capacity",
+    "compiled": "no: kernels are not fused by a compiler",
+    "attention_flops": "full or half: part of the square of attention in the published FLOPs",
+    "power_limit_w": "power limit of the accelerator [W], if it is not the usual one",
+    "memory_bandwidth_gb_per_s": "memory bandwidth of the accelerator [GB/s], if it is not the usual one",
+}
+"""Columns by name, with their values. An empty cell means that the source does not give the setting."""
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "cuda_graphs": ("none", "parts", "all"),
+    "communication_overlap": ("off", "on"),
+    "tensor_overlap": ("yes", "no"),
+    "expert_overlap": ("yes", "no"),
+    "context_communication": ("all-to-all", "ring"),
+    "compiled": ("yes", "no"),
+    "attention_flops": ("full", "half"),
+}
+"""Allowed values of columns with words."""
+NUMBERS = ("capacity_factor", "power_limit_w", "memory_bandwidth_gb_per_s")
+"""Columns with a number above 0; ``capacity_factor`` may be ``dropped``."""
+
+
+def from_notes(row: Mapping[str, str]) -> dict[str, str]:
+    """Return the row with every column of :data:`SETTINGS`; missing columns are derived from its text."""
+    missing = [name for name in SETTINGS if name not in row]
+    if not missing:
+        return dict(row)
+    notes, variant = row.get("notes", "").casefold(), row.get("accelerator_variant", "")
+    cells = {
+        name: value if any(phrase in notes for phrase in phrases) else ""
+        for name, (value, phrases) in _PHRASES.items()
+    }
+    cells["cuda_graphs"] = "none" if "cuda graphs none" in notes else ""
+    if re.search(r"cuda graphs(?! none)", notes):
+        is_partial = "transformer_engine" in notes and "full_iteration" not in notes
+        cells["cuda_graphs"] = "parts" if is_partial else "all"
+    capacity = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
+    is_dropped = "over capacity dropped" in notes
+    cells["capacity_factor"] = capacity[1] if capacity else "dropped" if is_dropped else ""
+    power = re.search(r"(\d+) W power limit", variant)
+    cells["power_limit_w"] = power[1] if power else ""
+    bandwidth = re.search(r"(\d+(?:\.\d+)?) TB/s", variant)
+    cells["memory_bandwidth_gb_per_s"] = f"{float(bandwidth[1]) * 1e3:g}" if bandwidth else ""
+    return {**row, **{name: cells[name] for name in missing}}
+
+
+_PHRASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "communication_overlap": ("off", ("communication overlap off",)),
+    "tensor_overlap": ("yes", ("tp overlap", "async tp", "overlap for dp, tp")),
+    "expert_overlap": ("yes", ("moe a2a overlap true",)),
+    "context_communication": ("all-to-all", ("cp communication: all-to-all",)),
+    "compiled": ("no", ("no torch.compile",)),
+    "attention_flops": ("full", ("without the causal half",)),
+}
+"""Columns that have a value if the notes contain one of the phrases."""
+
+
 _MOST_COUNT = 10**9
 MODELS = "models.csv"
-"""The table of models that do not ship, in the folder of a table of runs."""
+"""File name of the table of models that do not ship with the package, in the folder of a table of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
-    """A run as a generator's settings: what was published is in ``row``, by column."""
+    """Published run as settings of a generator; ``row`` has the published cells by column."""
 
     model: Model
     layout: Layout
@@ -69,10 +139,10 @@ class PublishedRun:
     row: Mapping[str, str]
     place: str
     table: Path = Path()
-    """Table of the row; a file that the row names lies in the folder of the table."""
+    """Table of the row; files that the row names are in the folder of the table."""
 
     def board(self, device: Device) -> Board | None:
-        """Return the board of the run where its row says that it differs from the file of its device."""
+        """Return the board of the run if its row differs from the file of its device; otherwise None."""
         power, memory = self.row.get("power_limit_w", ""), self.row.get("memory_bandwidth_gb_per_s", "")
         if not (power or memory):
             return None
@@ -80,12 +150,14 @@ class PublishedRun:
         return Board(device=device.name, power_w=float(power) if power else 0.0, bandwidth=ratio)
 
     def facts(self, device: Device) -> StepFacts:
-        """Return what simulators need of the step on its device beside its graph."""
+        """Return the facts of the step on its device that simulators need in addition to its graph."""
         return training_facts(self.model, self.training, self.board(device))
 
     def step(self) -> LlmStep:
-        """Return the step as a generator. Raises ``UsageError`` where a row that describes its board names an
-        unknown device, ``BoundaryError`` where it names a file out of the folder of its table.
+        """Return the step as a generator.
+
+        Raises ``UsageError`` if a row that describes its board names an unknown device, and ``BoundaryError``
+        if it names a file outside the folder of its table.
         """
         varies = bool(self.row.get("power_limit_w") or self.row.get("memory_bandwidth_gb_per_s"))
         spelling = self.row.get("accelerator", "")
@@ -98,45 +170,41 @@ _NEEDED = ("global_batch", "model", "num_accelerators", "seq_len")
 
 
 def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[str, str]]:
-    """The rows of a table with the columns ``needed``. Raises ``FormatError`` for what is no such table."""
+    """Yield the rows of a table with the columns ``needed``. Raises ``FormatError`` for an invalid table."""
     try:
         text = read_document(table, limits().report_bytes, "a table of runs").decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         missing = set(needed) - set(reader.fieldnames or ())
         if missing:
             raise FormatError(
-                f"no column {', '.join(sorted(missing))}", path=str(table), position="header",
+                f"missing column {', '.join(sorted(missing))}", path=str(table), position="header",
                 hint="a table of runs has a column for each setting: model, accelerator, num_accelerators, "
                 "seq_len, global_batch, micro_batch, dp, tp, pp, ...",
             )  # fmt: skip
         check_column_names(reader.fieldnames or (), table)
         for number, row in enumerate(reader):
-            beyond = any(row.pop(None, ()))
-            if beyond or None in row.values():
+            has_extra = any(row.pop(None, ()))
+            if has_extra or None in row.values():
                 raise FormatError(
-                    f"{'more' if beyond else 'fewer'} cells than the header", path=str(table),
+                    f"{'more' if has_extra else 'fewer'} cells than the header", path=str(table),
                     position=f"row {number}",
-                    hint="quote cells with commas in them, leave cells empty but not out; rows count from 0, "
-                    "below the header",
+                    hint="quote cells with commas, and write empty cells too; rows count from 0, below the "
+                    "header",
                 )  # fmt: skip
             yield from_notes(row)
-    except FormatError as error:
-        if error.position:
+    except (FormatError, UnicodeDecodeError, csv.Error) as error:
+        if isinstance(error, FormatError) and error.position:
             raise
-        raise _unreadable(error.message, table) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(str(error), table) from error
-
-
-def _unreadable(why: str, table: Path) -> FormatError:
-    hint = "name a CSV file: `table=runs.csv`; docs/league.md says its columns"
-    return FormatError(f"cannot be read: {why}", path=str(table), hint=hint)
+        message = error.message if isinstance(error, FormatError) else str(error)
+        hint = "name a CSV file: `table=runs.csv`; docs/league.md lists its columns"
+        raise FormatError(f"cannot be read: {message}", path=str(table), hint=hint) from error
 
 
 def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
-    """The run of row ``number``, from 0, the header not counted. Raises ``UsageError`` where there is no such
-    row, ``UnsupportedError`` where the configuration of its model is not known, ``FormatError`` for cells
-    that are no numbers.
+    """Return the run of row ``number``, counted from 0 without the header.
+
+    Raises ``UsageError`` if the row does not exist, ``UnsupportedError`` if the configuration of its model is
+    not known, and ``FormatError`` for cells that are not numbers.
     """
     row = next(islice(rows_of(table), number, None), None)
     if row is None:
@@ -147,22 +215,27 @@ def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
 def run_of(
     row: Mapping[str, str], place: str, diagnostics: Diagnostics, table: Path | None = None
 ) -> PublishedRun:
-    """Return the run that the cells of a row describe. Models that do not ship are read from ``models.csv``
-    in the folder of ``table``.
+    """Return the run that the cells of a row describe.
+
+    Models that do not ship with the package are read from ``models.csv`` in the folder of ``table``.
     """
-    cells = _Cells(row, place, diagnostics)
+    cells = _RunCells(row, place, diagnostics)
     _check_settings(cells)
     model = _model(cells, table)
     layout = _layout(cells, model)
-    training = _with_possible_overlap(cells, model, layout, _training(cells, layout))
+    training = _training(cells, layout)
+    overlap = possible_overlap(training.overlap, model, layout, training.lora_rank)
+    if overlap != training.overlap:
+        cells.report("overlap", "the model does not have the parts of the published overlap: it is ignored")
+        training = replace(training, overlap=overlap)
     return PublishedRun(
         model=model, layout=layout, training=training, row=row, place=place, table=table or Path()
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
-    """The cells of a row, and where it stands."""
+class _RunCells:
+    """Cells of a row, and its position for messages."""
 
     row: Mapping[str, str]
     place: str
@@ -172,7 +245,7 @@ class _Cells:
         return self.row.get(name, "").strip()
 
     def count(self, name: str, otherwise: int = 0) -> int:
-        """A whole number, which tables may write as 8.0; ``otherwise`` where the cell is empty."""
+        """Return a whole number, which tables may write as 8.0; ``otherwise`` if the cell is empty."""
         text = self.text(name)
         if not text:
             return otherwise
@@ -181,15 +254,16 @@ class _Cells:
         except ValueError:
             value = -1.0
         if not (0 < value <= _MOST_COUNT and value.is_integer()):
-            raise FormatError(f"{clipped(text)!r} is no count", path=self.place, position=f"column {name}")
+            raise FormatError(f"{clipped(text)!r} is not a count", path=self.place, position=f"column {name}")
         return int(value)
 
-    def assumed(self, code: str, message: str) -> None:
+    def report(self, code: str, message: str) -> None:
+        """Warn about an assumed setting."""
         self.diagnostics.warning(f"row.{code}", self.place, message)
 
 
-def _check_settings(cells: _Cells) -> None:
-    """Raise ``FormatError`` for a column of settings with a value that it does not have."""
+def _check_settings(cells: _RunCells) -> None:
+    """Raise ``FormatError`` for an invalid value in a column of settings."""
     for name, allowed in CHOICES.items():
         text = cells.text(name)
         if text and text not in allowed:
@@ -201,7 +275,13 @@ def _check_settings(cells: _Cells) -> None:
             )
     for name in NUMBERS:
         text = cells.text(name)
-        if text and not (name == "capacity_factor" and text == "dropped") and not _is_positive(text):
+        if not text or (name == "capacity_factor" and text == "dropped"):
+            continue
+        try:
+            is_valid = 0 < float(text) < _MOST_COUNT
+        except ValueError:
+            is_valid = False
+        if not is_valid:
             raise FormatError(
                 f"{clipped(text)!r} is not a number above 0",
                 path=cells.place,
@@ -210,37 +290,30 @@ def _check_settings(cells: _Cells) -> None:
             )
 
 
-def _is_positive(text: str) -> bool:
-    try:
-        return 0 < float(text) < _MOST_COUNT
-    except ValueError:
-        return False
-
-
-def _model(cells: _Cells, table: Path | None) -> Model:
-    """Return a model that ships, else one of the table of models in the folder of the table of runs."""
+def _model(cells: _RunCells, table: Path | None) -> Model:
+    """Return a model that ships with the package, or one of the table of models next to the table of runs."""
     name, hint = cells.text("model"), ""
     try:
-        found = named_model(name)
+        model = named_model(name)
     except UsageError as error:
-        found, hint = None, error.hint or ""
-    if found is None and table is not None:
+        model, hint = None, error.hint or ""
+    if model is None and table is not None:
         models = file_beside(table, MODELS, "column model")
-        if found := model_in_table(models, name):
-            cells.assumed("model", f"the configuration of {clipped(name)} is that of {MODELS}")
-    if found is None:
+        if model := model_in_table(models, name):
+            cells.report("model", f"the configuration of {clipped(name)} is taken from {MODELS}")
+    if model is None:
         raise UnsupportedError(
             f"the configuration of model {clipped(name)!r} is not known",
             path=cells.place,
             position="column model",
             hint=hint,
         )
-    if found.positions == "learned":
-        return replace(found, max_positions=max(found.max_positions, cells.count("seq_len", 1)))
-    return found
+    if model.positions == "learned":
+        return replace(model, max_positions=max(model.max_positions, cells.count("seq_len", 1)))
+    return model
 
 
-def _layout(cells: _Cells, model: Model) -> Layout:
+def _layout(cells: _RunCells, model: Model) -> Layout:
     tp, pp, cp = (cells.count(name, 1) for name in ("tp", "pp", "cp"))
     ranks = cells.count("num_accelerators", 1)
     dp = cells.count("dp") or max(1, ranks // (tp * pp * cp))
@@ -252,42 +325,40 @@ def _layout(cells: _Cells, model: Model) -> Layout:
         )
     vp = cells.count("vp") or 1
     if not cells.text("vp") and pp > 1:
-        cells.assumed("vp", "virtual stages are not stated: none assumed")
-    text = cells.text("fsdp").casefold()
-    stated = cells.text("sequence_parallel").casefold()
-    experts = any(isinstance(block, Experts) for block in model.blocks())
-    parallel = stated.startswith("yes") or (tp > 1 and (not stated or experts))
-    if tp > 1 and not stated:
-        cells.assumed(
-            "sequence-parallel", "sequence parallelism is not stated: assumed with tensor parallelism"
-        )
-    if tp > 1 and stated.startswith("no") and experts:
-        cells.assumed(
+        cells.report("vp", "virtual stages are missing: none assumed")
+    sharding = cells.text("fsdp").casefold()
+    sequence_parallel = cells.text("sequence_parallel").casefold()
+    has_experts = any(isinstance(block, Experts) for block in model.blocks())
+    is_parallel = sequence_parallel.startswith("yes") or (tp > 1 and (not sequence_parallel or has_experts))
+    if tp > 1 and not sequence_parallel:
+        cells.report("sequence-parallel", "sequence parallelism is missing: assumed with tensor parallelism")
+    if tp > 1 and sequence_parallel.startswith("no") and has_experts:
+        cells.report(
             "sequence-parallel",
-            "no sequence parallelism is stated, which experts need with tensor parallelism",
+            "the row has no sequence parallelism, but experts need it with tensor parallelism: assumed",
         )
-    if not text and dp > 1:
-        cells.assumed("sharding", "sharding is not stated: a distributed optimizer assumed (zero 1)")
-    counts = _ends_count(cells, model, pp * vp)
+    if not sharding and dp > 1:
+        cells.report("sharding", "sharding is missing: a distributed optimizer assumed (zero 1)")
+    # Data ranks that share one copy: the fsdp axis of a mesh that has a replicated axis too.
+    axis = re.search(r"ici_fsdp (\d{1,9})\b", sharding) or re.search(r"shard \((\d{1,9})\)", sharding)
+    slices = re.search(r"over ([1-9]\d{0,8}) slices", sharding)
+    shard = int(axis[1]) if axis else dp // int(slices[1]) if slices else 0
+    # Megatron-Core divides layers evenly: if only layers, embedding and head divide, the last two count as
+    # layers.
+    layers, chunks = len(model.layers), pp * vp
+    is_megatron = cells.text("source") in {"Megatron-Bridge", "MLPerf-Training"}
+    counts = is_megatron and layers % chunks != 0 and (layers + 2) % chunks == 0
     return Layout(
         dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=cells.count("ep", 1), etp=cells.count("etp", 1),
-        zero=_zero(text), shard=_shard(text, dp), sequence_parallel=parallel,
+        zero=_zero(sharding), shard=shard if 0 < shard < dp and dp % shard == 0 else 0,
+        sequence_parallel=is_parallel,
         embedding_counts=counts, head_counts=counts,
         context_all_to_all=cells.text("context_communication") == "all-to-all",
     )  # fmt: skip
 
 
-def _ends_count(cells: _Cells, model: Model, chunks: int) -> bool:
-    """Whether the embedding and the head take places of layers: Megatron-Core parts places evenly, so where
-    layers do not part and two more do.
-    """
-    layers = len(model.layers)
-    megatron = cells.text("source") in {"Megatron-Bridge", "MLPerf-Training"}
-    return megatron and layers % chunks != 0 and (layers + 2) % chunks == 0
-
-
 def _zero(text: str) -> int:
-    """What is sharded over data ranks, by the words of the column."""
+    """Return the level of ZeRO from the text of the column."""
     if "zero2" in text or "grad-op" in text:
         return 2
     if any(word in text for word in ("zero3", "full", "megatron-fsdp", "fsdp")):
@@ -295,14 +366,6 @@ def _zero(text: str) -> int:
     if "none" in text or "frozen" in text:
         return 0
     return 1
-
-
-def _shard(text: str, dp: int) -> int:
-    """Data ranks that share one copy: the fsdp axis of a mesh beside a replicated one."""
-    match = re.search(r"ici_fsdp (\d{1,9})\b", text) or re.search(r"shard \((\d{1,9})\)", text)
-    slices = re.search(r"over ([1-9]\d{0,8}) slices", text)
-    size = int(match[1]) if match else dp // int(slices[1]) if slices else 0
-    return size if 0 < size < dp and dp % size == 0 else 0
 
 
 _STYLES: Mapping[str, Style] = {
@@ -313,7 +376,7 @@ _STYLES: Mapping[str, Style] = {
 }
 
 
-def _training(cells: _Cells, layout: Layout) -> Training:
+def _training(cells: _RunCells, layout: Layout) -> Training:
     batch = cells.count("global_batch", layout.dp)
     micro = _micro_batch(cells, batch, layout.dp)
     source = cells.text("source")
@@ -321,108 +384,98 @@ def _training(cells: _Cells, layout: Layout) -> Training:
     framework = cells.text("framework").casefold()
     style = _STYLES.get(source, "maxtext" if "maxtext" in framework else "megatron")
     optimizer = cells.text("optimizer").casefold()
+    precision = _precision(cells)
+    if "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16"):
+        # Composer's mode PURE reduces gradients in 16 bits, submissions to MLPerf accumulate them in 16 bits.
+        precision = replace(precision, gradient="bf16")
+    lora_rank = 0
+    if lora:
+        match = re.search(r"rank (\d{1,6})\b", cells.text("optimizer"))
+        if not match:
+            cells.report("lora-rank", "the rank of adapters is missing: 16 assumed")
+        lora_rank = int(match[1]) if match else 16
+    # Products of Blackwell devices read 8-bit operands in either layout; other devices do not, nor 4-bit
+    # operands.
+    device = canonical(cells.text("accelerator")) or cells.text("accelerator")
+    is_blackwell = device.startswith(("B200", "B300", "GB200", "GB300"))
+    needs_transposed = not is_blackwell or "nvfp4" in cells.text("precision").casefold()
+    library = "flash1" if "llm-foundry" in framework else ""
+    if re.search(r"megatron-lm \(20(20|21|22)", framework):
+        library = "measured"
     return Training(
         seq=cells.count("seq_len", 1),
         global_batch=batch,
         micro_batch=micro,
-        precision=_in_16_bits(_precision(cells), source, optimizer),
+        precision=precision,
         recompute=_recompute(cells),
         schedule="interleaved" if layout.vp > 1 else "1f1b",
         style=style,
         overlap=_overlap(cells, layout),
-        lora_rank=_lora_rank(cells),
+        lora_rank=lora_rank,
         lora_attention_only=lora,
         capacity=_capacity(cells),
         pure_16bit="weights bfloat16" in optimizer,
         optimizer_offload="cpu offload of the optimizer" in optimizer,
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
         compiled=cells.text("compiled") != "no" and source != "llm-foundry",
-        transposed_weights=not lora and _needs_transposed(cells),
+        transposed_weights=not lora and needs_transposed,
         launch=_LAUNCHES.get(cells.text("cuda_graphs"), "kernels"),
-        library=_library(framework),
+        library=library,
     )
 
 
 _LAUNCHES: Mapping[str, Launch] = {"all": "whole", "parts": "partial-graphs"}
-"""Values of the column ``cuda_graphs``; modules of PyTorch launch kernels one by one otherwise."""
+"""Launch modes by value of the column ``cuda_graphs``; otherwise PyTorch launches kernels one by one."""
 
 
-def _library(framework: str) -> str:
-    """Return the library of fused attention that a framework is known to run; empty: that of its style."""
-    if re.search(r"megatron-lm \(20(20|21|22)", framework):
-        return "measured"
-    return "flash1" if "llm-foundry" in framework else ""
-
-
-def _micro_batch(cells: _Cells, batch: int, dp: int) -> int:
-    """Sequences of a micro-batch: stated, or the batch over what passes a rank makes, or one."""
+def _micro_batch(cells: _RunCells, batch: int, dp: int) -> int:
+    """Return the sequences of a micro-batch: as published, or from the number of accumulated
+    passes, or one.
+    """
     micro = cells.count("micro_batch")
     passes = cells.count("grad_accum")
     if not micro and passes and batch % (dp * passes) == 0:
         return batch // (dp * passes)
     if not micro:
-        cells.assumed("micro-batch", "the micro-batch is not stated: one sequence assumed")
+        cells.report("micro-batch", "the micro-batch is missing: one sequence assumed")
         return 1
     if batch % (dp * micro):
         fits = next((size for size in range(min(micro, batch), 0, -1) if batch % (dp * size) == 0), micro)
         if fits != micro:
-            cells.assumed(
+            cells.report(
                 "micro-batch",
-                f"a batch of {batch:,} does not part into micro-batches of {micro}: {fits} taken",
+                f"a batch of {batch:,} does not divide into micro-batches of {micro}: {fits} assumed",
             )
         return fits
     return micro
 
 
-def _lora_rank(cells: _Cells) -> int:
-    """The rank of adapters; 0 where all weights are trained."""
-    if cells.text("train_type") != "lora":
-        return 0
-    stated = re.search(r"rank (\d{1,6})\b", cells.text("optimizer"))
-    if not stated:
-        cells.assumed("lora-rank", "the rank of adapters is not stated: 16 assumed")
-    return int(stated[1]) if stated else 16
-
-
-def _capacity(cells: _Cells) -> float:
-    """Return the capacity factor of experts; 0 where no token is dropped."""
-    stated = cells.text("capacity_factor")
-    if stated == "dropped":
-        cells.assumed("capacity", "the capacity at which tokens are dropped is not stated: 1 assumed")
+def _capacity(cells: _RunCells) -> float:
+    """Return the capacity factor of experts; 0 for dropless experts."""
+    text = cells.text("capacity_factor")
+    if text == "dropped":
+        cells.report("capacity", "the capacity at which tokens are dropped is missing: 1 assumed")
         return 1.0
-    return float(stated) if stated else 0.0
+    return float(text) if text else 0.0
 
 
-def _in_16_bits(precision: Precision, source: str, optimizer: str) -> Precision:
-    """With 16-bit gradients where the source says or is known to have them: Composer's mode PURE reduces them
-    so, submissions to MLPerf add them up so.
-    """
-    narrow = "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16")
-    return replace(precision, gradient="bf16") if narrow else precision
+def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
+    """Return the overlap of communication with computation.
 
-
-def _needs_transposed(cells: _Cells) -> bool:
-    """Products of Blackwell devices read 8-bit operands in either layout; those of others, and 4-bit ones, do
-    not.
-    """
-    device = canonical(cells.text("accelerator")) or cells.text("accelerator")
-    blackwell = device.startswith(("B200", "B300", "GB200", "GB300"))
-    return not blackwell or "nvfp4" in cells.text("precision").casefold()
-
-
-def _overlap(cells: _Cells, layout: Layout) -> Overlap:
-    """Return what overlaps computation: nothing where a column states it, nor in Megatron-LM before 2023;
-    tensor parallelism where a column states it, and in recipes of Megatron-Bridge for dense models.
+    Nothing overlaps if the column says ``off``, and in Megatron-LM before 2023. Tensor parallelism overlaps
+    if its column says ``yes``, and in recipes of Megatron-Bridge for dense models.
     """
     source, framework = cells.text("source"), cells.text("framework")
     if cells.text("communication_overlap") == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
         return Overlap.none()
-    stated = cells.text("tensor_overlap")
-    named = stated == "yes"
-    recipe = source == "Megatron-Bridge" and not cells.text("ep") and stated != "no"
-    if layout.tp > 1 and recipe and not named:
-        cells.assumed("tensor-overlap", "whether tensor parallelism overlaps is not stated: assumed it does")
-    return Overlap(tensor=layout.tp > 1 and (named or recipe), experts=cells.text("expert_overlap") == "yes")
+    tensor_overlap = cells.text("tensor_overlap")
+    is_recipe = source == "Megatron-Bridge" and not cells.text("ep") and tensor_overlap != "no"
+    if layout.tp > 1 and is_recipe and tensor_overlap != "yes":
+        cells.report("tensor-overlap", "the overlap of tensor parallelism is missing: assumed on")
+    return Overlap(
+        tensor=layout.tp > 1 and (tensor_overlap == "yes" or is_recipe),
+        experts=cells.text("expert_overlap") == "yes",
+    )
 
 
 _PRECISIONS = (
@@ -433,7 +486,7 @@ _PRECISIONS = (
     ("rowwise", "fp8-rowwise"),
     ("delayed", "fp8-delayed"),
     ("tensorwise", "fp8-current"),
-    ("fp8-te", "fp8-delayed"),  # Composer asks Transformer Engine for delayed scaling
+    ("fp8-te", "fp8-delayed"),  # Composer selects delayed scaling of Transformer Engine
     ("block", "fp8-block"),
     ("fp8", "fp8-current"),
     ("int8", "int8"),
@@ -443,15 +496,15 @@ _PRECISIONS = (
     ("f32", "f32"),
     ("fp32", "f32"),
 )
-"""Words of the column, the first that occurs counts, and the precision they name."""
+"""Words of the column and the precision that they name; the first one in the text counts."""
 
 
-def _precision(cells: _Cells) -> Precision:
+def _precision(cells: _RunCells) -> ModelPrecision:
     text = cells.text("precision").casefold()
     for word, name in _PRECISIONS:
         if word in text:
             return precision_of(name)
-    cells.assumed("precision", f"precision {clipped(text)!r} is not known: bf16 assumed")
+    cells.report("precision", f"precision {clipped(text)!r} is not known: bf16 assumed")
     return precision_of("bf16")
 
 
@@ -466,67 +519,40 @@ _MODULES: Mapping[str, str] = {
 }
 _POLICIES: Mapping[str, tuple[str, ...]] = {
     "every other layer": ("block",),
-    "per-op": ("layernorm", "mlp_act", "qkv"),  # every second product is kept, and attention
-    # MaxText: minimal keeps the results of all products, minimal_flash also those of fused attention
+    "per-op": ("layernorm", "mlp_act", "qkv"),  # every second product is saved, and attention
+    # MaxText: minimal saves the results of all products, minimal_flash also of fused attention
     "minimal_flash": ("layernorm", "mlp_act"),
     "minimal": ("layernorm", "mlp_act", "core_attn"),
     "qkv_proj_offloaded": ("block",),
     "remat_policy custom": ("block",),
     "full": ("block",),
 }
-"""What policies compute again; the first whose words occur counts."""
+"""Recomputed modules of policies; the first one in the text counts."""
 
 
-def _with_possible_overlap(cells: _Cells, model: Model, layout: Layout, training: Training) -> Training:
-    """Without overlap that a source switches on and that its model has no part for."""
-    overlap = possible_overlap(training.overlap, model, layout, training.lora_rank)
-    if overlap == training.overlap:
-        return training
-    cells.assumed("overlap", "what is said to overlap is no part of the model: nothing does in its place")
-    return replace(training, overlap=overlap)
-
-
-def _recompute(cells: _Cells) -> Recompute:
-    """What is computed again, by the words of the column."""
+def _recompute(cells: _RunCells) -> Recompute:
+    """Return the recomputation and offload from the text of the column."""
     text = cells.text("recompute").casefold()
     if not text or text == "not stated":
-        cells.assumed("recompute", "recomputation is not stated: none assumed")
+        cells.report("recompute", "recomputation is missing: none assumed")
     if not text or text.startswith(("none", "not stated")):
-        away = re.search(r"cpu offload of activations: (\d{1,9}) layers", cells.text("optimizer").casefold())
-        return Recompute(layers=int(away[1]), offloaded=frozenset({"block"})) if away else Recompute()
+        match = re.search(r"cpu offload of activations: (\d{1,9}) layers", cells.text("optimizer").casefold())
+        return Recompute(layers=int(match[1]), offloaded=frozenset({"block"})) if match else Recompute()
+    policy = next((modules for words, modules in _POLICIES.items() if words in text), ())
+    named = {module for word, module in _MODULES.items() if re.search(rf"\b{word}\b", text)}
+    match = re.search(r"offload to host: ([\w+]+)", text) if text.startswith("remat_policy custom") else None
+    offloaded = frozenset(match[1].split("+") if match else ())
+    for name in sorted(offloaded.difference(MODULES, (LAYER_INPUT,))):
+        cells.report("offload", f"the offload of {clipped(name)} is not modelled: it is recomputed")
     layers = re.search(r"full block (\d{1,9})\b", text)
-    moved = _offloaded(text) if text.startswith("remat_policy custom") else []
-    _tell_offloaded(cells, moved)
     return Recompute(
-        modules=frozenset(_modules(text)),
+        modules=frozenset(policy or named or ("core_attn",)),
         layers=int(layers[1]) if layers else -1,
         every=2 if "every other layer" in text else 1,
-        offloaded=frozenset(moved),
+        offloaded=offloaded,
         per_operation="per-op" in text,
     )
 
-
-def _modules(text: str) -> Iterable[str]:
-    """The modules that words of the column name; whole layers where they say full."""
-    for words, modules in _POLICIES.items():
-        if words in text:
-            return modules
-    named = {module for word, module in _MODULES.items() if re.search(rf"\b{word}\b", text)}
-    return named or ["core_attn"]
-
-
-def _offloaded(text: str) -> list[str]:
-    match = re.search(r"offload to host: ([\w+]+)", text)
-    return match[1].split("+") if match else []
-
-
-def _tell_offloaded(cells: _Cells, names: Iterable[str]) -> None:
-    """Say what moves to the host and is of nothing that is known to."""
-    for name in sorted(set(names).difference(MODULES, (LAYER_INPUT,))):
-        cells.assumed("offload", f"{clipped(name)} on the host is not modelled: it is computed again")
-
-
-# --- FLOPs as sources count them
 
 PUBLISHERS: Mapping[str, Convention] = {
     "MLPerf-Training": Convention.HALF,
@@ -538,27 +564,28 @@ PUBLISHERS: Mapping[str, Convention] = {
     "torchtitan": Convention.HALF,
     "tpu-recipes": Convention.HALF,
 }
-"""How the rates that a source prints count attention, where the column ``attention_flops`` is empty."""
+"""Convention of the rates that a source publishes, if the column ``attention_flops`` is empty."""
 
 
 def convention_of(row: Mapping[str, str]) -> Convention:
-    """How the rate that a row prints counts attention."""
-    stated = row.get("attention_flops", "")
-    if stated:
-        return Convention.FULL if stated == "full" else Convention.HALF
+    """Return the convention of attention FLOPs in the published rate of a row."""
+    text = row.get("attention_flops", "")
+    if text:
+        return Convention.FULL if text == "full" else Convention.HALF
     return PUBLISHERS.get(row.get("source", ""), Convention.HALF)
 
 
 def published_flops(run: PublishedRun) -> float:
-    """FLOPs of a step as the column ``model_tflop_per_step`` counts them, whatever the source: half of the
-    square of causal attention.
+    """Return the FLOPs of a step as in the column ``model_tflop_per_step``, which counts half of the square
+    of causal attention for all sources.
     """
     return model_flops(_as_published(run), run.training, Convention.HALF)
 
 
 def publisher_flops(run: PublishedRun) -> float:
-    """FLOPs of a step as the rate that the row prints counts them. Those of Megatron-LM in 2021 count layers
-    that are computed again (arXiv 2104.04473, section 5.1).
+    """Return the FLOPs of a step as in the published rate of the row.
+
+    Rates of Megatron-LM in 2021 include recomputed layers (arXiv 2104.04473, section 5.1).
     """
     model, training, convention = _as_published(run), run.training, convention_of(run.row)
     flops = model_flops(model, training, convention)
@@ -569,8 +596,10 @@ def publisher_flops(run: PublishedRun) -> float:
 
 
 def _as_published(run: PublishedRun) -> Model:
-    """Megatron's formula for hybrid models takes the inner width of a Mamba block as twice the hidden one,
-    whatever it is.
+    """Return the model as in published FLOPs.
+
+    Megatron's formula for hybrid models assumes that the inner width of a Mamba block is twice the hidden
+    width.
     """
     model = run.model
     if run.row.get("source") != "Megatron-Bridge":

@@ -1,10 +1,10 @@
-"""What one rank works on, and the steps that blocks share: norms, parallel linear layers, their collectives.
+"""Sizes on one rank, and the kernels that blocks share: norms, parallel linear layers and their collectives.
 
-Sizes on a rank (arXiv 2205.05198): ``tokens`` of a micro-batch inside tensor-parallel regions, ``rows`` of
-them outside: with sequence parallelism one part in ``tp``. A column-parallel product is preceded by an
-all-gather of its input, a row-parallel one followed by a reduce-scatter of its output; without sequence
-parallelism the first is nothing and the second an all-reduce. The backward pass mirrors this, and gathers the
-input once more for the gradient of weights.
+Sizes (arXiv 2205.05198): ``tokens`` of a micro-batch inside tensor-parallel regions, and ``rows`` of them
+outside, which is one part in ``tp`` with sequence parallelism. A column-parallel product follows an
+all-gather of its input, and a row-parallel product precedes a reduce-scatter of its output; without sequence
+parallelism the first is omitted and the second is an all-reduce. The backward pass mirrors this, and gathers
+the input once more for the gradient of weights.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hespas.generators.llm.kernels import Kernels, Tensor, Value
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.model import Attention, Block, Experts, LatentAttention, Mlp, Model
-from hespas.generators.llm.settings import Precision, Training
+from hespas.generators.llm.settings import ModelPrecision, Training
 from hespas.graph import CollectiveKind, StridedGroups
 
-__all__ = ["Linear", "Rank"]
+__all__ = ["LinearLayer", "ModelRank"]
 
-_Deferred = Callable[[Kernels], object]
-_SCALE = Tensor((1,), "f32")
+_Deferred = Callable[[KernelWriter], object]
+_SCALE = TensorSpec((1,), "f32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """A matrix ``inputs`` x ``outputs`` of a rank, by which ``rows`` are multiplied; ``count`` of them beside
-    each other (experts). ``format`` is that of its operands (empty: that of the run), ``adapter`` the rank
-    of the adapters beside it (0: it has none).
+class LinearLayer:
+    """Matrix ``inputs`` x ``outputs`` of a rank that multiplies ``rows``; ``count`` of them are batched
+    (experts).
+
+    ``format`` is the element type of its operands (empty: the default of the run), ``adapter`` the rank of
+    its LoRA adapters (0: without adapters).
     """
 
     name: str
@@ -42,10 +44,12 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """Sizes and habits of the ranks of a job. ``deferred``: gradients of weights wait here for a pass of
-    their own (zero bubble); None: they are made where they can be. ``batch_tokens``: tokens of a pass where
-    it is no micro-batch of training. ``serves``: there is no backward pass.
+class ModelRank:
+    """Sizes and shared kernels of the ranks of a job.
+
+    ``deferred`` collects the computations of weight gradients for a separate pass (zero bubble); None: they
+    run at once. ``batch_tokens``: tokens of a pass that is not a micro-batch of training. ``serves``: the job
+    has only forward passes.
     """
 
     model: Model
@@ -56,9 +60,9 @@ class Rank:
     serves: bool = False
 
     @cached_property
-    def groups(self) -> Groups:
-        """Who talks to whom."""
-        return Groups(self.layout)
+    def groups(self) -> RankGroups:
+        """Groups of the layout."""
+        return RankGroups(self.layout)
 
     @cached_property
     def tokens(self) -> int:
@@ -72,16 +76,16 @@ class Rank:
 
     @cached_property
     def expert_rows(self) -> int:
-        """Tokens that a rank routes to experts: those that no other tensor rank routes."""
+        """Tokens that a rank routes to experts; each tensor rank routes a different part."""
         return self.tokens // self.layout.tp
 
     def routed(self, block: Experts) -> int:
-        """Copies of tokens that a rank sends to experts in a micro-batch."""
-        return round(self.expert_rows * block.topk * self.training.expert_room)
+        """Return the copies of tokens that a rank sends to experts in a micro-batch."""
+        return round(self.expert_rows * block.topk * self.training.dispatch_ratio)
 
     def received(self, block: Experts) -> int:
-        """Copies of tokens that the experts of the busiest rank work on in a micro-batch, those that the
-        tensor ranks of experts gather included.
+        """Return the copies of tokens that the experts of the busiest rank process in a micro-batch,
+        including the copies that tensor ranks of experts gather.
         """
         return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
 
@@ -91,23 +95,23 @@ class Rank:
         return self.model.hidden
 
     @property
-    def precision(self) -> Precision:
+    def precision(self) -> ModelPrecision:
         """Number formats."""
         return self.training.precision
 
     @property
     def trains_weights(self) -> bool:
-        """Whether the matrices themselves are trained, not adapters beside them."""
+        """True if the matrices themselves are trained, not adapters."""
         return self.training.lora_rank == 0
 
     def adapter(self, block: Block) -> int:
-        """The rank of the adapters beside the linear layers of a block; 0 where it has none."""
+        """Return the rank of the adapters of a block's linear layers; 0 without adapters."""
         attention = isinstance(block, Attention | LatentAttention)
         dense = isinstance(block, Mlp) and not self.training.lora_attention_only
         return self.training.lora_rank if attention or dense else 0
 
-    def learns(self, layer: Linear) -> bool:
-        """Whether a layer's backward pass makes gradients of weights, its own or those of its adapters."""
+    def learns(self, layer: LinearLayer) -> bool:
+        """Return True if a layer's backward pass makes gradients of its weights or its adapters."""
         return self.trains_weights or layer.adapter > 0
 
     @property
@@ -116,41 +120,38 @@ class Rank:
         return self.precision.compute if self.training.pure_16bit else self.precision.gradient
 
     @cached_property
-    def stream(self) -> Tensor:
+    def stream(self) -> TensorSpec:
         """The residual stream on this rank."""
-        return Tensor((self.rows, self.hidden), self.precision.compute)
+        return TensorSpec((self.rows, self.hidden), self.precision.compute)
 
     @cached_property
-    def whole(self) -> Tensor:
-        """The same inside tensor-parallel regions."""
-        return Tensor((self.tokens, self.hidden), self.precision.compute)
+    def whole(self) -> TensorSpec:
+        """The residual stream inside tensor-parallel regions."""
+        return TensorSpec((self.tokens, self.hidden), self.precision.compute)
 
-    def value(self, rows: int, columns: int) -> Tensor:
-        """A matrix in the format of activations."""
-        return Tensor((rows, columns), self.precision.compute)
+    def value(self, rows: int, columns: int) -> TensorSpec:
+        """Return a matrix in the element type of activations."""
+        return TensorSpec((rows, columns), self.precision.compute)
 
-    # --- norms and residuals
-
-    def norm(self, k: Kernels, name: str, x: Value, port: str) -> Value:
-        """A norm over the residual stream, with the addition in front of it where that is left to it."""
-        what, one = f"{self.model.norm}_norm", [self.stream]
+    def norm(self, k: KernelWriter, name: str, x: Value, port: str) -> Value:
+        """Add a norm over the residual stream, fused with a pending addition."""
+        kernel, one = f"{self.model.norm}_norm", [self.stream]
         if x not in k.pending:
-            return k.vector(name, what, one, one, after=[x], port=port)
+            return k.vector(name, kernel, one, one, after=[x], port=port)
         before = k.pending.pop(x)
-        node = k.vector(name, f"add_{what}", one * 2, one * 2, after=[before, x], port=port)
+        node = k.vector(name, f"add_{kernel}", one * 2, one * 2, after=[before, x], port=port)
         k.sums[x] = node
         k.name_port(port.removesuffix("norm") + "input", node)
         return node
 
-    def norm_backward(self, k: Kernels, name: str, grad: Value, x: Value, skip: Value) -> Value:
-        """The gradient of a norm's input, to which that of the residual connection is added."""
+    def norm_backward(self, k: KernelWriter, name: str, grad: Value, x: Value, skip: Value) -> Value:
+        """Add the gradient of a norm's input, including the gradient ``skip`` of the residual connection."""
         reads = [self.stream, self.stream, self.stream]
-        what = f"{self.model.norm}_norm_backward"
-        return k.vector(name, what, reads, [self.stream], after=[grad, x, skip])
+        return k.vector(name, f"{self.model.norm}_norm_backward", reads, [self.stream], after=[grad, x, skip])
 
-    def residual(self, k: Kernels, x: Value, y: Value, name: str = "residual") -> Value:
-        """The sum of the stream and what a block adds: a kernel of its own, or of the next norm where a
-        compiler merges elementwise operations.
+    def residual(self, k: KernelWriter, x: Value, y: Value, name: str = "residual") -> Value:
+        """Add the result of a block to the stream: a separate kernel, or part of the next norm if a compiler
+        fuses elementwise operations.
         """
         x = k.sums.get(x, x)
         if self.training.style == "megatron":
@@ -158,50 +159,49 @@ class Rank:
         k.pending[y] = x
         return y
 
-    def settled(self, k: Kernels, x: Value) -> Value:
-        """The stream with what is yet to be added."""
+    def add_pending(self, k: KernelWriter, x: Value) -> Value:
+        """Add a pending result to the stream."""
         if x not in k.pending:
             return x
         return k.vector("residual", "add", [self.stream] * 2, [self.stream], after=[k.pending.pop(x), x])
 
-    def added(self, k: Kernels, key: str, x: Value, y: Value) -> Value:
-        """The stream with what a block adds, which some models normalise first."""
+    def add_block(self, k: KernelWriter, key: str, x: Value, y: Value) -> Value:
+        """Add the result of a block to the stream; some models normalise it first."""
         if self.model.post_norms:
             k.name_port(f"{key}.post_input", y)
             y = self.norm(k, "post_norm", y, "")
         return self.residual(k, x, y)
 
-    def added_backward(self, k: Kernels, key: str, grad: Value) -> Value:
-        """The gradient of what a block adds."""
+    def add_block_backward(self, k: KernelWriter, key: str, grad: Value) -> Value:
+        """Add the gradient of the result of a block."""
         if self.model.post_norms:
             return self.norm_backward(k, "post_norm.backward", grad, f"{key}.post_input", -1)
         return grad
 
-    # --- collectives of tensor parallelism
-
     @property
     def scatter_name(self) -> str:
-        """How the sum over tensor ranks is made."""
+        """Name of the collective that sums over tensor ranks."""
         return "reduce_scatter" if self.layout.has_sequence_parallel else "all_reduce"
 
-    def gather(self, k: Kernels, name: str, x: Value, port: str = "", control: Sequence[Value] = ()) -> Value:
-        """The whole rows from the parts that tensor ranks hold; as it is where each has all."""
+    def gather(
+        self, k: KernelWriter, name: str, x: Value, port: str = "", control: Sequence[Value] = ()
+    ) -> Value:
+        """Gather the rows of all tensor ranks; nothing to do without sequence parallelism."""
         if not self.layout.has_sequence_parallel:
             k.name_port(port, x)
             return x
-        extra = [each for each in control if not isinstance(each, str)]
         return k.collective(
             name,
             CollectiveKind.ALL_GATHER,
             self.groups.tensor,
             self.whole,
             after=[x],
-            control=extra,
+            control=[node for node in control if not isinstance(node, str)],
             port=port,
         )
 
-    def scatter(self, k: Kernels, name: str, y: Value) -> Value:
-        """The sum over tensor ranks, of which each keeps its part, or all."""
+    def scatter(self, k: KernelWriter, name: str, y: Value) -> Value:
+        """Sum over tensor ranks; each rank gets its part, or all without sequence parallelism."""
         if self.layout.tp == 1:
             return y
         kind = (
@@ -209,15 +209,15 @@ class Rank:
         )
         return k.collective(name, kind, self.groups.tensor, self.whole, after=[y])
 
-    def gather_columns(self, k: Kernels, name: str, x: Value, columns: int) -> Value:
-        """Whole rows of another width from parts."""
+    def gather_columns(self, k: KernelWriter, name: str, x: Value, columns: int) -> Value:
+        """Gather rows of another width from all tensor ranks."""
         if not self.layout.has_sequence_parallel:
             return x
         whole = self.value(self.tokens, columns)
         return k.collective(name, CollectiveKind.ALL_GATHER, self.groups.tensor, whole, after=[x])
 
-    def scatter_columns(self, k: Kernels, name: str, y: Value, columns: int) -> Value:
-        """The sum over tensor ranks of rows of another width."""
+    def scatter_columns(self, k: KernelWriter, name: str, y: Value, columns: int) -> Value:
+        """Sum rows of another width over tensor ranks."""
         if self.layout.tp == 1:
             return y
         sp = self.layout.has_sequence_parallel
@@ -225,41 +225,41 @@ class Rank:
         whole = self.value(self.tokens, columns)
         return k.collective(f"{name}.{self.scatter_name}", kind, self.groups.tensor, whole, after=[y])
 
-    # --- linear layers
-
-    def quantized(self, k: Kernels, name: str, tensor: Tensor, x: Value, element: str) -> Value:
-        """The operand of a product in its format, once more transposed for the gradient of weights."""
+    def quantize(self, k: KernelWriter, name: str, tensor: TensorSpec, x: Value, element: str) -> Value:
+        """Convert the operand of a product to its format, also transposed for the gradient of weights."""
         if element == self.precision.compute:
             return x
         copies = 2 if self.trains_weights and not self.serves else 1
         if copies == 1 or not self.precision.by_row:
-            return self._converted(k, name, tensor, x, [Tensor(tensor.shape, element)] * copies)
-        first = self._converted(k, name, tensor, x, [Tensor(tensor.shape, element)])
-        self._converted(k, f"{name}.transposed", tensor, x, [Tensor(tensor.shape, element)])
+            return self._convert(k, name, tensor, x, [TensorSpec(tensor.shape, element)] * copies)
+        first = self._convert(k, name, tensor, x, [TensorSpec(tensor.shape, element)])
+        self._convert(k, f"{name}.transposed", tensor, x, [TensorSpec(tensor.shape, element)])
         return first
 
-    def _converted(self, k: Kernels, name: str, tensor: Tensor, x: Value, narrow: Sequence[Tensor]) -> Value:
+    def _convert(
+        self, k: KernelWriter, name: str, tensor: TensorSpec, x: Value, narrow: Sequence[TensorSpec]
+    ) -> Value:
         after = [x]
         if self.precision.looks_first and not self.serves:
             after.append(k.vector(f"{name}.absmax", "absmax", [tensor], [_SCALE], after=[x]))
         return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=after)
 
-    def _matrix(self, k: Kernels, name: str, layer: Linear, x: Value, element: str) -> list[Value]:
-        """The matrix of a layer in the format of products, where it is converted at each use: Megatron-Core
-        converts it when it is updated.
+    def _matrix(self, k: KernelWriter, name: str, layer: LinearLayer, x: Value, element: str) -> list[Value]:
+        """Convert the matrix of a layer to the format of products if it is converted at each use.
+        Megatron-Core converts it once, when it is updated.
         """
         converts = element != self.precision.compute and self.training.style != "megatron"
         if not converts or self.serves or not self.trains_weights:
             return []
         lead = (layer.count,) if layer.count > 1 else ()
         shape = (*lead, layer.inputs, layer.outputs)
-        whole = Tensor(shape, self.precision.compute)
-        return [self._converted(k, f"{name}.matrix", whole, x, [Tensor(shape, element)])]
+        whole = TensorSpec(shape, self.precision.compute)
+        return [self._convert(k, f"{name}.matrix", whole, x, [TensorSpec(shape, element)])]
 
-    def linear(self, k: Kernels, layer: Linear, x: Value, port: str = "") -> Value:
-        """``x`` times the matrix, and through adapters where it has some."""
+    def linear(self, k: KernelWriter, layer: LinearLayer, x: Value, port: str = "") -> Value:
+        """Multiply ``x`` by the matrix, and add the result of the adapters if there are any."""
         element = self._format(layer)
-        narrow = self.quantized(k, layer.name, self._of(layer, layer.inputs), x, element)
+        narrow = self.quantize(k, layer.name, self._operand(layer, layer.inputs), x, element)
         matrix = self._matrix(k, layer.name, layer, x, element)
         y = k.product(
             layer.name,
@@ -270,53 +270,60 @@ class Rank:
             after=[narrow, *matrix],
             port=port,
         )
-        return self._adapted(k, layer, x, y, port) if layer.adapter else y
-
-    def _of(self, layer: Linear, columns: int) -> Tensor:
-        lead = (layer.count,) if layer.count > 1 else ()
-        return Tensor((*lead, layer.rows, columns), self.precision.compute)
-
-    def _adapted(self, k: Kernels, layer: Linear, x: Value, y: Value, port: str) -> Value:
-        rank, name = layer.adapter, f"{layer.name}.lora"
-        down = self._small(k, layer, f"{name}_a", (layer.rows, rank, layer.inputs), [x])
-        up = self._small(k, layer, f"{name}_b", (layer.rows, layer.outputs, rank), [down])
-        out = self._of(layer, layer.outputs)
+        if not layer.adapter:
+            return y
+        name = f"{layer.name}.lora"
+        down = self._adapter_product(k, layer, f"{name}_a", (layer.rows, layer.adapter, layer.inputs), [x])
+        up = self._adapter_product(k, layer, f"{name}_b", (layer.rows, layer.outputs, layer.adapter), [down])
+        out = self._operand(layer, layer.outputs)
         return k.vector(f"{name}_add", "add", [out, out], [out], after=[y, up], port=port)
 
-    def _small(
-        self, k: Kernels, layer: Linear, name: str, sizes: tuple[int, int, int], after: Sequence[Value]
+    def _operand(self, layer: LinearLayer, columns: int) -> TensorSpec:
+        lead = (layer.count,) if layer.count > 1 else ()
+        return TensorSpec((*lead, layer.rows, columns), self.precision.compute)
+
+    def _adapter_product(
+        self,
+        k: KernelWriter,
+        layer: LinearLayer,
+        name: str,
+        sizes: tuple[int, int, int],
+        after: Sequence[Value],
     ) -> int:
         compute = self.precision.compute
         return k.product(name, sizes, left=compute, result=compute, batch=layer.count, after=after)
 
     def linear_backward(
-        self, k: Kernels, layer: Linear, grad: Value, x: Value, gathered: Value | None = None
+        self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, gathered: Value | None = None
     ) -> Value:
-        """The gradient of the input; that of the weights is made beside or later. ``x`` is the input of the
-        product, ``gathered`` where it had to be gathered again.
+        """Add the gradient of the input, and the gradient of the weights, at once or deferred.
+
+        ``x`` is the input of the product, ``gathered`` its copy if it had to be gathered again.
         """
         element, compute = self._format(layer), self.precision.compute
-        narrow = self.quantized(k, f"{layer.name}.grad", self._of(layer, layer.outputs), grad, element)
+        narrow = self.quantize(k, f"{layer.name}.grad", self._operand(layer, layer.outputs), grad, element)
         matrix = self._matrix(k, f"{layer.name}.dgrad", layer, grad, element)
         back = k.product(
             f"{layer.name}.dgrad", (layer.rows, layer.inputs, layer.outputs),
             left=element, result=compute, batch=layer.count, after=[narrow, *matrix],
         )  # fmt: skip
         if self.trains_weights:
-            self._weights(k, layer, narrow, x if gathered is None else gathered, element)
+            self._weight_gradient(k, layer, narrow, x if gathered is None else gathered, element)
             return back
         if not layer.adapter:
             return back
         return self._adapters_backward(k, layer, grad, x if gathered is None else gathered, back)
 
-    def _weights(self, k: Kernels, layer: Linear, grad: Value, x: Value, element: str) -> None:
-        """Accumulate the gradient of a matrix, now or in a pass of its own."""
+    def _weight_gradient(
+        self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, element: str
+    ) -> None:
+        """Accumulate the gradient of a matrix, at once or deferred."""
         port = f"{k.module}.{layer.name}.grad"
         k.name_port(port, grad)
         source = k.named(x, f"{k.module}.{layer.name}.input")
         accumulates = self.training.style == "megatron" and not self.training.pure_16bit
 
-        def make(later: Kernels) -> object:
+        def make(later: KernelWriter) -> object:
             node = later.product(
                 f"{layer.name}.wgrad",
                 (layer.inputs, layer.outputs, layer.rows),
@@ -331,99 +338,108 @@ class Rank:
             later.made.append(node)
             return node
 
-        self.later(k, make)
+        self.run_or_defer(k, make)
 
-    def later(self, k: Kernels, make: _Deferred) -> None:
-        """Run what makes gradients of weights now, or leave it to a pass of its own."""
+    def run_or_defer(self, k: KernelWriter, make: _Deferred) -> None:
+        """Run the computation of a weight gradient at once, or defer it to a separate pass."""
         if self.deferred is None:
             make(k)
             return
         module = k.module
 
-        def there(kernels: Kernels) -> object:
+        def make_later(kernels: KernelWriter) -> object:
             kernels.module = module
             return make(kernels)
 
-        self.deferred.append(there)
+        self.deferred.append(make_later)
 
-    def _adapters_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value, back: Value) -> Value:
-        """Gradients of the input through both adapters; those of the adapters are made beside or later."""
+    def _adapters_backward(
+        self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, back: Value
+    ) -> Value:
+        """Add the gradient of the input through both adapters, and the gradients of the adapters, at once or
+        deferred.
+        """
         rank, rows, name = layer.adapter, layer.rows, f"{layer.name}.lora"
-        inner = self._small(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
+        inner = self._adapter_product(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
         outer_grad, inner_grad, source = (
             k.named(value, f"{k.module}.{name}.{port}")
             for value, port in ((grad, "grad"), (inner, "inner_grad"), (x, "input"))
         )
 
-        def make(later: Kernels) -> object:
+        def make(later: KernelWriter) -> object:
             later.made += [
-                self._small(later, layer, f"{name}_{which}.wgrad", sizes, [read, source])
-                for which, sizes, read in (
+                self._adapter_product(later, layer, f"{name}_{letter}.wgrad", sizes, [grad_port, source])
+                for letter, sizes, grad_port in (
                     ("b", (rank, layer.outputs, rows), outer_grad),
                     ("a", (layer.inputs, rank, rows), inner_grad),
                 )
             ]
             return later.made
 
-        self.later(k, make)
-        through = self._small(k, layer, f"{name}_a.dgrad", (rows, layer.inputs, rank), [inner])
-        out = self._of(layer, layer.inputs)
+        self.run_or_defer(k, make)
+        through = self._adapter_product(k, layer, f"{name}_a.dgrad", (rows, layer.inputs, rank), [inner])
+        out = self._operand(layer, layer.inputs)
         return k.vector(f"{name}_add.backward", "add", [out, out], [out], after=[back, through])
-
-    # --- linear layers whose matrices tensor ranks share
 
     @property
     def _pipelines(self) -> bool:
+        """True if tensor ranks pipeline collectives with products, like user buffers of Transformer Engine.
+
+        Pieces of rows travel around a ring of the tensor ranks, and a piece is multiplied during the transfer
+        of the next one.
+        """
         return self.training.overlap.tensor and self.layout.has_sequence_parallel and self.trains_weights
 
-    def column(self, k: Kernels, layer: Linear, x: Value, kept: str, port: str = "") -> Value:
-        """A column-parallel layer of the rows ``x``; what the rank keeps of them is the port ``kept``."""
-        k.name_port(kept, x)
+    def column(self, k: KernelWriter, layer: LinearLayer, x: Value, saved: str, port: str = "") -> Value:
+        """Apply a column-parallel layer to the rows ``x``, and name the saved rows of this rank ``saved``."""
+        k.name_port(saved, x)
         if self._pipelines:
-            return self._gathering(k, layer, "", x, port)
+            return self._gather_pipelined(k, layer, "", x, port)
         return self.linear(k, layer, self.gather(k, f"{layer.name}.all_gather", x), port)
 
-    def column_backward(self, k: Kernels, layer: Linear, grad: Value, kept: str) -> Value:
-        """The gradient of a column-parallel layer's rows. Its input is gathered once more for that of the
-        weights, beside the product for that of the input.
+    def column_backward(self, k: KernelWriter, layer: LinearLayer, grad: Value, saved: str) -> Value:
+        """Add the gradient of a column-parallel layer's rows.
+
+        Its input is gathered again for the gradient of the weights, in parallel to the gradient of the input.
         """
         again: Value | None = None
         if self.layout.has_sequence_parallel and self.learns(layer):
-            again = self.gather(k, f"{layer.name}.regather", kept, control=[grad])
+            again = self.gather(k, f"{layer.name}.regather", saved, control=[grad])
         if self._pipelines:
-            self._weights(k, layer, grad, kept if again is None else again, self._format(layer))
-            return self._scattering(k, layer, ".dgrad", grad)
-        back = self.linear_backward(k, layer, grad, kept, again)
+            self._weight_gradient(k, layer, grad, saved if again is None else again, self._format(layer))
+            return self._scatter_pipelined(k, layer, ".dgrad", grad)
+        back = self.linear_backward(k, layer, grad, saved, again)
         return self.scatter(k, f"{layer.name}.dgrad.{self.scatter_name}", back)
 
-    def row(self, k: Kernels, layer: Linear, x: Value) -> Value:
-        """A row-parallel layer, whose results tensor ranks add up."""
+    def row(self, k: KernelWriter, layer: LinearLayer, x: Value) -> Value:
+        """Apply a row-parallel layer and sum its results over tensor ranks."""
         if self._pipelines:
-            return self._scattering(k, layer, "", x)
+            return self._scatter_pipelined(k, layer, "", x)
         return self.scatter(k, f"{layer.name}.{self.scatter_name}", self.linear(k, layer, x))
 
-    def row_backward(self, k: Kernels, layer: Linear, grad: Value, x: Value) -> Value:
-        """The gradient of a row-parallel layer's input ``x``."""
+    def row_backward(self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value) -> Value:
+        """Add the gradient of a row-parallel layer's input ``x``."""
         if self._pipelines:
-            back = self._gathering(k, layer, ".dgrad", grad, "")
-            self._weights(k, layer, back, x, self._format(layer))
+            back = self._gather_pipelined(k, layer, ".dgrad", grad, "")
+            self._weight_gradient(k, layer, back, x, self._format(layer))
             return back
         return self.linear_backward(k, layer, self.gather(k, f"{layer.name}.grad.all_gather", grad), x)
 
-    # Pipelined as Transformer Engine's user buffers do it: pieces of rows go round a ring of the tensor
-    # ranks, and each is multiplied while the next is on its way.
-
-    def _slices(self, layer: Linear, suffix: str) -> tuple[tuple[int, int, int], str]:
-        """Sizes of the product of one piece, backward with inputs and outputs in turn; its element type."""
+    def _piece(self, layer: LinearLayer, suffix: str) -> tuple[tuple[int, int, int], str]:
+        """Return the product sizes of one piece (backward: inputs and outputs exchanged), and its element
+        type.
+        """
         rows = layer.rows // self.layout.tp
         sizes = (rows, layer.inputs, layer.outputs) if suffix else (rows, layer.outputs, layer.inputs)
         return sizes, self._format(layer)
 
-    def _gathering(self, k: Kernels, layer: Linear, suffix: str, x: Value, port: str) -> Value:
-        sizes, element = self._slices(layer, suffix)
+    def _gather_pipelined(
+        self, k: KernelWriter, layer: LinearLayer, suffix: str, x: Value, port: str
+    ) -> Value:
+        sizes, element = self._piece(layer, suffix)
         ring = self.groups.tensor_ring
         piece = self.value(sizes[0], sizes[2])
-        sent, done = self.quantized(k, f"{layer.name}{suffix}", piece, x, element), -1
+        sent, done = self.quantize(k, f"{layer.name}{suffix}", piece, x, element), -1
         matrix = self._matrix(k, f"{layer.name}{suffix}", layer, x, element)
         for step in range(self.layout.tp):
             name = f"{layer.name}{suffix}.{step}"
@@ -437,20 +453,20 @@ class Rank:
                 port=last,
             )
             if not last and step < self.layout.tp - 1:
-                sent = k.permute(f"{name}.ring", ring, Tensor(piece.shape, element), after=[sent])
+                sent = k.permute(f"{name}.ring", ring, TensorSpec(piece.shape, element), after=[sent])
         return done
 
-    def _scattering(self, k: Kernels, layer: Linear, suffix: str, x: Value) -> Value:
-        sizes, element = self._slices(layer, suffix)
+    def _scatter_pipelined(self, k: KernelWriter, layer: LinearLayer, suffix: str, x: Value) -> Value:
+        sizes, element = self._piece(layer, suffix)
         ring = self.groups.tensor_ring
         whole = self.value(layer.rows, sizes[2])
-        narrow = self.quantized(k, f"{layer.name}{suffix}", whole, x, element)
-        narrows = [narrow, *self._matrix(k, f"{layer.name}{suffix}", layer, x, element)]
+        narrow = self.quantize(k, f"{layer.name}{suffix}", whole, x, element)
+        operands = [narrow, *self._matrix(k, f"{layer.name}{suffix}", layer, x, element)]
         piece = self.value(sizes[0], sizes[1])
         moved: Value = -1
         for step in range(self.layout.tp):
             name = f"{layer.name}{suffix}.{step}"
-            made = k.product(name, sizes, left=element, result=self.precision.compute, after=narrows)
+            made = k.product(name, sizes, left=element, result=self.precision.compute, after=operands)
             if step:
                 made = k.vector(f"{name}.add", "add", [piece, piece], [piece], after=[made, moved])
             if step == self.layout.tp - 1:
@@ -458,11 +474,18 @@ class Rank:
             moved = k.permute(f"{name}.ring", ring, piece, after=[made])
         return moved
 
-    def _format(self, layer: Linear) -> str:
+    def _format(self, layer: LinearLayer) -> str:
         return layer.format or self.precision.matmul
 
     def collective(
-        self, k: Kernels, name: str, kind: CollectiveKind, groups: StridedGroups, *, of: Tensor, x: Value
+        self,
+        k: KernelWriter,
+        name: str,
+        kind: CollectiveKind,
+        groups: StridedGroups,
+        *,
+        of: TensorSpec,
+        x: Value,
     ) -> Value:
-        """A collective of a tensor where there is more than one rank, else its input."""
+        """Add a collective of a tensor if the groups have several ranks; otherwise return its input."""
         return x if groups.group_size == 1 else k.collective(name, kind, groups, of, after=[x])

@@ -1,88 +1,111 @@
-"""In which order a pipeline stage works: forward, backward and weight-gradient passes of micro-batches.
+"""Pipeline schedules: the order of the passes of a stage, and the graph of a step assembled from its passes.
 
-GPipe (arXiv 1811.06965), 1F1B (1806.03377), interleaved 1F1B (2104.04473), zero bubble with the memory of
-1F1B (2401.10241, ZB-H1). With F and B the times of a stage, its idle time is (p - 1)(F + B) for the first
-two, that over the number of virtual stages for the third; the last splits B into the gradient of inputs,
-which the stage before waits for, and that of weights, which fills gaps.
+Schedules are GPipe (arXiv 1811.06965), 1F1B (1806.03377), interleaved 1F1B (2104.04473), and zero bubble with
+the memory of 1F1B (2401.10241, ZB-H1). With F and B the times of a stage, its idle time is (p - 1)(F + B) for
+the first two, and that divided by the number of virtual stages for the third. The last splits B into the
+gradient of inputs, which the stage before waits for, and the gradient of weights, which fills gaps.
+
+A pass is written once as a run of nodes of a template graph, and repeated for every micro-batch in the order
+of the schedule. Dependencies on other passes of the same micro-batch are named by port, so that passes may
+have variants (the first forward pass gathers weights, the last backward pass reduces gradients). Repetition
+is done in columns: O(nodes + dependencies) of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.settings import ScheduleName
+from hespas.graph import OpGraph, RaggedArray, RegionKind
+from hespas.graph.builder import region_multiplicity
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import InvariantError
+from hespas.graph.opgraph import RegionTable
+from hespas.graph.passes import take_nodes
 
-__all__ = ["Action", "Pass", "most_in_flight", "order_of"]
+__all__ = [
+    "Pass",
+    "PassAction",
+    "PassInstance",
+    "PassTemplate",
+    "PortNeed",
+    "assemble_step",
+    "most_in_flight",
+    "order_of",
+]
 
 Pass = Literal["forward", "backward", "weights"]
 
 
-class Action(NamedTuple):
-    """One pass of one micro-batch through one chunk of a stage."""
+class PassAction(NamedTuple):
+    """Pass of one micro-batch through one chunk of a stage."""
 
     kind: Pass
     micro_batch: int
     chunk: int
 
 
-def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int) -> list[Action]:
-    """What a stage does, in order. One stage alone runs each micro-batch forward and backward. A schedule
-    ``1f1b`` of several virtual stages is the interleaved one.
+def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
+    """Return the passes of a stage in order.
+
+    A single stage runs each micro-batch forward and backward. Schedule ``1f1b`` with several virtual stages
+    is the interleaved one.
     """
     if layout.pp == 1:
-        return [Action(kind, each, 0) for each in range(micro_batches) for kind in ("forward", "backward")]
+        return [
+            PassAction(kind, micro_batch, 0)
+            for micro_batch in range(micro_batches)
+            for kind in ("forward", "backward")
+        ]
     if name == "1f1b" and layout.vp > 1:
         name = "interleaved"
-    return _ORDERS[name](layout, stage, micro_batches)
+    if name == "interleaved":
+        return _interleaved(layout, stage, micro_batches)
+    if name == "zero-bubble":
+        return _zero_bubble_orders(layout.pp, micro_batches)[stage]
+    forward = [PassAction("forward", micro_batch, 0) for micro_batch in range(micro_batches)]
+    backward = [PassAction("backward", micro_batch, 0) for micro_batch in range(micro_batches)]
+    if name == "gpipe":
+        return forward + backward
+    return _alternate(forward, backward, min(layout.pp - 1 - stage, micro_batches))
 
 
-def _gpipe(_layout: Layout, _stage: int, micro_batches: int) -> list[Action]:
-    forward = [Action("forward", each, 0) for each in range(micro_batches)]
-    return forward + [Action("backward", each, 0) for each in range(micro_batches)]
-
-
-def _one_forward_one_backward(layout: Layout, stage: int, micro_batches: int) -> list[Action]:
-    forward = [Action("forward", each, 0) for each in range(micro_batches)]
-    backward = [Action("backward", each, 0) for each in range(micro_batches)]
-    return _alternating(forward, backward, min(layout.pp - 1 - stage, micro_batches))
-
-
-def _interleaved(layout: Layout, stage: int, micro_batches: int) -> list[Action]:
-    """Chunks in groups of as many micro-batches as there are stages, backward in reverse order of chunks."""
+def _interleaved(layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
+    """Return chunks in groups of as many micro-batches as stages; backward chunks are in reverse order."""
     stages, chunks = layout.pp, layout.vp
-    forward: list[Action] = []
-    backward: list[Action] = []
-    for place in range(micro_batches * chunks):
-        round_, within = divmod(place, stages * chunks)
-        chunk, each = divmod(within, stages)
-        forward.append(Action("forward", round_ * stages + each, chunk))
-        backward.append(Action("backward", round_ * stages + each, chunks - 1 - chunk))
+    forward: list[PassAction] = []
+    backward: list[PassAction] = []
+    for position in range(micro_batches * chunks):
+        round_, within = divmod(position, stages * chunks)
+        chunk, offset = divmod(within, stages)
+        forward.append(PassAction("forward", round_ * stages + offset, chunk))
+        backward.append(PassAction("backward", round_ * stages + offset, chunks - 1 - chunk))
     ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages
-    return _alternating(forward, backward, min(ahead, len(forward)))
+    return _alternate(forward, backward, min(ahead, len(forward)))
 
 
-def _alternating(forward: list[Action], backward: list[Action], ahead: int) -> list[Action]:
-    """``ahead`` forward passes, then one of each in turn, then the backward passes that are left."""
+def _alternate(forward: list[PassAction], backward: list[PassAction], ahead: int) -> list[PassAction]:
+    """Return ``ahead`` forward passes, then alternating passes, then the remaining backward passes."""
     order = forward[:ahead]
-    for place, each in enumerate(forward[ahead:]):
-        order += [each, backward[place]]
+    for pair in zip(forward[ahead:], backward, strict=False):
+        order += pair
     return order + backward[len(forward) - ahead :]
 
 
-def _zero_bubble(layout: Layout, stage: int, micro_batches: int) -> list[Action]:
-    return _zero_bubble_orders(layout.pp, micro_batches)[stage]
+def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[PassAction]]:
+    """Return the orders of all stages, from a simulation in which every pass takes one time unit.
 
-
-def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[Action]]:
-    """All stages by a run in which every pass takes one unit: a stage takes forward passes as far ahead
-    as 1F1B and while fewer than ``stages`` micro-batches are in flight, then backward passes, then weight
-    gradients.
+    A stage prefers forward passes, as far ahead as in 1F1B and with fewer than ``stages`` micro-batches in
+    flight, then backward passes, then weight gradients.
     """
     done_forward, done_backward = [0] * stages, [0] * stages
     done_weights = [0] * stages
-    orders: list[list[Action]] = [[] for _ in range(stages)]
+    orders: list[list[PassAction]] = [[] for _ in range(stages)]
     while any(done < micro_batches for done in done_weights):
         before_forward, before_backward = list(done_forward), list(done_backward)
         for stage, order in enumerate(orders):
@@ -91,30 +114,171 @@ def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[Action]]:
             returned = before_backward[stage + 1] if stage + 1 < stages else forward
             ahead = forward - backward < stages - stage and forward - done_weights[stage] < stages
             if forward < arrived and ahead:
-                order.append(Action("forward", forward, 0))
+                order.append(PassAction("forward", forward, 0))
                 done_forward[stage] += 1
             elif backward < min(returned, forward):
-                order.append(Action("backward", backward, 0))
+                order.append(PassAction("backward", backward, 0))
                 done_backward[stage] += 1
             elif done_weights[stage] < backward:
-                order.append(Action("weights", done_weights[stage], 0))
+                order.append(PassAction("weights", done_weights[stage], 0))
                 done_weights[stage] += 1
     return orders
 
 
-_ORDERS: Mapping[ScheduleName, Callable[[Layout, int, int], list[Action]]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_forward_one_backward,
-    "interleaved": _interleaved,
-    "zero-bubble": _zero_bubble,
-}
-
-
-def most_in_flight(order: list[Action]) -> int:
-    """The most passes of micro-batches through chunks whose values are kept for the backward pass at once."""
-    ends = "weights" if any(each.kind == "weights" for each in order) else "backward"
-    held = most = 0
-    for each in order:
-        held += (each.kind == "forward") - (each.kind == ends)
-        most = max(most, held)
+def most_in_flight(order: list[PassAction]) -> int:
+    """Return the maximum number of passes whose values are saved for the backward pass at the same time."""
+    last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
+    in_flight = most = 0
+    for action in order:
+        in_flight += (action.kind == "forward") - (action.kind == last_kind)
+        most = max(most, in_flight)
     return most
+
+
+class PortNeed(NamedTuple):
+    """Dependency of a node on a port of another pass of the same micro-batch; ``is_order``: a control
+    dependency.
+    """
+
+    node: int
+    kind: str
+    chunk: int
+    port: str
+    is_order: bool = False
+
+
+@dataclass(slots=True)
+class PassTemplate:
+    """Nodes ``start:end`` of the template graph: one ``kind`` of pass of a chunk.
+
+    ``head`` and ``tail`` are the first and last compute node; ``posts`` are receives, which are posted during
+    the pass before.
+    """
+
+    kind: str
+    chunk: int
+    start: int
+    end: int = -1
+    head: int = -1
+    tail: int = -1
+    posts: list[int] = field(default_factory=list[int])
+    begins: list[int] = field(default_factory=list[int])
+    """Nodes that must not run ahead of the pass: they follow the pass before."""
+    ports: dict[str, int] = field(default_factory=dict[str, int])
+    needs: list[PortNeed] = field(default_factory=list[PortNeed])
+
+
+class PassInstance(NamedTuple):
+    """Run of a pass template for a micro-batch (-1: outside of the micro-batches).
+
+    ``kind`` is the name in dependencies of other passes, independent of the variant ``part``. Neighbours with
+    ``loop`` form the body of a loop.
+    """
+
+    part: int
+    kind: str
+    micro_batch: int
+    loop: bool = False
+
+
+class _PassEdges:
+    """Dependencies between passes, as pairs of nodes."""
+
+    def __init__(self) -> None:
+        self.consumer: list[int] = []
+        self.producer: list[int] = []
+
+    def add(self, consumer: int, producer: int) -> None:
+        self.consumer.append(consumer)
+        self.producer.append(producer)
+
+
+def assemble_step(
+    template: OpGraph,
+    parts: Sequence[PassTemplate],
+    sequence: Sequence[PassInstance],
+    *,
+    trips: int = 1,
+    tag_period: int = 1,
+) -> OpGraph:
+    """Return the graph of a step: the passes of ``sequence`` in program order, each after the one before.
+
+    Passes marked ``loop`` are the body of a loop of ``trips`` iterations; dependencies on a micro-batch
+    inside the loop refer to its last iteration. Message tags increase by ``tag_period`` per micro-batch.
+    """
+    chosen = [parts[run.part] for run in sequence]
+    sizes = np.array([part.end - part.start for part in chosen], np.int64)
+    base = np.concatenate([[0], np.cumsum(sizes)])
+    shift = base[:-1] - np.array([part.start for part in chosen], np.int64)
+    rows = np.arange(int(base[-1]), dtype=np.int64) - np.repeat(shift, sizes)
+    data_edges, order_edges = _edges_between(parts, sequence, shift.tolist())
+    data = _repeat_deps(template.data_deps, rows, shift, sizes, data_edges)
+    control = _repeat_deps(template.control_deps, rows, shift, sizes, order_edges)
+    # Keep each dependency once: a data dependency is not a control dependency too.
+    count = len(rows)
+    data_keys = np.unique(data.row_ids * np.int64(count) + data.values)
+    control_keys = np.setdiff1d(control.row_ids * np.int64(count) + control.values, data_keys)
+    graph = take_nodes(
+        template,
+        rows,
+        RaggedArray.from_pairs(data_keys // count, data_keys % count, count),
+        RaggedArray.from_pairs(control_keys // count, control_keys % count, count),
+    )
+    micro_batch = np.repeat(np.array([max(run.micro_batch, 0) for run in sequence], np.int64), sizes)
+    p2p = graph.p2p
+    tags = np.where(p2p.tag < 0, p2p.tag, p2p.tag + micro_batch[p2p.node] * tag_period)
+    graph = replace(
+        graph,
+        id=np.arange(len(graph), dtype=np.uint64),
+        p2p=replace(p2p, tag=tags),
+    )
+    in_loop = np.repeat(np.array([run.loop for run in sequence], np.bool_), sizes)
+    if trips <= 1 or not in_loop.any():
+        return graph
+    label = max(graph.strings.find("micro-batches"), 0)
+    table = RegionTable.from_rows([(-1, int(RegionKind.LOOP_BODY), float(trips), label)])
+    region = np.where(in_loop, 0, -1).astype(np.int32)
+    return replace(graph, regions=table, region=region, multiplicity=region_multiplicity(table, region))
+
+
+def _repeat_deps(
+    deps: RaggedArray, rows: IntArray, shift: IntArray, sizes: IntArray, edges: _PassEdges
+) -> RaggedArray:
+    """Return the shifted dependencies inside of passes, and the dependencies between passes."""
+    inner = deps.take(rows)
+    shifted = inner.values + np.repeat(shift, sizes)[inner.row_ids]
+    consumers = np.concatenate([inner.row_ids, np.array(edges.consumer, np.int64)])
+    producers = np.concatenate([shifted, np.array(edges.producer, np.int64)])
+    return RaggedArray.from_pairs(consumers, producers, len(rows))
+
+
+def _edges_between(
+    parts: Sequence[PassTemplate], sequence: Sequence[PassInstance], shift: list[int]
+) -> tuple[_PassEdges, _PassEdges]:
+    data, order = _PassEdges(), _PassEdges()
+    position_of: dict[tuple[str, int, int], int] = {}
+    newest: dict[tuple[str, int], int] = {}
+    tails: list[int] = []
+    for position, run in enumerate(sequence):
+        part, offset = parts[run.part], shift[position]
+        position_of[run.kind, part.chunk, run.micro_batch] = position
+        newest[run.kind, part.chunk] = position
+        for need in part.needs:
+            latest = newest.get((need.kind, need.chunk))
+            source = position_of.get((need.kind, need.chunk, run.micro_batch), latest)
+            if source is None:
+                raise InvariantError(f"{run.kind} needs {need.kind} {need.chunk}, which does not run before")
+            producer = parts[sequence[source].part]
+            if need.port not in producer.ports:
+                raise InvariantError(f"{need.kind} has no port {need.port}")
+            edges = order if need.is_order else data
+            edges.add(need.node + offset, producer.ports[need.port] + shift[source])
+        if part.head >= 0 and tails:
+            order.add(part.head + offset, tails[-1])
+        for begin in part.begins if tails else ():
+            order.add(begin + offset, tails[-1])
+        for post in part.posts if len(tails) > 1 else ():
+            order.add(post + offset, tails[-2])
+        if part.tail >= 0:
+            tails.append(part.tail + offset)
+    return data, order

@@ -1,31 +1,488 @@
-"""One optimizer step of a language model as a workload: one rank class per pipeline stage."""
+"""Training step of a language model as a workload: passes of each pipeline stage, and one rank class per
+stage.
+
+Weights and gradients are communicated as in the frameworks. With a sharded optimizer (ZeRO-1) gradients are
+reduce-scattered once a step and updated weights gathered, layer by layer, overlapping computation if that is
+requested. FSDP (ZeRO-2, -3) gathers the weights of a layer before its forward pass, and before its backward
+pass if they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch. Weights
+outside of layers are treated the same way, including an embedding, whose backward pass does not read it.
+Experts' weights are reduced over the ranks with the same experts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
+from hespas.generators.llm.activations import (
+    load_activations,
+    offloaded_bytes,
+    offloaded_ports,
+    store_activations,
+)
 from hespas.generators.llm.flops import hardware_flops, model_flops
-from hespas.generators.llm.layout import Layout, check_layout
+from hespas.generators.llm.kernels import KernelWriter, TensorSpec, Value
+from hespas.generators.llm.layers import ModelEnds, backward_layer, forward_layer
+from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages, micro_batches
 from hespas.generators.llm.memory import memory_of
-from hespas.generators.llm.model import Model, model_parameters
+from hespas.generators.llm.model import Layer, Model, model_parameters
+from hespas.generators.llm.rank import ModelRank
+from hespas.generators.llm.schedule import PassInstance, PassTemplate, assemble_step, order_of
 from hespas.generators.llm.settings import Training
-from hespas.generators.llm.stage import stage_graph
+from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.generators.spec import Account
-from hespas.graph import PROGRAM_BYTES, StepFacts, Workload
+from hespas.graph import PROGRAM_BYTES, CollectiveKind, OpGraph, StepFacts, StridedGroups, Workload
+from hespas.graph.builder import GraphBuilder
 
-__all__ = ["Board", "LlmStep", "training_facts", "training_workload"]
+__all__ = [
+    "Board",
+    "LlmStep",
+    "StagePasses",
+    "ordered_passes",
+    "stage_graph",
+    "stage_passes",
+    "training_facts",
+    "training_workload",
+]
+
+
+def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
+    """Return the graph of the ranks of a stage in a step. O(nodes)."""
+    passes = _StageWriter(model, layout, training, stage, name).passes()
+    return ordered_passes(passes, layout, training, stage, micro_batches(layout, training))
+
+
+class StagePasses(NamedTuple):
+    """Passes of a stage, each written once as a run of nodes of ``graph``.
+
+    ``variants`` gives the index in ``parts`` by kind, chunk, and whether the pass is the first forward or
+    last backward pass of a step. ``end`` is the index of the part that ends the step.
+    """
+
+    graph: OpGraph
+    parts: tuple[PassTemplate, ...]
+    variants: dict[tuple[str, int, bool], int]
+    end: int
+
+    def part(self, kind: str, chunk: int, *, special: bool) -> int:
+        """Return the index of a pass; the special variant is the only one if both are equal."""
+        default = self.variants[kind, chunk, True]
+        return self.variants.get((kind, chunk, special), default)
+
+
+def stage_passes(model: Model, layout: Layout, training: Training, stage: int) -> StagePasses:
+    """Return the passes of a stage without their order. O(nodes)."""
+    return _StageWriter(model, layout, training, stage, f"{model.name}.stage{stage}").passes()
+
+
+def ordered_passes(
+    passes: StagePasses, layout: Layout, training: Training, stage: int, count: int
+) -> OpGraph:
+    """Return the step of a stage with ``count`` micro-batches: its passes in the order of the schedule.
+
+    The passes may come from another stage with equal layers. O(nodes of the step).
+    """
+    last = count - 1
+    sequence: list[PassInstance] = []
+    for action in order_of(training.schedule, layout, stage, count):
+        special = action.micro_batch == (0 if action.kind == "forward" else last)
+        part = passes.part(action.kind, action.chunk, special=special)
+        sequence.append(PassInstance(part, action.kind, action.micro_batch))
+    trips = 1
+    if layout.pp == 1 and last > 2:
+        trips = last - 1
+        body = [run._replace(loop=True) for run in sequence[2:4]]
+        sequence = sequence[:2] + body + sequence[-2:]
+    sequence.append(PassInstance(passes.end, "end", -1))
+    return assemble_step(passes.graph, passes.parts, sequence, trips=trips, tag_period=2 * layout.vp)
+
+
+class _WeightShare(NamedTuple):
+    """Weights that several ranks hold: ``shards`` are the groups that divide one copy, ``copies`` the groups
+    with the same part.
+    """
+
+    name: str
+    trained: int
+    frozen: int
+    shards: StridedGroups
+    copies: StridedGroups
+
+
+@dataclass
+class _StageWriter:
+    model: Model
+    layout: Layout
+    training: Training
+    stage: int
+    name: str
+    parts: list[PassTemplate] = field(default_factory=list[PassTemplate])
+
+    @cached_property
+    def builder(self) -> GraphBuilder:
+        builder = GraphBuilder(self.name)
+        builder.strings.add("micro-batches")
+        return builder
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Layer numbers of each chunk."""
+        return layers_of_stages(self.model, self.layout)[self.stage]
+
+    @property
+    def splits(self) -> bool:
+        """True if gradients of weights have a separate pass."""
+        return self.training.schedule == "zero-bubble" and self.layout.pp > 1
+
+    @property
+    def has_variants(self) -> bool:
+        """True if the first forward and the last backward pass of a step have additional communication."""
+        overlap = self.training.overlap
+        gathers = self.layout.zero in {1, 2} and not self.frees_weights and overlap.parameters
+        return gathers or (self.layout.zero < 2 and overlap.gradients)
+
+    @property
+    def frees_weights(self) -> bool:
+        """True if weights are gathered for each pass: FSDP, which holds them until the backward pass if only
+        gradients are sharded. Megatron-Core holds them whole.
+        """
+        return self.layout.zero == 3 or (self.layout.zero == 2 and self.training.style != "megatron")
+
+    @cached_property
+    def rank(self) -> ModelRank:
+        return ModelRank(self.model, self.layout, self.training, [] if self.splits else None)
+
+    @cached_property
+    def ends(self) -> ModelEnds:
+        return ModelEnds(self.rank)
+
+    def layer(self, number: int) -> Layer:
+        return self.model.all_layers[number]
+
+    def passes(self) -> StagePasses:
+        """Write all passes."""
+        last = micro_batches(self.layout, self.training) - 1
+        variants: dict[tuple[str, int, bool], int] = {}
+        for chunk in range(len(self.chunks)):
+            for special in (True, False) if last and self.has_variants else (True,):
+                k = self._begin("forward", chunk)
+                self._forward(k, special)
+                variants["forward", chunk, special] = self._close(k)
+                k = self._begin("backward", chunk)
+                self._backward(k, special)
+                variants["backward", chunk, special] = self._close(k)
+                if self.splits:  # directly after the backward pass, which deferred its gradients of weights
+                    k = self._begin("weights", chunk)
+                    self._weight_gradients(k, special)
+                    variants["weights", chunk, special] = self._close(k)
+        end = self._end()
+        return StagePasses(self.builder.build(), tuple(self.parts), variants, end)
+
+    def _begin(self, kind: str, chunk: int) -> KernelWriter:
+        part = PassTemplate(kind, chunk, len(self.builder))
+        self.parts.append(part)
+        return KernelWriter(self.builder, part, queues=True, tf32=self.rank.precision.tf32)
+
+    def _close(self, k: KernelWriter) -> int:
+        """End the current part and return its index."""
+        k.part.end = len(self.builder)
+        return len(self.parts) - 1
+
+    def _gather_layer(self, k: KernelWriter, number: int, ahead: int) -> list[int]:
+        """Gather a layer's weights after the node ``ahead``, so that not all are gathered at once."""
+        k.module = f"layers.{number}"
+        return self._gather(k, self._weights_of(number), ahead)
+
+    def _gather(self, k: KernelWriter, weights: RankWeights, ahead: int) -> list[int]:
+        nodes: list[int] = []
+        for share in self._shares(weights):
+            elements = share.trained + (share.frozen if self.frees_weights else 0)
+            if not elements or share.shards.group_size == 1:
+                continue
+            nodes.append(
+                k.collective(
+                    f"weights{share.name}.all_gather",
+                    CollectiveKind.ALL_GATHER,
+                    share.shards,
+                    TensorSpec((elements,), self.training.precision.compute),
+                    control=[ahead],
+                    in_place=True,
+                )
+            )
+        if ahead < 0 and k.part.kind != "end":
+            k.part.begins += nodes
+        return nodes
+
+    def _shares(self, weights: RankWeights) -> Iterator[_WeightShare]:
+        """Yield dense weights and experts that several ranks hold. Without a sharded optimizer all are
+        copies.
+        """
+        groups = self.rank.groups
+        if self.layout.zero:
+            dense_groups = groups.shards, groups.copies
+            expert_groups = groups.expert_shards, groups.expert_copies
+        else:
+            single = StridedGroups.from_mesh([self.layout.ranks, 1], [1])
+            dense_groups, expert_groups = (single, groups.data), (single, groups.expert_data)
+        for share in (
+            _WeightShare("", weights.dense, weights.frozen, *dense_groups),
+            _WeightShare(".experts", weights.experts, weights.frozen_experts, *expert_groups),
+        ):
+            if (share.trained or share.frozen) and share.shards.group_size * share.copies.group_size > 1:
+                yield share
+
+    def _reducible(self, weights: RankWeights) -> list[_WeightShare]:
+        """Return the shared weights that have gradients."""
+        return [share for share in self._shares(weights) if share.trained]
+
+    def _reduce(self, k: KernelWriter, weights: RankWeights, after: Sequence[Value]) -> list[int]:
+        """Sum gradients over the ranks with the same weights, sharded if the optimizer is.
+
+        Return a node for each share of :meth:`_reducible`.
+        """
+        element, nodes = self.rank.gradient, list[int]()
+        for name, trained, _, shards, copies in self._reducible(weights):
+            node, before = -1, after
+            if shards.group_size > 1:
+                whole = TensorSpec((trained,), element)
+                kind = CollectiveKind.REDUCE_SCATTER
+                op_name = f"gradients{name}.reduce_scatter"
+                node = k.collective(op_name, kind, shards, whole, after=before, in_place=True)
+                before = [node]
+            if copies.group_size > 1:
+                shard = TensorSpec((-(-trained // shards.group_size),), element)
+                op_name = f"gradients{name}{'.copies' if node >= 0 else ''}.all_reduce"
+                node = k.collective(
+                    op_name, CollectiveKind.ALL_REDUCE, copies, shard, after=before, in_place=True
+                )
+            nodes.append(node)
+        return nodes
+
+    def _weights_of(self, number: int) -> RankWeights:
+        return weights_of_layer(self.model, self.layout, self.training, self.layer(number))
+
+    @cached_property
+    def rest(self) -> RankWeights:
+        """Weights outside of layers: embedding, head, last norm."""
+        return weights_of_rest(
+            self.model,
+            self.layout,
+            self.training,
+            first=self.stage == 0,
+            last=self.stage == self.layout.pp - 1,
+        )
+
+    def _is_first(self, chunk: int) -> bool:
+        return self.stage == 0 and chunk == 0
+
+    def _is_last(self, chunk: int) -> bool:
+        return self.stage == self.layout.pp - 1 and chunk == self.layout.vp - 1
+
+    def _has_rest(self, chunk: int) -> bool:
+        """Return True if the weights outside of layers are in this chunk; only one chunk of a
+        stage has any.
+        """
+        return self._is_first(chunk) or self._is_last(chunk)
+
+    def _receive(self, k: KernelWriter, backward: bool) -> int:
+        messages = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
+        tag = 2 * k.part.chunk + backward
+        return k.message("pipeline.recv", messages, self.rank.stream, tag, sends=False)
+
+    def _send(self, k: KernelWriter, x: Value, backward: bool) -> None:
+        """Send to the next chunk. The tag has its number: the same, or the next one from the last stage."""
+        messages = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
+        chunk = k.part.chunk
+        chunk += (self.stage == self.layout.pp - 1) if not backward else -(self.stage == 0)
+        k.module = ""
+        node = k.message(
+            "pipeline.send", messages, self.rank.stream, 2 * chunk + backward, sends=True, after=[x]
+        )
+        if not self.training.overlap.pipeline:
+            k.part.tail = node
+
+    def _forward(self, k: KernelWriter, first: bool) -> None:
+        chunk = k.part.chunk
+        numbers = self.chunks[chunk]
+        once = self.layout.zero in {1, 2} and first and self.training.overlap.parameters
+        gathers = self.frees_weights or once
+        if self.frees_weights and self._has_rest(chunk):
+            k.module = "ends"
+            k.follow = self._gather(k, self.rest, -1)
+        x: Value = self.ends.embed(k) if self._is_first(chunk) else self._receive(k, backward=False)
+        ahead = -1
+        pending = self._gather_layer(k, numbers[0], -1) if gathers and numbers else []
+        for position, number in enumerate(numbers):
+            k.follow = [*k.follow, *pending]
+            pending = []
+            before = len(self.builder)
+            if gathers and position + 1 < len(numbers):
+                pending = self._gather_layer(k, numbers[position + 1], ahead)
+            if number >= len(self.model.layers):  # multi-token prediction, after the loss of the one before
+                self.ends.loss(k, x)
+                x = self.ends.next_token(k, number, x)
+            x = forward_layer(self.rank, k, self.layer(number), number, x)
+            ahead = k.first_compute(before)
+            size = offloaded_bytes(self.rank, self.layer(number), self._index_in_stage(chunk, position))
+            if size:
+                store_activations(k, number, size)
+        k.module = ""
+        if self._is_last(chunk):
+            self.ends.loss(k, x)
+            return
+        x = self.rank.add_pending(k, x)
+        k.name_port("out", x)
+        self._send(k, x, backward=False)
+
+    def _backward(self, k: KernelWriter, last: bool) -> None:
+        chunk = k.part.chunk
+        numbers = self.chunks[chunk]
+        gathers, pending, ahead = self.layout.zero == 3, list[int](), -1
+        if gathers and self._is_last(chunk):
+            k.module = "ends"
+            k.follow = self._gather(k, self.rest, -1)
+        grad = self.ends.loss_backward(k) if self._is_last(chunk) else self._receive(k, backward=True)
+        head_gradients, k.made = k.made, []
+        if gathers and numbers:
+            pending = self._gather_layer(k, numbers[-1], -1)
+        pending += self._fetch(k, len(numbers) - 1, -1)
+        for position in reversed(range(len(numbers))):
+            number = numbers[position]
+            k.follow, pending, before = [*k.follow, *pending], [], len(self.builder)
+            if gathers and position:
+                pending = self._gather_layer(k, numbers[position - 1], ahead)
+            pending += self._fetch(k, position - 1, ahead)
+            index = self._index_in_stage(chunk, position)
+            grad = backward_layer(self.rank, k, self.layer(number), number, grad, index=index)
+            if number >= len(self.model.layers):  # multi-token prediction
+                grad = self.ends.loss_backward(k, self.ends.next_token_backward(k, number, grad))
+            ahead = k.first_compute(before)
+            k.module = f"layers.{number}"
+            if not self.splits:
+                self._reduce_layer(k, number, k.part.tail, last)
+            k.made = []
+        k.module = ""
+        if self._is_first(chunk):
+            if gathers and not self._is_last(chunk):
+                k.module = "ends"
+                k.follow = self._gather(k, self.rest, ahead)
+            self.ends.embed_backward(k, grad)
+        else:
+            self._send(k, grad, backward=True)
+        k.name_port("done", grad if k.part.tail < 0 else k.part.tail)
+        if not self.splits:
+            self._reduce_rest(k, [*head_gradients, k.part.tail])
+
+    def _index_in_stage(self, chunk: int, position: int) -> int:
+        """Return the index in the stage of a layer of a chunk."""
+        return sum(map(len, self.chunks[:chunk])) + position
+
+    def _fetch(self, k: KernelWriter, position: int, ahead: int) -> list[int]:
+        """Load offloaded activations of a layer of the chunk after the node ``ahead``.
+
+        Return the node that the layer's backward pass has to wait for, if none of its kernels reads a loaded
+        value.
+        """
+        chunk = k.part.chunk
+        if position < 0:
+            return []
+        number = self.chunks[chunk][position]
+        layer, index = self.layer(number), self._index_in_stage(chunk, position)
+        size = offloaded_bytes(self.rank, layer, index)
+        if not size:
+            return []
+        forward = next(part for part in self.parts if (part.kind, part.chunk) == ("forward", chunk))
+        ports = offloaded_ports(self.rank, layer, number, index, forward.ports)
+        node = load_activations(k, number, size, ahead, ports)
+        return [] if ports else [node]
+
+    def _reduce_layer(self, k: KernelWriter, number: int, done: Value, last: bool) -> None:
+        """Reduce a layer's gradients after its pass: for each micro-batch with FSDP, otherwise after the
+        last.
+        """
+        if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
+            for index, node in enumerate(self._reduce(k, self._weights_of(number), [*k.made, done])):
+                k.name_port(f"reduced.{number}.{index}", node)
+
+    def _reduce_rest(self, k: KernelWriter, after: Sequence[Value]) -> None:
+        """Reduce gradients of weights outside of layers for each micro-batch, with FSDP."""
+        if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
+            return
+        k.module = "ends"
+        for index, node in enumerate(self._reduce(k, self.rest, after)):
+            k.name_port(f"reduced.rest.{index}", node)
+
+    def _weight_gradients(self, k: KernelWriter, last: bool) -> None:
+        for make in self.rank.deferred or []:
+            make(k)
+        k.module = ""
+        k.name_port("done", k.part.tail)
+        done: Value = "backward:done" if k.part.tail < 0 else k.part.tail
+        for number in reversed(self.chunks[k.part.chunk]):
+            k.module = f"layers.{number}"
+            self._reduce_layer(k, number, done, last)
+        self._reduce_rest(k, [*k.made, done])
+        if self.rank.deferred is not None:
+            self.rank.deferred.clear()
+
+    def _end(self) -> int:
+        k = self._begin("end", 0)
+        kind = "weights" if self.splits else "backward"
+        reduced = list[Value]()
+        early = self.layout.zero >= 2 or self.training.overlap.gradients
+        for chunk, numbers in enumerate(self.chunks):
+            # The weights pass may end before the backward pass has sent its last gradients.
+            passes = {part.kind for part in self.parts if part.chunk == chunk and "done" in part.ports}
+            done: list[Value] = [f"{name}@{chunk}:done" for name in ("backward", "weights") if name in passes]
+            reduced += done
+            for number in numbers:
+                k.module = f"layers.{number}"
+                weights = self._weights_of(number)
+                if early:
+                    shares = range(len(self._reducible(weights)))
+                    reduced += [f"{kind}@{chunk}:reduced.{number}.{index}" for index in shares]
+                else:
+                    reduced += self._reduce(k, weights, done)
+        k.module = ""
+        total = sum((self._weights_of(number) for numbers in self.chunks for number in numbers), self.rest)
+        finished = [value for value in reduced if isinstance(value, str) and value.endswith(":done")]
+        k.module = "ends"
+        nodes: list[Value] = list(reduced)
+        if self.layout.zero >= 2:
+            chunk = next(filter(self._has_rest, range(self.layout.vp)), 0)
+            shares = range(len(self._reducible(self.rest)))
+            nodes += [f"{kind}@{chunk}:reduced.rest.{index}" for index in shares]
+        else:
+            nodes += self._reduce(k, self.rest, finished)
+        nodes += self.ends.shared_gradients(k, self.stage, finished, total)
+        k.module = ""
+
+        def regather(k: KernelWriter, updated: Value) -> None:
+            """Gather updated weights that are not gathered ahead of their use."""
+            if self.frees_weights or not self.layout.zero or isinstance(updated, str):
+                return
+            if not self.training.overlap.parameters:
+                for numbers in self.chunks:
+                    for number in numbers:
+                        self._gather_layer(k, number, updated)
+            k.module = "ends"
+            self._gather(k, self.rest, updated)
+
+        self.ends.finish(k, total, nodes, regather)
+        return self._close(k)
 
 
 def training_workload(
     model: Model, layout: Layout, training: Training, metadata: Mapping[str, str] | None = None
 ) -> Workload:
-    """A step of ``model`` on ``layout.ranks`` ranks. Equal arguments give equal workloads. Its metadata has
-    the facts of the step, unless ``metadata`` states others.
+    """Return a step of ``model`` on ``layout.ranks`` ranks. Equal arguments give equal workloads.
 
-    Raises ``UsageError`` that names the rule which a layout breaks. O(nodes of all stages + ranks).
+    The metadata has the facts of the step, which ``metadata`` may override. Raises ``UsageError`` that names
+    a violated layout rule. O(nodes of all stages + ranks).
     """
     check_layout(model, layout, training)
     metadata = replace(training_facts(model, training), ranks=layout.ranks).metadata() | dict(metadata or {})
@@ -41,8 +498,8 @@ def training_workload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A board that differs from its device file: its power limit (0: that of the file), and the bandwidth of
-    its memory over the file's.
+    """Board that differs from its device file: power limit (0: as in the file), and ratio of its memory
+    bandwidth to that of the file.
     """
 
     device: str
@@ -51,7 +508,7 @@ class Board:
 
 
 def training_facts(model: Model, training: Training, board: Board | None = None) -> StepFacts:
-    """Return what simulators need of a step beside its graph."""
+    """Return the facts of a step that simulators need in addition to its graph."""
     library = training.library or ("flash2" if training.style == "torchtitan" else "cudnn")
     facts = StepFacts(
         kind="training",
@@ -69,12 +526,12 @@ def training_facts(model: Model, training: Training, board: Board | None = None)
 
 
 _STATES = ("weights", "master weights", "optimizer moments", "gradients")
-"""Parts of the memory account that stay from step to step."""
+"""Parts of the memory account that persist from step to step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlmStep:
-    """An optimizer step of a language model: a generator."""
+    """Generator of an optimizer step of a language model."""
 
     model: Model
     layout: Layout
@@ -83,29 +540,31 @@ class LlmStep:
 
     @property
     def name(self) -> str:
-        """The model and its layout."""
+        """Name of the model."""
         return self.model.name
 
     def workload(self) -> Workload:
-        """Return the step of all ranks. States, which are not values of the step, are stated as what it
-        writes over, with the peak memory of each stage. Raises ``UsageError`` that names the rule which a
-        layout breaks.
+        """Return the step of all ranks.
+
+        The metadata give the states, which the step overwrites and which are not values of its graph, and the
+        peak memory of each stage. Raises ``UsageError`` that names a violated layout rule.
         """
         check_layout(self.model, self.layout, self.training)
-        held: list[str] = []
+        stage_bytes: list[str] = []
         for stage in memory_of(self.model, self.layout, self.training):
-            size = sum(stage.parts.get(each, 0) for each in _STATES)
-            held.append(f"{size} {size} {size} {stage.peak_bytes}")
+            size = sum(stage.parts.get(name, 0) for name in _STATES)
+            stage_bytes.append(f"{size} {size} {size} {stage.peak_bytes}")
         facts = replace(training_facts(self.model, self.training, self.board), ranks=self.layout.ranks)
-        metadata = facts.metadata() | {PROGRAM_BYTES: ";".join(held)}
+        metadata = facts.metadata() | {PROGRAM_BYTES: ";".join(stage_bytes)}
         return training_workload(self.model, self.layout, self.training, metadata)
 
     def account(self) -> Account:
-        """Parameters of the model; FLOPs of all ranks; memory of the fullest. Raises ``UsageError`` that
-        names the rule which a layout breaks.
+        """Return parameters of the model, FLOPs of all ranks, and memory of the stage with the highest peak.
+
+        Raises ``UsageError`` that names a violated layout rule.
         """
         check_layout(self.model, self.layout, self.training)
-        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda each: each.peak_bytes)
+        fullest = max(memory_of(self.model, self.layout, self.training), key=lambda stage: stage.peak_bytes)
         return Account(
             parameters=model_parameters(self.model),
             model_flops_per_step=model_flops(self.model, self.training),

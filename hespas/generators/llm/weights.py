@@ -1,20 +1,28 @@
-"""How many parameters a rank has: of a layer, and of what stands outside of layers.
+"""Numbers of parameters of a rank: of its layers, of weights outside of layers, and of LoRA adapters.
 
-Matrices part over tensor ranks, except that key heads repeat where there are fewer than ranks, and that the
-down-projections of latent attention, routers, projections around experts and of further predictions are whole
-on each. Norms and what is added to the residual stream are whole. Experts part over expert ranks and their
-tensor ranks.
+Matrices are divided over tensor ranks, with exceptions: key heads are repeated if they are fewer than the
+ranks, and the down-projections of latent attention, routers, and projections around experts and of
+multi-token prediction are whole on each rank. Norms and biases of results are whole too. Experts are divided
+over expert ranks and their tensor ranks.
 
-A weight that is whole on each tensor rank has a part of its gradient there: of the rank's own tokens where
-sequences part over tensor ranks (arXiv 2205.05198), or of its own heads, which norms of queries and keys are
-applied to. These are ``replicated``: their gradients are summed over tensor ranks, and no others.
+A weight that is whole on each tensor rank gets only part of its gradient there: from the rank's own tokens
+with sequence parallelism (arXiv 2205.05198), or from its own heads (norms of queries and keys). These weights
+are ``replicated``: only their gradients are summed over tensor ranks.
+
+Adapters (LoRA, arXiv 2106.09685) belong to the linear layers of attention and of dense feed-forward blocks,
+including shared experts, or of attention alone (:meth:`~hespas.generators.llm.rank.ModelRank.adapter`).
+Routers, routed experts, state-space blocks, the head and projections of multi-token prediction have no
+adapters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from enum import Enum
 from typing import NamedTuple
 
-from hespas.generators.llm.adapters import Parting, adapted_layers
+from hespas.generators.llm.attention import latent_layers, projection, qkv_layer
+from hespas.generators.llm.feedforward import mlp_layers, shared_expert
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import (
     Attention,
@@ -30,16 +38,88 @@ from hespas.generators.llm.model import (
     norm_parameters,
     parameters,
 )
-from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.rank import LinearLayer, ModelRank
 from hespas.generators.llm.settings import Training
 
-__all__ = ["Weights", "copied_embedding", "weights_of_layer", "weights_of_rest"]
+__all__ = [
+    "AdaptedLayer",
+    "RankWeights",
+    "TensorSplit",
+    "adapted_layers",
+    "adapter_flops",
+    "copied_embedding",
+    "weights_of_layer",
+    "weights_of_rest",
+]
 
 
-class Weights(NamedTuple):
-    """Trained parameters of a rank: ``dense`` ones are sharded over data ranks, those of ``experts`` over the
-    ranks that hold the same experts. ``frozen`` ones, and ``frozen_experts``, are not trained. ``replicated``
-    counts the dense ones whose gradients tensor ranks sum.
+class TensorSplit(Enum):
+    """Division of a matrix over tensor ranks: by its outputs, by its inputs, or none."""
+
+    COLUMN = "column"
+    ROW = "row"
+    WHOLE = "whole"
+
+
+class AdaptedLayer(NamedTuple):
+    """Linear layer of a rank with adapters."""
+
+    layer: LinearLayer
+    split: TensorSplit
+
+    @property
+    def down(self) -> int:
+        """Elements of the adapter from the inputs to the rank of adapters."""
+        return self.layer.adapter * self.layer.inputs
+
+    @property
+    def up(self) -> int:
+        """Elements of the adapter from the rank of adapters to the outputs."""
+        return self.layer.adapter * self.layer.outputs
+
+
+def adapted_layers(rank: ModelRank, block: Block) -> tuple[AdaptedLayer, ...]:
+    """Return the linear layers of a block on a rank that have adapters."""
+    layers: tuple[AdaptedLayer, ...] = ()
+    match block:
+        case Attention():
+            layers = (
+                AdaptedLayer(qkv_layer(rank, block), TensorSplit.COLUMN),
+                AdaptedLayer(projection(rank, block), TensorSplit.ROW),
+            )
+        case LatentAttention():
+            down, *up = latent_layers(rank, block)
+            layers = (
+                AdaptedLayer(down, TensorSplit.WHOLE),
+                *(AdaptedLayer(layer, TensorSplit.COLUMN) for layer in up),
+                AdaptedLayer(projection(rank, block), TensorSplit.ROW),
+            )
+        case Mlp():
+            fc1, fc2 = mlp_layers(rank, block)
+            layers = AdaptedLayer(fc1, TensorSplit.COLUMN), AdaptedLayer(fc2, TensorSplit.ROW)
+        case Experts():
+            return adapted_layers(rank, shared_expert(block)) if block.shared_ffn else ()
+        case Mamba():
+            pass
+    return tuple(adapted for adapted in layers if adapted.layer.adapter)
+
+
+def adapter_flops(rank: ModelRank, block: Block, names: Collection[str] | None = None) -> float:
+    """Return the forward FLOPs of the adapters of a block on a rank in a micro-batch.
+
+    ``names`` restricts them to layers of these names.
+    """
+    return sum(
+        2.0 * adapted.layer.rows * (adapted.down + adapted.up)
+        for adapted in adapted_layers(rank, block)
+        if names is None or adapted.layer.name in names
+    )
+
+
+class RankWeights(NamedTuple):
+    """Parameters of a rank. ``dense`` ones are sharded over data ranks, and parameters of ``experts`` over
+    the ranks with the same experts. ``frozen`` and ``frozen_experts`` are not trained. ``replicated`` counts
+    the dense parameters whose gradients tensor ranks sum.
     """
 
     dense: int = 0
@@ -48,92 +128,94 @@ class Weights(NamedTuple):
     frozen_experts: int = 0
     replicated: int = 0
 
-    def __add__(self, other: object) -> Weights:
-        """The sum, part by part."""
-        if not isinstance(other, Weights):
+    def __add__(self, other: object) -> RankWeights:
+        """Add all counts."""
+        if not isinstance(other, RankWeights):
             return NotImplemented
-        return Weights(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return RankWeights(*(left + right for left, right in zip(self, other, strict=True)))
 
 
-def weights_of_layer(model: Model, layout: Layout, training: Training, layer: Layer) -> Weights:
-    """Parameters of a layer on one rank."""
+def weights_of_layer(model: Model, layout: Layout, training: Training, layer: Layer) -> RankWeights:
+    """Return the parameters of a layer on one rank."""
     norms = len(layer) * (2 if model.post_norms else 1) * norm_parameters(model)
-    total = Weights(dense=norms, replicated=_summed(layout, by_token=norms))
+    total = RankWeights(dense=norms, replicated=_summed(layout, by_token=norms))
     for block in layer:
         total += _of_block(model, layout, block)
     if not training.lora_rank:
         return total
-    rank = Rank(model, layout, training)
-    adapters = sum((_adapters(rank, block) for block in layer), Weights())
-    return adapters + Weights(frozen=total.dense, frozen_experts=total.experts)
+    rank = ModelRank(model, layout, training)
+    adapters = sum((_adapters(rank, block) for block in layer), RankWeights())
+    return adapters + RankWeights(frozen=total.dense, frozen_experts=total.experts)
 
 
 def _summed(layout: Layout, *, by_token: int = 0, by_head: int = 0) -> int:
-    """Of weights that are whole on each tensor rank those whose gradients are summed: of what is applied to
-    tokens outside of tensor-parallel regions, and to heads of a rank.
+    """Return the number of whole weights whose gradients tensor ranks sum: weights applied to tokens outside
+    of tensor-parallel regions, and to heads of a rank.
     """
     return (by_token if layout.has_sequence_parallel else 0) + (by_head if layout.tp > 1 else 0)
 
 
-def _of_block(model: Model, layout: Layout, block: Block) -> Weights:
+def _of_block(model: Model, layout: Layout, block: Block) -> RankWeights:
     hidden, tp = model.hidden, layout.tp
     match block:
         case Attention():
             qkv = block.head_dim * (block.heads // tp + 2 * max(1, block.kv_heads // tp))
             matrices = hidden * (qkv + block.heads // tp * block.head_dim)
-            added = hidden if block.bias else 0
+            bias = hidden if block.bias else 0
             norms = 2 * block.head_dim if block.qk_norm else 0
-            return Weights(
-                dense=matrices + (qkv if block.bias else 0) + added + norms,
-                replicated=_summed(layout, by_token=added, by_head=norms),
+            return RankWeights(
+                dense=matrices + (qkv if block.bias else 0) + bias + norms,
+                replicated=_summed(layout, by_token=bias, by_head=norms),
             )
         case LatentAttention():
             projected = hidden * (block.q_lora + block.kv_lora + block.rope_dim)
-            parted = (matrix_parameters(block, hidden) - projected) // tp
+            divided = (matrix_parameters(block, hidden) - projected) // tp
             down = projected + block.q_lora + block.kv_lora
-            return Weights(dense=down + parted, replicated=_summed(layout, by_token=down))
+            return RankWeights(dense=down + divided, replicated=_summed(layout, by_token=down))
         case Experts():
             router = hidden * block.experts + (block.experts if block.bias else 0)
             around = router + 2 * hidden * block.latent
             shared = (3 if block.gated else 2) * hidden * block.shared_ffn // tp
-            return Weights(
+            expert = expert_parameters(block, hidden) // layout.etp
+            if block.bias:
+                expert += (2 if block.gated else 1) * block.ffn // layout.etp + (block.latent or hidden)
+            return RankWeights(
                 dense=around + shared,
-                experts=block.experts // layout.ep * _expert(block, hidden, layout.etp),
+                experts=block.experts // layout.ep * expert,
                 replicated=_summed(layout, by_token=around),
             )
         case Mlp():
             wide = (2 if block.gated else 1) * block.ffn // tp if block.bias else 0
-            added = hidden if block.bias else 0
-            return Weights(
-                dense=matrix_parameters(block, hidden) // tp + wide + added,
-                replicated=_summed(layout, by_token=added),
+            bias = hidden if block.bias else 0
+            return RankWeights(
+                dense=matrix_parameters(block, hidden) // tp + wide + bias,
+                replicated=_summed(layout, by_token=bias),
             )
         case Mamba():
-            return Weights(dense=parameters(block, hidden) // tp)
+            return RankWeights(dense=parameters(block, hidden) // tp)
 
 
-def _expert(block: Experts, hidden: int, etp: int) -> int:
-    """Parameters of one expert on a rank."""
-    bias = (2 if block.gated else 1) * block.ffn // etp + (block.latent or hidden) if block.bias else 0
-    return expert_parameters(block, hidden) // etp + bias
+def _adapters(rank: ModelRank, block: Block) -> RankWeights:
+    """Return the adapters of a block.
 
-
-def _adapters(rank: Rank, block: Block) -> Weights:
-    """Adapters of a block. Beside a matrix whose outputs part, the first is whole on each tensor rank; beside
-    one whose inputs part the second.
+    If tensor ranks divide the outputs of a matrix, its first adapter is whole on each of them; if they divide
+    the inputs, the second is.
     """
-    found = Weights()
-    for each in adapted_layers(rank, block):
-        by_head = {Parting.COLUMN: each.down, Parting.ROW: each.up, Parting.WHOLE: 0}[each.parting]
-        by_token = each.down + each.up if each.parting is Parting.WHOLE else 0
+    weights = RankWeights()
+    for adapted in adapted_layers(rank, block):
+        by_head = {TensorSplit.COLUMN: adapted.down, TensorSplit.ROW: adapted.up, TensorSplit.WHOLE: 0}[
+            adapted.split
+        ]
+        by_token = adapted.down + adapted.up if adapted.split is TensorSplit.WHOLE else 0
         summed = _summed(rank.layout, by_token=by_token, by_head=by_head)
-        found += Weights(dense=each.down + each.up, replicated=summed)
-    return found
+        weights += RankWeights(dense=adapted.down + adapted.up, replicated=summed)
+    return weights
 
 
 def copied_embedding(model: Model, layout: Layout) -> int:
-    """Elements of the embedding on a rank of the first stage of which a last stage that is another one holds
-    a copy: for a tied head, and for further predictions, which look tokens up again, learned positions too.
+    """Return the number of elements of the embedding that a separate last stage holds too.
+
+    A tied head needs the table; multi-token prediction, which embeds tokens again, also learned positions.
     """
     table = -(-model.vocab // layout.tp) * model.hidden
     if model.mtp_layers:
@@ -141,9 +223,11 @@ def copied_embedding(model: Model, layout: Layout) -> int:
     return table if model.tied else 0
 
 
-def weights_of_rest(model: Model, layout: Layout, training: Training, *, first: bool, last: bool) -> Weights:
-    """Embedding, learned positions, last norm, head and what joins further predictions on one rank of the
-    stages that have them.
+def weights_of_rest(
+    model: Model, layout: Layout, training: Training, *, first: bool, last: bool
+) -> RankWeights:
+    """Return the weights outside of layers on one rank: embedding, learned positions, last norm, head, and
+    the projections of multi-token prediction.
     """
     table = -(-model.vocab // layout.tp) * model.hidden
     total = whole = 0
@@ -155,5 +239,5 @@ def weights_of_rest(model: Model, layout: Layout, training: Training, *, first: 
         whole += model.mtp_layers * 2 * model.hidden * model.hidden
         total += whole
     if training.lora_rank:
-        return Weights(frozen=total)
-    return Weights(dense=total, replicated=_summed(layout, by_token=whole))
+        return RankWeights(frozen=total)
+    return RankWeights(dense=total, replicated=_summed(layout, by_token=whole))

@@ -1,8 +1,8 @@
-"""A job of another size from the trace of a small one: axes of its mesh made longer or shorter."""
+"""Rescaling of a traced job to another size, by resizing axes of its mesh."""
 
 from __future__ import annotations
 
-from hespas.generators.rescale.mesh import Mesh, find_mesh
+from hespas.generators.rescale.mesh import RankMesh, find_mesh
 from hespas.generators.rescale.resize import Rescale, parse_sizes
 
-__all__ = ["Mesh", "Rescale", "find_mesh", "parse_sizes"]
+__all__ = ["RankMesh", "Rescale", "find_mesh", "parse_sizes"]

@@ -1,43 +1,52 @@
-"""The figures of a graph that depend on how many ranks share the work, as columns that a rule may change."""
+"""Figures of a graph that depend on the number of ranks that share the work, and their recount for resized
+tensors.
+
+Figures are columns. If the dimensions of the tensors of an operation change, its costs are recounted if its
+former costs follow from its former types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import nan, prod
+from itertools import product
+from math import isnan, nan, prod
 
 import numpy as np
 
-from hespas.graph import DTYPES, DYNAMIC, OpGraph, RaggedArray, TensorTypes
+from hespas.graph import DTYPES, DYNAMIC, OpClass, OpGraph, RaggedArray, TensorTypes
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 
 __all__ = [
     "NODE_FIGURES",
     "TABLE_FIGURES",
-    "Figures",
-    "TypeRows",
+    "GraphFigures",
+    "ResizedTypes",
     "changed_nodes",
     "node_text",
+    "recount",
     "same",
     "shape_text",
     "with_figures",
 ]
 
 NODE_FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
-"""Columns of nodes that work is counted in."""
+"""Columns of nodes that count work."""
 
 TABLE_FIGURES: Mapping[str, tuple[str, ...]] = {
     "collectives": ("comm_bytes", "operand_bytes", "result_bytes"),
     "p2p": ("comm_bytes",),
     "contractions": ("batch", "m", "n", "k", "flops", "useful_flops"),
 }
-"""Columns of side tables that do."""
+"""Columns of side tables that count work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Figures:
-    """``node`` and ``tables`` by the names above; ``operands`` and ``results`` are rows of ``types``."""
+class GraphFigures:
+    """Figures of a graph: columns of nodes and tables by name; ``operands`` and ``results`` are rows of
+    ``types``.
+    """
 
     node: Mapping[str, FloatArray]
     tables: Mapping[str, Mapping[str, FloatArray]]
@@ -46,8 +55,8 @@ class Figures:
     types: TensorTypes
 
     @classmethod
-    def of(cls, graph: OpGraph) -> Figures:
-        """Those of a graph as it stands."""
+    def of(cls, graph: OpGraph) -> GraphFigures:
+        """Return the current figures of a graph."""
         return cls(
             {name: getattr(graph, name) for name in NODE_FIGURES},
             {
@@ -61,26 +70,26 @@ class Figures:
 
 
 def same(one: FloatArray, two: FloatArray) -> BoolArray:
-    """Which figures are equal; unknown ones are."""
+    """Return the mask of equal figures; unknown figures are equal."""
     equal: BoolArray = (one == two) | (np.isnan(one) & np.isnan(two))
     return equal
 
 
 def node_text(graph: OpGraph, node: int) -> str:
-    """``node 17 (stablehlo.add, add.3)``: where a refusal stands."""
+    """Return the text of a node for messages: ``node 17 (stablehlo.add, add.3)``."""
     names = [graph.op_name(node), graph.node_name(node)]
     return f"node {node} ({', '.join(dict.fromkeys(filter(None, names)))})"
 
 
 def shape_text(types: TensorTypes, row: int) -> str:
-    """``f32[64,192]``."""
+    """Return the text of a type: ``f32[64,192]``."""
     element = types.dtype_of(row)
     extents = ("?" if extent == DYNAMIC else str(extent) for extent in types.shape(row))
     return f"{element.name if element else '?'}[{','.join(extents)}]"
 
 
-class TypeRows:
-    """Types of a graph, to which others of the same elements are added as they are asked for."""
+class ResizedTypes:
+    """Types of a graph, extended on demand by types of the same element type and another shape."""
 
     __slots__ = ("_base", "_bytes", "_new", "_rows")
 
@@ -91,8 +100,9 @@ class TypeRows:
         self._rows: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def with_shape(self, row: int, shape: tuple[int, ...]) -> int:
-        """The row of the type of ``row`` in another shape. Raises ``UnsupportedError`` for one whose bytes
-        are not those of its elements.
+        """Return the row of the type of ``row`` with another shape.
+
+        Raises ``UnsupportedError`` for a type with more bytes than its elements.
         """
         base = self._base
         if shape == base.shape(row):
@@ -101,46 +111,43 @@ class TypeRows:
         if key not in self._rows:
             self._rows[key] = len(base) + len(self._new)
             self._new.append(key)
-            self._bytes.append(_bytes_in(base, row, shape))
+            element, before = base.dtype_of(row), float(base.bytes[row])
+            if element is None or DYNAMIC in shape or np.isnan(before):
+                self._bytes.append(nan)
+            elif before == element.storage_bytes(base.elements(row)):
+                self._bytes.append(float(DTYPES[element.code].storage_bytes(prod(shape))))
+            else:
+                raise UnsupportedError(
+                    f"{shape_text(base, row)} takes {before:,.0f} bytes, more than its elements: its bytes "
+                    "with "
+                    f"the shape {list(shape)} are unknown",
+                    position="tensor types",
+                    hint="rescale along another axis, or trace the larger run",
+                )
         return self._rows[key]
 
     def build(self) -> TensorTypes:
-        """All types, those that were there first."""
+        """Return all types, the original ones first."""
         base = self._base
         if not self._new:
             return base
-        of = np.array([row for row, _ in self._new], np.int64)
+        origins = np.array([row for row, _ in self._new], np.int64)
         lengths = np.array([len(shape) for _, shape in self._new], np.int64)
         return TensorTypes(
-            dtype=np.concatenate([base.dtype, base.dtype[of]]),
+            dtype=np.concatenate([base.dtype, base.dtype[origins]]),
             dim_offsets=np.concatenate([base.dim_offsets, base.dim_offsets[-1] + np.cumsum(lengths)]),
             dims=np.concatenate(
                 [base.dims, np.array([d for _, shape in self._new for d in shape], np.int64)]
             ),
             bytes=np.concatenate([base.bytes, np.array(self._bytes, np.float64)]),
-            bounded=np.concatenate([base.bounded, base.bounded[of]]),
-            encoding=np.concatenate([base.encoding, base.encoding[of]]),
+            bounded=np.concatenate([base.bounded, base.bounded[origins]]),
+            encoding=np.concatenate([base.encoding, base.encoding[origins]]),
         )
 
 
-def _bytes_in(types: TensorTypes, row: int, shape: tuple[int, ...]) -> float:
-    """Bytes of a type in another shape."""
-    element, before = types.dtype_of(row), float(types.bytes[row])
-    if element is None or DYNAMIC in shape or np.isnan(before):
-        return nan
-    if before != element.storage_bytes(types.elements(row)):
-        raise UnsupportedError(
-            f"{shape_text(types, row)} takes {before:,.0f} bytes, more than its elements: no rule says how "
-            f"many as {list(shape)}",
-            position="tensor types",
-            hint="rescale along another axis, or trace the larger run",
-        )
-    return float(DTYPES[element.code].storage_bytes(prod(shape)))
-
-
-def changed_nodes(graph: OpGraph, after: Figures) -> BoolArray:
-    """Which nodes have other figures than before."""
-    before = Figures.of(graph)
+def changed_nodes(graph: OpGraph, after: GraphFigures) -> BoolArray:
+    """Return the mask of nodes with changed figures."""
+    before = GraphFigures.of(graph)
     changed = np.zeros(len(graph), np.bool_)
     for name, column in after.node.items():
         changed |= ~same(before.node[name], column)
@@ -153,8 +160,8 @@ def changed_nodes(graph: OpGraph, after: Figures) -> BoolArray:
     return changed
 
 
-def with_figures(graph: OpGraph, after: Figures) -> OpGraph:
-    """The graph with other figures; everything else stays."""
+def with_figures(graph: OpGraph, after: GraphFigures) -> OpGraph:
+    """Return the graph with other figures; everything else is unchanged."""
     node, calls, products = after.node, after.tables["collectives"], after.tables["contractions"]
     batch, m, n, k = (products[name].astype(np.int64) for name in ("batch", "m", "n", "k"))
     return replace(
@@ -184,3 +191,159 @@ def with_figures(graph: OpGraph, after: Figures) -> OpGraph:
         results=after.results,
         types=after.types,
     )
+
+
+_MOST_TENSORS = 10
+_PER_ELEMENT = (OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.REDUCTION)
+
+
+def recount(
+    graph: OpGraph,
+    now: GraphFigures,
+    marks: Mapping[tuple[int, int], frozenset[int]],
+    before: int,
+    after: int,
+) -> GraphFigures:
+    """Return the figures with the marked dimensions divided into ``after`` instead of ``before`` parts.
+
+    ``marks`` has the dimensions by node and tensor (operands first, then results). Raises
+    ``UnsupportedError`` if the figures do not follow from the types.
+    """
+    rows = ResizedTypes(now.types)
+    operands, results = now.operands.values.copy(), now.results.values.copy()
+    for (node, slot), dims in marks.items():
+        count = int(now.operands.lengths[node])
+        column, ragged, position = (
+            (operands, now.operands, slot) if slot < count else (results, now.results, slot - count)
+        )
+        at = int(ragged.offsets[node]) + position
+        shape = list(now.types.shape(int(column[at])))
+        for dim in dims:
+            if shape[dim] * before % after:
+                raise UnsupportedError(
+                    f"extent {shape[dim]} of {shape_text(now.types, int(column[at]))} is one of {before} "
+                    f"parts of an extent that does not divide by {after}",
+                    position=node_text(graph, node),
+                    hint="choose a size that divides it",
+                )
+            shape[dim] = shape[dim] * before // after
+        column[at] = rows.with_shape(int(column[at]), tuple(shape))
+    new = replace(
+        now, operands=replace(now.operands, values=operands), results=replace(now.results, values=results)
+    )
+    return _CostRecount(graph, now, replace(new, types=rows.build())).run(sorted({node for node, _ in marks}))
+
+
+class _CostRecount:
+    """Recounts the costs of nodes."""
+
+    def __init__(self, graph: OpGraph, old: GraphFigures, new: GraphFigures) -> None:
+        self._graph, self._old, self._new = graph, old, new
+        self._node = {name: column.copy() for name, column in old.node.items()}
+        self._tables = {
+            table: {name: column.copy() for name, column in columns.items()}
+            for table, columns in old.tables.items()
+        }
+
+    def run(self, nodes: list[int]) -> GraphFigures:
+        """Recount the nodes and return all figures."""
+        collectives = {node: row for row, node in enumerate(self._graph.collectives.node.tolist())}
+        products = {node: row for row, node in enumerate(self._graph.contractions.node.tolist())}
+        for node in nodes:
+            for name in ("bytes_read", "bytes_written"):
+                self._node[name][node] = self._traffic(node, name)
+            if node in products:
+                self._recount_product(node, products[node])
+            else:
+                self._recount_arithmetic(node)
+            if node in collectives:
+                self._recount_collective(node, collectives[node])
+        return replace(self._new, node=self._node, tables=self._tables)
+
+    def _refusal(self, node: int, figure: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"its {figure} do not follow from the types of its tensors",
+            position=node_text(self._graph, node),
+            hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
+        )
+
+    def _traffic(self, node: int, name: str) -> float:
+        """Return the new traffic of a node, if the old one is the sum of the bytes of some of its tensors."""
+        traffic = float(self._old.node[name][node])
+        if traffic == 0 or isnan(traffic):
+            return traffic
+        old, new = (_bytes_of(figures, node) for figures in (self._old, self._new))
+        sums: set[float] = set()
+        if len(old) <= _MOST_TENSORS:
+            choices = product((0.0, 1.0), repeat=len(old))
+            sums = {float(np.dot(chosen, new)) for chosen in choices if np.dot(chosen, old) == traffic}
+        if len(sums) != 1:
+            raise self._refusal(node, name.replace("_", " "))
+        return sums.pop()
+
+    def _recount_arithmetic(self, node: int) -> None:
+        """Scale FLOPs with the elements of the result, or with the number of reduced elements."""
+        names = ("flops", "useful_flops", "transcendentals")
+        if not any(self._old.node[name][node] for name in names):
+            return
+        op_class = self._graph.op_class[node]
+        if op_class not in _PER_ELEMENT:
+            raise self._refusal(node, "FLOPs")
+        counts: list[float] = []
+        for figures in (self._old, self._new):
+            elements = float(figures.types.elements(_types_of(figures, node, 1)[0]))
+            if op_class == OpClass.REDUCTION:
+                elements = _elements(figures, node, 0) - elements
+            counts.append(elements)
+        for name in names:
+            self._node[name][node] *= counts[1] / counts[0] if counts[0] else nan
+
+    def _recount_product(self, node: int, row: int) -> None:
+        """Scale the extents of a product of matrices with the extents of its tensors."""
+        table = self._tables["contractions"]
+        lhs, rhs, result = (
+            (_elements(self._old, node, slot), _elements(self._new, node, slot)) for slot in range(3)
+        )
+        left, right, whole = lhs[1] / lhs[0], rhs[1] / rhs[0], result[1] / result[0]
+        # The ratios of B M K, B K N and B M N; only one of the four extents is split by the axis.
+        inner = (left * right / whole) ** 0.5
+        factors = {"m": left / inner, "n": right / inner, "k": inner, "batch": 1.0}
+        if left == right == whole != 1.0:
+            factors = {"batch": left, "m": 1.0, "n": 1.0, "k": 1.0}
+        for name, factor in factors.items():
+            table[name][row] = np.rint(table[name][row] * factor)
+        total = float(np.prod(list(factors.values())))
+        for name in ("flops", "useful_flops"):
+            table[name][row] *= total
+            self._node[name][node] *= total
+
+    def _recount_collective(self, node: int, row: int) -> None:
+        """Scale the buffers of a collective with its operands and results."""
+        table = self._tables["collectives"]
+        old, new = (
+            [float(sum(_bytes_of(figures, node, side))) for side in (0, 1)]
+            for figures in (self._old, self._new)
+        )
+        for side, name in enumerate(("operand_bytes", "result_bytes")):
+            table[name][row] *= new[side] / old[side]
+        payload = self._old.tables["collectives"]["comm_bytes"][row]
+        fits = [side for side in (0, 1) if payload == old[side]]
+        if not fits or len({new[side] for side in fits}) > 1:
+            raise self._refusal(node, "payload")
+        table["comm_bytes"][row] = new[fits[0]]
+
+
+def _types_of(figures: GraphFigures, node: int, side: int | None = None) -> list[int]:
+    sides: tuple[RaggedArray, ...] = (figures.operands, figures.results)
+    chosen = sides if side is None else (sides[side],)
+    return [int(row) for ragged in chosen for row in ragged.row(node)]
+
+
+def _bytes_of(figures: GraphFigures, node: int, side: int | None = None) -> FloatArray:
+    """Return the bytes of each tensor of a node."""
+    return figures.types.bytes[_types_of(figures, node, side)]
+
+
+def _elements(figures: GraphFigures, node: int, slot: int) -> float:
+    types: TensorTypes = figures.types
+    return float(types.elements(_types_of(figures, node)[slot]))

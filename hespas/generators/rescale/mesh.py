@@ -1,64 +1,85 @@
-"""The mesh behind the groups of a job: axes with sizes, outermost first, and what moves along each.
+"""Mesh of a traced job, derived from its groups: axes with sizes, outermost first, and their traffic and
+names.
 
-Rank = sum of coordinate x stride, the last axis with stride 1. Every group set must be the ranks that differ
-in some of the axes and agree in the others; whatever is not of that form proves that there is no such mesh.
+Rank = sum of coordinate x stride, the last axis with stride 1. The ranks of a group must differ in some of
+the axes and agree in the others; groups of another form prove that the job has no mesh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.graph import GroupSet, Permutation, StridedGroups, Workload
-from hespas.graph.columns import IntArray
+from hespas.graph import CollectiveKind, GroupSet, OpClass, OpGraph, Permutation, StridedGroups, Workload
+from hespas.graph.columns import BoolArray, RaggedArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.groups import Digit, digits_of, groups_text, member_rows
+from hespas.graph.passes import all_deps, topological_order
 
-__all__ = ["Mesh", "find_mesh", "group_axes", "permutation_axes", "stated_mesh"]
+__all__ = [
+    "GROWS",
+    "SUMS",
+    "RankMesh",
+    "Rule",
+    "Traffic",
+    "axes_of_rows",
+    "changed_axes",
+    "find_mesh",
+    "group_axes",
+    "named_by_traffic",
+    "parse_mesh",
+    "permutation_axes",
+    "reachable",
+    "rule_of",
+    "traffic_of",
+]
 
 _NAME_THEM = "name the axes, outermost first: `mesh=dp=2,tp=4`"
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
-    """Axes by name with their sizes, outermost first: the last one counts ranks that follow each other."""
+class RankMesh:
+    """Axes with names and sizes, outermost first: ranks along the last axis are consecutive."""
 
     axes: tuple[tuple[str, int], ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes, outermost first."""
+        """Axis names, outermost first."""
         return tuple(name for name, _ in self.axes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Their sizes."""
+        """Axis sizes, outermost first."""
         return tuple(size for _, size in self.axes)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """How far ranks are apart that are neighbours along each axis."""
-        return tuple(prod(self.sizes[place + 1 :]) for place in range(len(self.axes)))
+        """Distance of neighbouring ranks along each axis."""
+        return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.axes)))
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return prod(self.sizes)
 
     def size(self, name: str) -> int:
-        """The size of one axis."""
+        """Return the size of one axis."""
         return dict(self.axes)[name]
 
-    def resized(self, sizes: Mapping[str, int]) -> Mesh:
-        """The same axes, some of them in another size."""
-        return Mesh(tuple((name, sizes.get(name, size)) for name, size in self.axes))
+    def resized(self, sizes: Mapping[str, int]) -> RankMesh:
+        """Return the mesh with other sizes of some axes."""
+        return RankMesh(tuple((name, sizes.get(name, size)) for name, size in self.axes))
 
     def covered(self, digit: Digit) -> tuple[str, ...] | None:
-        """The axes that a digit runs over, outermost first; None where it cuts one."""
+        """Return the axes that a digit covers, outermost first; None if it cuts an axis."""
         size, stride = digit
         inside = [
             (name, extent)
@@ -70,114 +91,100 @@ class Mesh:
         return tuple(name for name, _ in inside) if whole else None
 
     def groups(self, names: Sequence[str], communicator: int) -> GroupSet:
-        """The groups of all ranks that vary over some axes, in that order of the members."""
-        place = {name: row for row, name in enumerate(self.names)}
-        made = StridedGroups.from_mesh(self.sizes, [place[name] for name in names])
-        return StridedGroups(made.group_digits, made.member_digits, 0, communicator)
+        """Return the groups of ranks that vary over some axes, with members in the order of these axes."""
+        index_of = {name: index for index, name in enumerate(self.names)}
+        groups = StridedGroups.from_mesh(self.sizes, [index_of[name] for name in names])
+        return StridedGroups(groups.group_digits, groups.member_digits, 0, communicator)
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes)
 
 
-def stated_mesh(text: str, num_ranks: int) -> Mesh:
-    """The mesh that somebody states: ``dp=2,tp=4``. Raises ``UsageError`` where it has other ranks."""
+def parse_mesh(text: str, num_ranks: int) -> RankMesh:
+    """Parse a mesh: ``dp=2,tp=4``. Raises ``UsageError`` if its number of ranks is wrong."""
     axes: list[tuple[str, int]] = []
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
         if not name or not equals or not (size.isascii() and size.isdigit()) or not int(size):
-            raise UsageError(f"`mesh={text}`: {part!r} is no NAME=SIZE", hint=_NAME_THEM)
+            raise UsageError(f"`mesh={text}`: {part!r} is not NAME=SIZE", hint=_NAME_THEM)
         axes.append((name, int(size)))
-    mesh = Mesh(tuple(axes))
+    mesh = RankMesh(tuple(axes))
     if len(set(mesh.names)) < len(axes):
         raise UsageError(f"`mesh={text}` names an axis twice", hint=_NAME_THEM)
     if mesh.num_ranks != num_ranks:
         raise UsageError(
             f"`mesh={text}` has {mesh.num_ranks:,} ranks, the job {num_ranks:,}",
-            hint="give the mesh of the trace itself, not that of the job to be",
+            hint="give the mesh of the trace, not the mesh of the rescaled job",
         )
     return mesh
 
 
-def find_mesh(workload: Workload) -> Mesh:
-    """The one mesh whose axes explain all groups and permutations; axes are called ``axis0``, ... from the
-    outermost. Raises ``UnsupportedError`` where there is none.
+def find_mesh(workload: Workload) -> RankMesh:
+    """Return the mesh whose axes explain all groups and permutations; axes are named ``axis0``, ... from the
+    outermost. Raises ``UnsupportedError`` if no mesh does.
     """
-    marks = {1, workload.num_ranks}
+    strides = {1, workload.num_ranks}
     for groups in workload.group_sets:
         for size, stride in _member_digits(groups, workload.num_ranks):
-            marks |= {stride, stride * size}
-    for permutation in _permutations(workload):
-        if permutation.pairs is None:
-            size, stride = permutation.digit
-            marks |= {stride, stride * size}
-    ordered = sorted(marks)
+            strides |= {stride, stride * size}
+    for graph in workload.classes:
+        for permutation in graph.permutations:
+            if permutation.pairs is None:
+                size, stride = permutation.digit
+                strides |= {stride, stride * size}
+    ordered = sorted(strides)
     wrong = next((pair for pair in pairwise(ordered) if pair[1] % pair[0]), None)
     if wrong is not None:
+        shown = "; ".join(groups_text(groups, workload.num_ranks) for groups in workload.group_sets[:6])
         raise UnsupportedError(
             f"no mesh explains the groups: one splits the ranks every {wrong[0]}, another every {wrong[1]}. "
-            f"Found: {_listed(workload)}",
+            f"Groups: {shown}{'; ...' if len(workload.group_sets) > 6 else ''}",
             position="process groups",
             hint="rescale a job whose groups are the axes of one mesh",
         )
     sizes = [high // low for low, high in reversed(list(pairwise(ordered)))]
-    return Mesh(tuple((f"axis{place}", size) for place, size in enumerate(sizes)))
+    return RankMesh(tuple((f"axis{index}", size) for index, size in enumerate(sizes)))
 
 
 def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
-    """The digits that the members of each group run over, slowest first."""
+    """Return the digits of the members of each group, slowest first. Raises ``UnsupportedError``
+    without any.
+    """
     rows = groups if isinstance(groups, StridedGroups) else member_rows(groups)
+    digits: tuple[Digit, ...] | None
     if isinstance(rows, StridedGroups):
-        digits, starts = rows.member_digits, _starts(rows)
+        digits = rows.member_digits
+        starts = np.full(1, rows.base, np.int64)
+        for size, stride in rows.group_digits:
+            starts = (starts[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
     else:
         first = np.array(rows[0] if len(rows) else (), np.int64)
-        shape = digits_of(first - first[0]) if len(first) else ()
+        digits = digits_of(first - first[0]) if len(first) else ()
         starts = np.array([row[0] for row in rows if len(row)], np.int64)
-        alike = shape is not None and all(
+        if not all(
             len(row) == len(first) and np.array_equal(np.array(row) - row[0], first - first[0])
             for row in rows
+        ):
+            digits = None
+    if digits is None or any((starts // stride % size).any() for size, stride in digits):
+        raise UnsupportedError(
+            f"the ranks of a process group are not axes of a mesh: {groups_text(groups, num_ranks)}",
+            position="process groups",
+            hint="rescale a job whose groups are the axes of one mesh",
         )
-        digits = (shape or ()) if alike else ()
-        if not alike:
-            raise _no_axis(groups, num_ranks)
-    aligned = all(not (starts // stride % size).any() for size, stride in digits)
-    if not aligned:
-        raise _no_axis(groups, num_ranks)
     return digits
 
 
-def _starts(groups: StridedGroups) -> IntArray:
-    starts = np.full(1, groups.base, np.int64)
-    for size, stride in groups.group_digits:
-        starts = (starts[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
-    return starts
-
-
-def _no_axis(groups: GroupSet, num_ranks: int) -> UnsupportedError:
-    return UnsupportedError(
-        f"the ranks of a process group are no axes of a mesh: {groups_text(groups, num_ranks)}",
-        position="process groups",
-        hint="rescale a job whose groups are the axes of one mesh",
-    )
-
-
-def _listed(workload: Workload) -> str:
-    shown = [groups_text(groups, workload.num_ranks) for groups in workload.group_sets[:6]]
-    return "; ".join(shown) + ("; ..." if len(workload.group_sets) > 6 else "")
-
-
-def _permutations(workload: Workload) -> Iterator[Permutation]:
-    for graph in workload.classes:
-        yield from graph.permutations
-
-
-def group_axes(groups: GroupSet, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that the members of a group set vary over, in ring order. Raises ``UnsupportedError``."""
+def group_axes(groups: GroupSet, mesh: RankMesh) -> tuple[str, ...]:
+    """Return the axes over which the members of a group set vary, in ring order. Raises
+    ``UnsupportedError``.
+    """
     names: list[str] = []
     for digit in _member_digits(groups, mesh.num_ranks):
         covered = mesh.covered(digit)
         if covered is None:
             raise UnsupportedError(
-                f"a group set is not made of the axes {mesh}: {groups_text(groups, mesh.num_ranks)}",
+                f"a group set does not follow the axes {mesh}: {groups_text(groups, mesh.num_ranks)}",
                 position="process groups",
                 hint=_NAME_THEM,
             )
@@ -185,13 +192,162 @@ def group_axes(groups: GroupSet, mesh: Mesh) -> tuple[str, ...]:
     return tuple(names)
 
 
-def permutation_axes(permutation: Permutation, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that messages go along. Raises ``UnsupportedError`` for pairs that follow none."""
+def permutation_axes(permutation: Permutation, mesh: RankMesh) -> tuple[str, ...]:
+    """Return the axes of messages. Raises ``UnsupportedError`` for pairs that do not follow an axis."""
     covered = None if permutation.pairs is not None else mesh.covered(permutation.digit)
     if covered is None:
         raise UnsupportedError(
-            f"messages between ranks do not go along one axis of the mesh {mesh}",
+            f"messages between ranks do not follow an axis of the mesh {mesh}",
             position="point-to-point messages",
             hint=_NAME_THEM,
         )
     return covered
+
+
+Rule = Literal["data", "shard", "tensor", "pipeline"]
+
+_RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(("dp", "data", "ddp", "replica", "batch"), "data"),
+        **dict.fromkeys(("fsdp", "zero", "shard", "dp_shard", "sdp"), "shard"),
+        **dict.fromkeys(("tp", "model", "tensor", "mp", "sp", "cp", "ep", "expert", "context"), "tensor"),
+        **dict.fromkeys(("pp", "pipe", "pipeline", "stage"), "pipeline"),
+    }
+)
+"""Rules by axis name: the change of the work of a rank with the size of the axis."""
+
+SUMS = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.BROADCAST,
+    CollectiveKind.REDUCE,
+    CollectiveKind.BARRIER,
+)
+"""Collectives whose buffers do not depend on the number of ranks."""
+GROWS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE_SCATTER_BLOCK)
+"""Collectives that join or split buffers by the number of ranks."""
+
+_PRODUCTS = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Collectives and messages along one axis, over all classes.
+
+    ``feeds_products``: results of sums are operands of matrix products. ``gathers_work``: gathered values
+    were computed by matrix products.
+    """
+
+    kinds: set[CollectiveKind] = field(default_factory=set[CollectiveKind])
+    messages: int = 0
+    feeds_products: bool = False
+    gathers_work: bool = False
+
+
+def axes_of_rows(graph: OpGraph, mesh: RankMesh) -> list[frozenset[str]]:
+    """Return the axes of each row of the table of collectives; a row without groups has all axes."""
+    set_axes = [frozenset(group_axes(groups, mesh)) for groups in graph.group_sets]
+    all_axes = frozenset(name for name, size in mesh.axes if size > 1)
+    return [set_axes[row] if row >= 0 else all_axes for row in graph.collectives.group_set.tolist()]
+
+
+def traffic_of(workload: Workload, mesh: RankMesh) -> dict[str, Traffic]:
+    """Return the traffic along each axis. O(nodes + edges). Raises ``UnsupportedError`` for groups without
+    axes.
+    """
+    traffic = {name: Traffic() for name in mesh.names}
+    for graph in workload.classes:
+        rows = axes_of_rows(graph, mesh)
+        table = graph.collectives
+        products = np.isin(graph.op_class, _PRODUCTS)
+        products[graph.contractions.node] = True
+        for name, row in traffic.items():
+            is_along = np.array([name in axes for axes in rows], np.bool_)
+            if not is_along.any():
+                continue
+            row.kinds |= {CollectiveKind(kind) for kind in np.unique(table.kind[is_along]).tolist()}
+            sums = table.node[is_along & (table.kind == CollectiveKind.ALL_REDUCE)]
+            users = reachable(graph, sums, all_deps(graph), forward=True)
+            row.feeds_products |= bool((users & products).any())
+            gathers = table.node[is_along & (table.kind == CollectiveKind.ALL_GATHER)]
+            producers = reachable(graph, gathers, graph.data_deps, forward=False)
+            row.gathers_work |= bool((producers & products).any())
+        for permutation in graph.permutations:
+            for name in permutation_axes(permutation, mesh):
+                traffic[name].messages += 1
+    return traffic
+
+
+def reachable(graph: OpGraph, nodes: NDArray[np.integer], deps: RaggedArray, *, forward: bool) -> BoolArray:
+    """Return the mask of nodes that depend on ``nodes`` (``forward``), or that they depend on, without
+    themselves.
+
+    O(nodes + edges).
+    """
+    is_reached: list[bool] = [False] * len(graph)
+    starts = {int(node) for node in nodes}
+    before = deps.to_lists()
+    order: list[int] = list(topological_order(graph)) if starts else []
+    if forward:
+        for node in order:
+            is_reached[node] = any(is_reached[dep] or dep in starts for dep in before[node])
+    else:
+        for node in reversed(order):
+            if is_reached[node] or node in starts:
+                for dep in before[node]:
+                    is_reached[dep] = True
+    return np.array(is_reached, np.bool_)
+
+
+def rule_of(name: str, traffic: Traffic) -> Rule | None:
+    """Return the rule of an axis by its name; a data axis that shards its sums has the rule ``shard``. None
+    for an unknown name.
+    """
+    rule = _RULES.get(name.lower().rstrip("0123456789"))
+    return "shard" if rule == "data" and traffic.kinds & set(GROWS) else rule
+
+
+def named_by_traffic(workload: Workload, mesh: RankMesh, wanted: Mapping[str, int]) -> RankMesh:
+    """Return the mesh with axes named by their traffic; a single axis is named by ``wanted``.
+
+    Raises ``UnsupportedError`` if the traffic does not identify the axes.
+    """
+    if len(mesh.axes) == 1 and len(wanted) == 1:
+        return RankMesh(((next(iter(wanted)), mesh.sizes[0]),))
+    traffic = traffic_of(workload, mesh)
+    is_program = workload.metadata.get("format", "") in {"stablehlo", "hlo"}
+    names = [_name(traffic[name], is_program=is_program) for name in mesh.names]
+    if "" in names or len(set(names)) < len(names):
+        shape = "x".join(map(str, mesh.sizes))
+        axes: list[str] = []
+        for row, size in zip(traffic.values(), mesh.sizes, strict=True):
+            kinds = sorted(kind.name.lower() for kind in row.kinds) + ["messages"] * bool(row.messages)
+            axes.append(f"an axis of {size} with {', '.join(kinds) or 'no traffic'}")
+        raise UnsupportedError(
+            f"the traffic does not identify the axes of the {shape} mesh: {'; '.join(axes)}",
+            position="process groups",
+            hint="name them, outermost first: `mesh=dp=2,tp=4`",
+        )
+    return RankMesh(tuple(zip(names, mesh.sizes, strict=True)))
+
+
+def _name(traffic: Traffic, *, is_program: bool) -> str:
+    """Return the name of an axis by its traffic; empty if unknown.
+
+    Sums are ``tp`` only in a program: a recording of several steps computes after every sum.
+    """
+    if traffic.messages:
+        return "" if traffic.kinds - set(SUMS) else "pp"
+    if traffic.kinds & set(GROWS):
+        return "" if not is_program else "tp" if traffic.gathers_work else "fsdp"
+    if traffic.kinds == {CollectiveKind.ALL_TO_ALL}:
+        return "ep"
+    if not traffic.kinds or traffic.kinds - set(SUMS):
+        return ""
+    if not traffic.feeds_products:
+        return "dp"
+    return "tp" if is_program else ""
+
+
+def changed_axes(mesh: RankMesh, wanted: Mapping[str, int]) -> Iterator[str]:
+    """Return the axes that change their size, outermost first."""
+    return (name for name, size in mesh.axes if wanted.get(name, size) != size)

@@ -1,73 +1,197 @@
-"""One trace: which extents an axis splits, followed from its collectives through the program.
+"""Extents that an axis splits, derived from one trace by following shards from collectives through the
+program.
 
-What an all-gather takes and a reduce-scatter gives is a part; so is what a product sums over whose result is
-all-reduced along a tensor axis. From there parts are followed along data dependencies, through operations
-whose shapes leave one way only. Extents that no part reaches do not depend on the axis. Any operation that a
-part reaches and that leaves a choice is refused by name.
+The operand of an all-gather and the result of a reduce-scatter are shards, and so is the contracted extent of
+a product whose result is all-reduced along a tensor axis. From there shards are followed along data
+dependencies, through operations whose shapes have only one interpretation. Extents that are not reached do
+not depend on the axis. An operation that is reached and is ambiguous is refused by name.
+
+A graph has no dimension numbers, so that all interpretations of the shapes of an operation are enumerated;
+the result is the one on which all of them agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
+from math import prod
 
 import numpy as np
 
 from hespas.costs.table import canonical_name
-from hespas.generators.rescale.extents import (
-    Dims,
-    Shape,
-    Ways,
-    broadcasts,
-    permuted,
-    products,
-    reductions,
-    reshaped,
-)
-from hespas.generators.rescale.figures import Figures, node_text, shape_text
-from hespas.generators.rescale.recount import recounted
+from hespas.generators.rescale.figures import GraphFigures, node_text, recount, shape_text
+from hespas.generators.rescale.mesh import GROWS
 from hespas.graph import CollectiveKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["Change", "sharded"]
+__all__ = [
+    "AxisChange",
+    "Dims",
+    "Relations",
+    "Shape",
+    "broadcasts",
+    "permuted",
+    "products",
+    "reductions",
+    "reshaped",
+    "resize_shards",
+]
+
+Shape = tuple[int, ...]
+Dims = frozenset[int]
+"""Indices of dimensions in a shape."""
+Relations = Iterator[tuple[tuple[tuple[int, int], ...], ...]]
+"""Possible relations of the tensors of an operation: classes of (tensor, dimension) with a common extent."""
+
+
+def reshaped(source: Shape, target: Shape, dims: Dims) -> Dims | None:
+    """Return the split dimensions after a reshape; None if they do not follow from the shapes.
+
+    Both shapes divide into runs of equal products, and a split of a run is a split of its slowest dimension
+    that is not 1.
+    """
+    split: set[int] = set()
+    source_end = target_end = 0
+    while source_end < len(source) or target_end < len(target):
+        source_start, target_start = source_end, target_end
+        source_size = target_size = 1
+        while True:
+            if source_size <= target_size and source_end < len(source):
+                source_size, source_end = source_size * source[source_end], source_end + 1
+            elif target_end < len(target):
+                target_size, target_end = target_size * target[target_end], target_end + 1
+            else:
+                break
+            if source_size == target_size and source_size > 1:
+                break
+        slowest = next((dim for dim in range(source_start, source_end) if source[dim] != 1), -1)
+        inside = {dim for dim in dims if source_start <= dim < source_end}
+        if inside - {slowest}:
+            return None
+        if inside:
+            target_dim = next((dim for dim in range(target_start, target_end) if target[dim] != 1), -1)
+            if target_dim < 0:
+                return None
+            split.add(target_dim)
+    return frozenset(split)
+
+
+def permuted(source: Shape, target: Shape, dims: Dims) -> Dims | None:
+    """Return the split dimensions after a transpose with an unknown permutation; None if they do
+    not follow.
+    """
+    split: set[int] = set()
+    for extent in {source[dim] for dim in dims}:
+        if not {dim for dim, other in enumerate(source) if other == extent} <= dims:
+            return None
+        split |= {dim for dim, other in enumerate(target) if other == extent}
+    return frozenset(split) if len(split) == len(dims) else None
+
+
+def broadcasts(source: Shape, target: Shape) -> Relations:
+    """Yield the relations of a tensor to its broadcast, in order; an extent of 1 is repeated."""
+    for chosen in combinations(range(len(target)), len(source)):
+        if all(source[dim] in (1, target[into]) for dim, into in enumerate(chosen)):
+            yield tuple(((0, a), (1, b)) for a, b in enumerate(chosen) if source[a] == target[b])
+
+
+def reductions(source: Shape, target: Shape) -> Relations:
+    """Yield the relations of a tensor to its reduction over some dimensions."""
+    for chosen in combinations(range(len(source)), len(target)):
+        if all(source[dim] == target[into] for into, dim in enumerate(chosen)):
+            yield tuple(((0, dim), (1, into)) for into, dim in enumerate(chosen))
+
+
+def products(lhs: Shape, rhs: Shape, result: Shape, sizes: tuple[int, int, int, int]) -> Relations:
+    """Yield the relations of a matrix product whose batch, rows, columns and contracted extents have the
+    products ``sizes``.
+    """
+
+    def size_of(shape: Shape, kinds: Sequence[str], wanted: str) -> int:
+        return prod(extent for extent, kind in zip(shape, kinds, strict=True) if kind == wanted)
+
+    for left in product("bmk", repeat=len(lhs)):
+        if [size_of(lhs, left, kind) for kind in "bmk"] != [sizes[0], sizes[1], sizes[3]]:
+            continue
+        for right in product("bnk", repeat=len(rhs)):
+            if [size_of(rhs, right, kind) for kind in "bnk"] != [sizes[0], sizes[2], sizes[3]]:
+                continue
+            relation = _product_relation(lhs, rhs, result, left, right)
+            if relation is not None:
+                yield relation
+
+
+def _product_relation(
+    lhs: Shape, rhs: Shape, result: Shape, left: Sequence[str], right: Sequence[str]
+) -> tuple[tuple[tuple[int, int], ...], ...] | None:
+    """Return the relation for one choice of the kinds of dimensions; None if the shapes do not admit it.
+
+    Dimensions of a kind are paired in order.
+    """
+
+    def dims_of(kinds: Sequence[str], wanted: str) -> list[int]:
+        return [dim for dim, kind in enumerate(kinds) if kind == wanted]
+
+    batch, other = dims_of(left, "b"), dims_of(right, "b")
+    inner, partner = dims_of(left, "k"), dims_of(right, "k")
+    rows, columns = dims_of(left, "m"), dims_of(right, "n")
+    shape = tuple(lhs[dim] for dim in (*batch, *rows)) + tuple(rhs[dim] for dim in columns)
+    if shape != result or len(batch) != len(other) or len(inner) != len(partner):
+        return None
+    pairs = [*zip(batch, other, strict=True), *zip(inner, partner, strict=True)]
+    if any(lhs[a] != rhs[b] for a, b in pairs):
+        return None
+    classes: list[tuple[tuple[int, int], ...]] = [
+        ((0, a), (1, b), (2, into)) for into, (a, b) in enumerate(zip(batch, other, strict=True))
+    ]
+    classes += [((0, a), (1, b)) for a, b in zip(inner, partner, strict=True)]
+    classes += [((0, dim), (2, len(batch) + into)) for into, dim in enumerate(rows)]
+    classes += [((1, dim), (2, len(batch) + len(rows) + into)) for into, dim in enumerate(columns)]
+    return tuple(classes)
+
 
 _Slot = tuple[int, int]
-"""A tensor of a node: operands first, then results."""
+"""Tensor of a node by (node, index); operands first, then results."""
 
 _VIEWS = {"reshape", "bitcast", "dynamic_reshape"}
 _SLICES = {"slice", "dynamic_slice", "dynamic_update_slice", "pad", "concatenate", "reverse", "copy"}
-_ALIKE = (OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL)
-_SUMMED = _VIEWS | {"transpose", "convert", "add", "copy", "multiply"}
-"""What a partial sum may pass between the product that makes it and the all-reduce that completes it."""
+_ELEMENTWISE = (OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL)
+_AFTER_PRODUCT = _VIEWS | {"transpose", "convert", "add", "copy", "multiply"}
+"""Operations between a product with a partial sum and the all-reduce that completes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """An axis from one size to another; ``here`` marks the rows of the table of collectives along it.
-    ``by_products``: sums along it complete products of matrices, as a tensor axis does.
+class AxisChange:
+    """Change of the size of an axis; ``is_along`` marks the rows of the table of collectives along it.
+
+    ``by_products``: sums along it complete products of matrices, as on a tensor axis.
     """
 
     axis: str
     before: int
     after: int
-    here: BoolArray
+    is_along: BoolArray
     by_products: bool
 
 
-def sharded(graph: OpGraph, now: Figures, change: Change) -> Figures:
-    """The figures with everything that the axis splits in other parts. Raises ``UnsupportedError``."""
-    flow = _Flow(graph, change)
+def resize_shards(graph: OpGraph, now: GraphFigures, change: AxisChange) -> GraphFigures:
+    """Return the figures after the change of an axis. Raises ``UnsupportedError`` for ambiguous
+    operations.
+    """
+    flow = _ShardFlow(graph, change)
     flow.seed()
     flow.run()
     flow.check()
     marks = {slot: dims for slot, dims in flow.marks.items() if dims}
-    return recounted(graph, now, marks, change.before, change.after)
+    return recount(graph, now, marks, change.before, change.after)
 
 
-class _Flow:
-    """Marks on the tensors of nodes: the dimensions that the axis splits."""
+class _ShardFlow:
+    """Marks the dimensions of tensors that the axis splits."""
 
-    def __init__(self, graph: OpGraph, change: Change) -> None:
+    def __init__(self, graph: OpGraph, change: AxisChange) -> None:
         self._graph, self._change = graph, change
         self._operands, self._results = graph.operands.to_lists(), graph.results.to_lists()
         self._deps = graph.data_deps.to_lists()
@@ -86,20 +210,18 @@ class _Flow:
     def _shapes_of(self, node: int) -> list[Shape]:
         return [self._shapes[row] for row in self._types(node)]
 
-    def _refuse(self, node: int, why: str) -> UnsupportedError:
+    def _refusal(self, node: int, reason: str) -> UnsupportedError:
         types = [shape_text(self._graph.types, row) for row in self._types(node)]
         return UnsupportedError(
-            f"axis {self._change.axis} splits a tensor of {', '.join(types)}, and {why}",
+            f"axis {self._change.axis} splits a tensor of {', '.join(types)}, and {reason}",
             position=node_text(self._graph, node),
             hint="give a trace at another size of the axis: `others=OTHER_TRACE`",
         )
 
-    # --- where parts begin
-
     def seed(self) -> None:
-        """Mark what the collectives along the axis say."""
+        """Mark the shards of the collectives along the axis."""
         table = self._graph.collectives
-        for row in np.flatnonzero(self._change.here).tolist():
+        for row in np.flatnonzero(self._change.is_along).tolist():
             node, kind = int(table.node[row]), CollectiveKind(int(table.kind[row]))
             if kind is CollectiveKind.ALL_GATHER:
                 self._seed_split(node, small=0)
@@ -108,155 +230,157 @@ class _Flow:
             elif kind is CollectiveKind.ALL_REDUCE and self._change.by_products:
                 self._seed_products(node)
             elif kind in {CollectiveKind.ALL_TO_ALL, CollectiveKind.RAGGED_ALL_TO_ALL}:
-                raise self._refuse(node, "what an all-to-all carries follows from more than shapes")
+                raise self._refusal(node, "the shapes of an all-to-all do not define its shards")
 
     def _seed_split(self, node: int, *, small: int) -> None:
-        """The dimension in which one side is a part of the other."""
+        """Mark the dimension of the smaller side of a collective that is split in the larger side."""
         count = len(self._operands[node])
         if not count or count != len(self._results[node]):
-            raise self._refuse(node, "its shapes are not in the trace")
+            raise self._refusal(node, "its shapes are not in the trace")
         for slot in range(count):
             shapes = [self._shapes[rows[node][slot]] for rows in (self._operands, self._results)]
             part, whole = shapes[small], shapes[1 - small]
             size = self._change.before
-            places = [d for d, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b]
-            if len(part) != len(whole) or len(places) != 1 or part[places[0]] * size != whole[places[0]]:
-                raise self._refuse(node, "no one dimension is split by it alone")
-            self._mark(node, slot + small * count, frozenset(places))
+            dims = [dim for dim, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b]
+            if len(part) != len(whole) or len(dims) != 1 or part[dims[0]] * size != whole[dims[0]]:
+                raise self._refusal(node, "it does not split exactly one dimension")
+            self._mark(node, slot + small * count, frozenset(dims))
             self._mark(node, slot + (1 - small) * count, frozenset())
 
-    def _seed_products(self, node: int) -> None:
-        """Mark what the products sum over whose result an all-reduce completes."""
-        waiting, seen = list(self._deps[node]), set[int]()
+    def _seed_products(self, reduction: int) -> None:
+        """Mark the contracted dimensions of products whose result an all-reduce completes."""
+        waiting, seen = list(self._deps[reduction]), set[int]()
         while waiting:
-            each = waiting.pop()
-            if each in seen or each in self._row:
+            node = waiting.pop()
+            if node in seen or node in self._row:
                 continue
-            seen.add(each)
-            if each in self._products:
-                self._seed_inner(each)
-            elif canonical_name(self._graph.op_name(each)) in _SUMMED:
-                waiting += self._deps[each]
-
-    def _seed_inner(self, node: int) -> None:
-        inner: set[tuple[tuple[int, int], ...]] = set()
-        for way in self._ways(node):
-            classes = [each for each in way if all(tensor < 2 for tensor, _ in each)]
-            inner.add(classes[0] if len(classes) == 1 else ())
-        if len(inner) != 1 or not next(iter(inner)):
-            raise self._refuse(node, "which dimension the product sums over is not known from its shapes")
-        for tensor, place in next(iter(inner)):
-            self._mark(node, tensor, frozenset({place}))
-
-    # --- how parts go on
+            seen.add(node)
+            if node not in self._products:
+                if canonical_name(self._graph.op_name(node)) in _AFTER_PRODUCT:
+                    waiting += self._deps[node]
+                continue
+            contracted: set[tuple[tuple[int, int], ...]] = set()
+            for relation in self._relations(node):
+                classes = [extent for extent in relation if all(tensor < 2 for tensor, _ in extent)]
+                contracted.add(classes[0] if len(classes) == 1 else ())
+            if len(contracted) != 1 or not next(iter(contracted)):
+                raise self._refusal(
+                    node, "the contracted dimension of the product is not known from its shapes"
+                )
+            for tensor, dim in next(iter(contracted)):
+                self._mark(node, tensor, frozenset({dim}))
 
     def _mark(self, node: int, slot: int, dims: Dims) -> None:
-        known = self.marks.get((node, slot))
-        if known is None:
+        marked = self.marks.get((node, slot))
+        if marked is None:
             if dims or node in self._row:
                 self.marks[node, slot] = dims
                 self._queue.append(node)
-        elif known != dims:
-            raise self._refuse(node, "two collectives say differently how")
+        elif marked != dims:
+            raise self._refusal(node, "two collectives contradict each other")
 
     def run(self) -> None:
-        """Follow marks until nothing is new. O(marked nodes x their tensors)."""
+        """Follow marks until no mark is new. O(marked nodes x their tensors)."""
         while self._queue:
             node = self._queue.pop()
-            self._inside(node)
+            self._mark_inside(node)
             count = len(self._operands[node])
             for slot in range(len(self._types(node))):
                 dims = self.marks.get((node, slot))
-                if dims is not None:
-                    self._outside(node, slot, dims, count)
+                if dims is None:
+                    continue
+                if slot < count:
+                    self._mark_producer(node, slot, dims)
+                else:
+                    self._mark_consumers(node, slot, dims)
 
-    def _outside(self, node: int, slot: int, dims: Dims, count: int) -> None:
-        """From an operand to what made it, from a result to what takes it."""
-        if slot < count:
-            source = self._source(node, slot)
-            if source is not None:
-                self._mark(*source, dims)
-            elif dims and any(not self._takes(node, dep) for dep in self._deps[node]):
-                raise self._refuse(node, "no result of what it waits for is of the type of that operand")
-            return
+    def _mark_producer(self, node: int, slot: int, dims: Dims) -> None:
+        source = self._source(node, slot)
+        if source is not None:
+            self._mark(*source, dims)
+        elif dims and any(not self._shares_type(node, dep) for dep in self._deps[node]):
+            raise self._refusal(node, "the results of its dependencies do not have the type of that operand")
+
+    def _mark_consumers(self, node: int, slot: int, dims: Dims) -> None:
         for consumer in self._consumers[node]:
             if canonical_name(self._graph.op_name(consumer)) == "return":
                 continue  # of the program around the part of one device: its types are those of the whole
-            if dims and not self._takes(consumer, node):
-                raise self._refuse(consumer, f"it takes no tensor as {node_text(self._graph, node)} gives it")
-            for place in range(len(self._operands[consumer])):
-                if self._source(consumer, place) == (node, slot):
-                    self._mark(consumer, place, dims)
+            if dims and not self._shares_type(consumer, node):
+                raise self._refusal(
+                    consumer, f"it has no operand with a type of {node_text(self._graph, node)}"
+                )
+            for operand in range(len(self._operands[consumer])):
+                if self._source(consumer, operand) == (node, slot):
+                    self._mark(consumer, operand, dims)
 
-    def _takes(self, node: int, dep: int) -> bool:
-        """Whether an operand is of the type of some result of a node that it waits for."""
+    def _shares_type(self, node: int, dep: int) -> bool:
+        """Return True if an operand has the type of a result of a dependency."""
         return not set(self._operands[node]).isdisjoint(self._results[dep])
 
     def _source(self, node: int, slot: int) -> _Slot | None:
-        """The node that made an operand, None for a parameter. Dependencies are in the order of operands."""
+        """Return the producer of an operand; None for a parameter. Dependencies are in the order
+        of operands.
+        """
         row = self._operands[node][slot]
-        places = [place for place, other in enumerate(self._operands[node]) if other == row]
-        makers = [
+        slots = [index for index, other in enumerate(self._operands[node]) if other == row]
+        producers = [
             (dep, len(self._operands[dep]) + self._results[dep].index(row))
             for dep in self._deps[node]
             if row in self._results[dep]
         ]
-        if not makers:
+        if not producers:
             return None
-        if len(places) == len(makers):
-            return makers[places.index(slot)]
-        if self._graph.op_class[node] in _ALIKE or len(set(makers)) == 1 == len(places):
-            return makers[min(places.index(slot), len(makers) - 1)]
-        marked = any(self.marks.get(maker) for maker in makers)
-        if marked:
-            raise self._refuse(node, "which of its equal operands that is, is not known")
+        if len(slots) == len(producers):
+            return producers[slots.index(slot)]
+        if self._graph.op_class[node] in _ELEMENTWISE or len(set(producers)) == 1 == len(slots):
+            return producers[min(slots.index(slot), len(producers) - 1)]
+        if any(self.marks.get(producer) for producer in producers):
+            raise self._refusal(node, "it is not known which of its equal operands that is")
         return None
 
-    def _inside(self, node: int) -> None:
-        """From the marked tensors of a node to its others."""
+    def _mark_inside(self, node: int) -> None:
+        """Propagate marks between the tensors of a node."""
         shapes = self._shapes_of(node)
         marks = {slot: self.marks[node, slot] for slot in range(len(shapes)) if (node, slot) in self.marks}
-        if not any(marks.values()) or self._is_seed(node):
+        row = self._row.get(node)
+        is_seed = (
+            row is not None
+            and bool(self._change.is_along[row])
+            and self._graph.collectives.kind[row] in GROWS
+        )
+        if not any(marks.values()) or is_seed:
             return
         name, op_class = canonical_name(self._graph.op_name(node)), self._graph.op_class[node]
         for slot, dims in marks.items():
-            if op_class in _ALIKE or node in self._row or name in _SLICES:
-                self._same_places(node, slot, dims, shapes)
+            if op_class in _ELEMENTWISE or node in self._row or name in _SLICES:
+                self._mark_same_dims(node, slot, dims, shapes)
             elif name in _VIEWS or name == "transpose":
-                moved = (permuted if name == "transpose" else reshaped)(shapes[slot], shapes[1 - slot], dims)
-                if moved is None:
-                    raise self._refuse(node, f"where a {name} puts it is not known from its shapes")
-                self._mark(node, 1 - slot, moved)
+                follow = permuted if name == "transpose" else reshaped
+                target_dims = follow(shapes[slot], shapes[1 - slot], dims)
+                if target_dims is None:
+                    raise self._refusal(
+                        node, f"the split dimension after a {name} is not known from its shapes"
+                    )
+                self._mark(node, 1 - slot, target_dims)
         if name in {"broadcast_in_dim", "broadcast", "reduce"} or node in self._products:
-            self._by_ways(node, marks)
+            self._mark_by_relations(node, marks)
         elif not shapes or (
-            op_class not in _ALIKE
+            op_class not in _ELEMENTWISE
             and node not in self._row
             and name not in _SLICES | _VIEWS | {"transpose", "constant", "iota", "parameter"}
         ):
-            raise self._refuse(node, f"no rule says what a {name} makes of it")
+            raise self._refusal(node, f"a {name} has no rule for it")
 
-    def _is_seed(self, node: int) -> bool:
-        row = self._row.get(node)
-        return row is not None and bool(self._change.here[row]) and self._is_split(row)
-
-    def _is_split(self, row: int) -> bool:
-        return self._graph.collectives.kind[row] in {
-            CollectiveKind.ALL_GATHER,
-            CollectiveKind.REDUCE_SCATTER,
-            CollectiveKind.REDUCE_SCATTER_BLOCK,
-        }
-
-    def _same_places(self, node: int, slot: int, dims: Dims, shapes: list[Shape]) -> None:
-        """Tensors of as many dimensions are split in the same ones, which must be whole in all of them."""
+    def _mark_same_dims(self, node: int, slot: int, dims: Dims, shapes: list[Shape]) -> None:
+        """Mark the same dimensions of all tensors with the same number of dimensions."""
         for other, shape in enumerate(shapes):
             if other == slot or len(shape) != len(shapes[slot]) or not shape:
                 continue
-            if any(shape[place] != shapes[slot][place] for place in dims):
-                raise self._refuse(node, "the split dimension is cut or repeated by it")
+            if any(shape[dim] != shapes[slot][dim] for dim in dims):
+                raise self._refusal(node, "it slices or repeats the split dimension")
             self._mark(node, other, dims)
 
-    def _ways(self, node: int) -> Ways:
+    def _relations(self, node: int) -> Relations:
         shapes = self._shapes_of(node)
         row = self._products.get(node)
         if row is not None and len(shapes) == 3:
@@ -264,54 +388,53 @@ class _Flow:
             sizes = (int(table.batch[row]), int(table.m[row]), int(table.n[row]), int(table.k[row]))
             yield from products(shapes[0], shapes[1], shapes[2], sizes)
         elif canonical_name(self._graph.op_name(node)) == "reduce" and len(self._results[node]) == 1:
-            yield from self._related(reductions(shapes[0], shapes[-1]), len(shapes) - 1)
+            # The initial value is between the operand and the result.
+            last = len(shapes) - 1
+            for relation in reductions(shapes[0], shapes[-1]):
+                yield tuple(
+                    tuple((last if tensor else 0, dim) for tensor, dim in extent) for extent in relation
+                )
         elif len(shapes) == 2:
             yield from broadcasts(shapes[0], shapes[1])
 
-    @staticmethod
-    def _related(ways: Ways, last: int) -> Ways:
-        """Reductions have initial values between what they take and what they give."""
-        for way in ways:
-            yield tuple(tuple((last if tensor else 0, place) for tensor, place in each) for each in way)
-
-    def _by_ways(self, node: int, marks: dict[int, Dims]) -> None:
-        """What every way that the shapes leave says of the other tensors."""
+    def _mark_by_relations(self, node: int, marks: dict[int, Dims]) -> None:
+        """Mark the dimensions on which all relations of the shapes agree."""
         if node in self._products and not self._change.by_products:
-            raise self._refuse(node, "a product of parts is work that a shard axis does not share")
-        told: set[tuple[tuple[int, Dims], ...]] = set()
-        for way in self._ways(node):
-            found: dict[int, set[int]] = {}
-            for each in way:
-                if any(place in marks.get(tensor, ()) for tensor, place in each):
-                    for tensor, place in each:
-                        found.setdefault(tensor, set()).add(place)
-            told.add(tuple(sorted((tensor, frozenset(places)) for tensor, places in found.items())))
-        if len(told) != 1:
-            raise self._refuse(node, "which dimension of its others that is, is not known from its shapes")
-        for tensor, dims in next(iter(told)):
+            raise self._refusal(node, "a product of shards is work that a shard axis does not share")
+        results: set[tuple[tuple[int, Dims], ...]] = set()
+        for relation in self._relations(node):
+            split: dict[int, set[int]] = {}
+            for extent in relation:
+                if any(dim in marks.get(tensor, ()) for tensor, dim in extent):
+                    for tensor, dim in extent:
+                        split.setdefault(tensor, set()).add(dim)
+            results.add(tuple(sorted((tensor, frozenset(dims)) for tensor, dims in split.items())))
+        if len(results) != 1:
+            raise self._refusal(node, "the split dimension of its other tensors is not known from its shapes")
+        for tensor, dims in next(iter(results)):
             if tensor not in marks:
                 self._mark(node, tensor, dims)
             elif not dims <= marks[tensor]:
-                raise self._refuse(node, "two collectives say differently how")
-
-    # --- what must hold in the end
+                raise self._refusal(node, "two collectives contradict each other")
 
     def check(self) -> None:
-        """Sums along a tensor axis must complete something; parameters of one type must be split alike."""
-        sums = self._change.here & (self._graph.collectives.kind == CollectiveKind.ALL_REDUCE)
+        """Check that sums along a tensor axis complete products, and that parameters of one type are split
+        alike.
+        """
+        sums = self._change.is_along & (self._graph.collectives.kind == CollectiveKind.ALL_REDUCE)
         if self._change.by_products and sums.any() and not self.marks:
             node = int(self._graph.collectives.node[sums][0])
-            raise self._refuse(node, "no product is known whose parts are summed along it")
+            raise self._refusal(node, "the sums along it do not complete a known product")
         if not self.marks:
             return
-        told: dict[int, tuple[Dims, int]] = {}
+        first_use: dict[int, tuple[Dims, int]] = {}
         for node, operands in enumerate(self._operands):
             made = {row for dep in self._deps[node] for row in self._results[dep]}
             for slot, row in enumerate(operands):
                 if not self._shapes[row] or row in made:
                     continue
                 dims = self.marks.get((node, slot), frozenset())
-                first = told.setdefault(row, (dims, node))
-                if first[0] != dims:
-                    other = node_text(self._graph, first[1])
-                    raise self._refuse(node, f"{other} takes a parameter of its type that is split otherwise")
+                first_dims, first_node = first_use.setdefault(row, (dims, node))
+                if first_dims != dims:
+                    other = node_text(self._graph, first_node)
+                    raise self._refusal(node, f"{other} takes a parameter of its type with another split")

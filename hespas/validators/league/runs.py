@@ -15,7 +15,7 @@ from hespas.generators.llm.layout import Layout, check_layout, layers_of_stages,
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.published import PublishedRun
 from hespas.generators.llm.settings import Training
-from hespas.generators.llm.stage import StagePasses, ordered_passes, stage_passes
+from hespas.generators.llm.step import StagePasses, ordered_passes, stage_passes
 from hespas.graph import Diagnostics, StepFacts, Workload
 from hespas.graph.columns import IntArray
 from hespas.graph.passes import with_durations

@@ -18,7 +18,7 @@ import numpy as np
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.llm.model import model_parameters
-from hespas.generators.llm.serving_memory import Serving, serving_memory
+from hespas.generators.llm.serving import ServingLoad, serving_memory
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, dtype
 from hespas.hardware import named_device
@@ -323,7 +323,7 @@ def _roofline_times(row: ServingRow) -> _RooflineTimes | None:
     device, ranks = named_device(row.hardware), step.layout.ranks
     weights = model_parameters(step.model) * dtype(step.experts or step.precision.matmul).bits / 8
     clients, tokens = max(1, round(row.concurrency / step.layout.dp)), row.prompt + row.output // 2
-    held = Serving(
+    held = ServingLoad(
         batch=clients, context=tokens, kv_format=step.cache, page_tokens=step.page, precision=step.precision
     )
     parts = serving_memory(step.model, replace(step.layout, zero=0), held)[0].parts

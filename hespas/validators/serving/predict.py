@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hespas.generators.llm import ServingStep
-from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
+from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import HespasError
@@ -79,7 +79,7 @@ class ServingPredictor:
             return row.reason
         key = (row.step, row.hardware, row.stack)
         if key not in self._steps:
-            grids = Grids.up_to(tokens=_MAX_TOKENS, sequences=_MAX_SEQUENCES, context=1 << 14)
+            grids = LatticeGrids.up_to(tokens=_MAX_TOKENS, sequences=_MAX_SEQUENCES, context=1 << 14)
             try:
                 self._steps[key] = step_times(
                     lattice_kernels(row.step, grids),

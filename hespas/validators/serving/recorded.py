@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 
 from hespas.generators.llm import ServingStep, named_model, precision_of, serving_layout
-from hespas.generators.llm.serving_lattice import Grids, cached_tokens, lattice_kernels
+from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import HespasError, UnsupportedError, clipped
@@ -250,7 +250,9 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
     longest = int((run.requests.prompt + run.requests.output).max())
     device = named_device(run.hardware)
     steps = step_times(
-        lattice_kernels(step, Grids.up_to(tokens=run.tokens, sequences=run.sequences, context=longest)),
+        lattice_kernels(
+            step, LatticeGrids.up_to(tokens=run.tokens, sequences=run.sequences, context=longest)
+        ),
         device,
         models_of(run.stack, estimator),
         num_ranks=step.layout.ranks,

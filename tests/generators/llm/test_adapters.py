@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import hespas
+from hespas.generators.llm.activations import saved_of_layer
 from hespas.generators.llm.flops import hardware_flops, rank_flops
-from hespas.generators.llm.kept import kept_of_layer
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Mamba, Model
-from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.settings import recompute_of
-from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
+from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, OpGraph
 from hespas.graph.errors import UsageError
 from tests.generators.llm.small_models import (
@@ -40,7 +40,7 @@ def adapters_of(graph: OpGraph) -> dict[str, int]:
     return found
 
 
-def every(model: Model, layout: Layout, **settings: Any) -> Weights:
+def every(model: Model, layout: Layout, **settings: Any) -> RankWeights:
     chosen = training(**settings)
     layers = [weights_of_layer(model, layout, chosen, each) for each in model.all_layers]
     return sum(layers, weights_of_rest(model, layout, chosen, first=True, last=True))
@@ -111,7 +111,7 @@ def test_gradients_of_adapters_that_tensor_ranks_hold_whole_are_summed() -> None
     graph = step(DENSE, layout, lora_rank=8).classes[0]
     first, last = 2 * 512, 2 * 512  # in front of products whose outputs part, behind those whose inputs do
     summed = 4 * 8 * 8 * (first + last)
-    assert summed in calls(graph, CollectiveKind.ALL_REDUCE, Groups(layout).tensor)
+    assert summed in calls(graph, CollectiveKind.ALL_REDUCE, RankGroups(layout).tensor)
     assert every(DENSE, layout, lora_rank=8).replicated == summed / 4
     down = 512 + 192 + 64 + 16
     latent = 192 + 64 + 512 + down
@@ -122,10 +122,10 @@ def test_gradients_of_adapters_that_tensor_ranks_hold_whole_are_summed() -> None
 def test_inputs_of_adapters_are_gathered_again() -> None:
     layout, piece = Layout(tp=4), 256 * 512 * 2 / 4
     graph = step(DENSE, layout, lora_rank=8).classes[0]
-    gathers = calls(graph, CollectiveKind.ALL_GATHER, Groups(layout).tensor).count(piece)
+    gathers = calls(graph, CollectiveKind.ALL_GATHER, RankGroups(layout).tensor).count(piece)
     assert gathers == 8 * (8 * (2 + 2 + 2) + 1)  # forward, backward, again; the head
     only = step(DENSE, layout, lora_rank=8, lora_attention_only=True).classes[0]
-    gathers = calls(only, CollectiveKind.ALL_GATHER, Groups(layout).tensor).count(piece)
+    gathers = calls(only, CollectiveKind.ALL_GATHER, RankGroups(layout).tensor).count(piece)
     assert gathers == 8 * (8 * (2 + 2 + 1) + 1)
 
 
@@ -133,7 +133,7 @@ def test_frozen_weights_are_gathered_beside_their_adapters() -> None:
     layout = Layout(dp=4, zero=3)
     weights = weights_of_layer(DENSE, layout, training(lora_rank=8), DENSE.layers[0])
     graph = step(DENSE, layout, lora_rank=8).classes[0]
-    sizes = calls(graph, CollectiveKind.ALL_GATHER, Groups(layout).shards)
+    sizes = calls(graph, CollectiveKind.ALL_GATHER, RankGroups(layout).shards)
     assert sizes.count(2 * (weights.dense + weights.frozen) / 4) == 2 * 2 * 8
     (memory,) = memory_of(MIXTURE, Layout(dp=4, ep=2, zero=3), training(lora_rank=8))
     mixture = every(MIXTURE, Layout(dp=4, ep=2, zero=3), lora_rank=8)
@@ -142,8 +142,8 @@ def test_frozen_weights_are_gathered_beside_their_adapters() -> None:
 
 
 def test_frozen_experts_do_not_keep_inputs_of_products() -> None:
-    rank = [Rank(MIXTURE, Layout(), training(lora_rank=each)) for each in (0, 8)]
-    trained, frozen = (kept_of_layer(each, MIXTURE.layers[0], 0)["experts"] for each in rank)
+    rank = [ModelRank(MIXTURE, Layout(), training(lora_rank=each)) for each in (0, 8)]
+    trained, frozen = (saved_of_layer(each, MIXTURE.layers[0], 0)["experts"] for each in rank)
     assert trained - frozen == 2 * 256 * 2 * (512 + 256)
 
 
@@ -175,7 +175,7 @@ def test_gradients_of_adapters_fill_a_zero_bubble(zero: int, attention_only: boo
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_a_stage_without_adapters_waits_for_the_norm_of_the_others(schedule: str) -> None:
     workload = step(DENSE, Layout(pp=2, dp=2, layers_first=0), schedule=schedule, lora_rank=8)
-    everyone = Groups(Layout(pp=2, dp=2)).everyone
+    everyone = RankGroups(Layout(pp=2, dp=2)).everyone
     assert [calls(graph, CollectiveKind.ALL_REDUCE, everyone) for graph in workload.classes] == [[4.0]] * 2
     assert hespas.check(workload, profile="astra-sim").valid
     assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hespas
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.model import Attention, Mlp, Model
 from hespas.generators.llm.settings import Overlap, recompute_of
 from hespas.graph import CollectiveKind, OpClass, OpGraph, Workload
@@ -78,7 +78,7 @@ def test_each_key_is_read_by_one_piece(model: Model) -> None:
 
 
 def test_tokens_are_exchanged_for_heads() -> None:
-    graph, groups = step(DENSE, EXCHANGE, global_batch=1).classes[0], Groups(EXCHANGE).context
+    graph, groups = step(DENSE, EXCHANGE, global_batch=1).classes[0], RankGroups(EXCHANGE).context
     tokens, head = 64, 64 * 2
     sent = calls(graph, CollectiveKind.ALL_TO_ALL, groups)
     qkv, results = tokens * (8 + 4 + 4) * head, tokens * 8 * head
@@ -96,7 +96,7 @@ def test_tokens_are_exchanged_for_heads() -> None:
 
 def test_heads_of_keys_go_to_several_ranks_where_they_are_fewer() -> None:
     layout = Layout(cp=8, context_all_to_all=True)
-    graph, groups = step(DENSE, layout, global_batch=1).classes[0], Groups(layout).context
+    graph, groups = step(DENSE, layout, global_batch=1).classes[0], RankGroups(layout).context
     sent = calls(graph, CollectiveKind.ALL_TO_ALL, groups)
     assert max(sent) == 32 * (8 + 8 + 8) * 128  # each of 4 key heads twice
     assert names_behind(graph, "layers.0.attention.rope.backward") == {"kv.grad.add"}

@@ -11,7 +11,7 @@ from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.settings import Style, Training, precision_of
-from hespas.generators.llm.stage import stage_passes
+from hespas.generators.llm.step import stage_passes
 from hespas.graph import OpGraph
 
 

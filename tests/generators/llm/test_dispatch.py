@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 import hespas
-from hespas.generators.llm.dispatch import reached_parts
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.feedforward import reached_parts
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.model import Experts
 from hespas.graph import CollectiveKind
 from hespas.graph.errors import UsageError
@@ -28,7 +28,7 @@ def test_parts_that_a_token_reaches(experts: int, chosen: int, parts: int) -> No
 
 
 def test_a_token_crosses_to_each_node_once_and_goes_on_inside_of_it() -> None:
-    graph, groups = step(MIXTURE, TWO_LEVELS).classes[0], Groups(TWO_LEVELS)
+    graph, groups = step(MIXTURE, TWO_LEVELS).classes[0], RankGroups(TWO_LEVELS)
     tokens, row, mixtures = 256, 512 * 2, 5  # both ways, forward and backward
     crossing = calls(graph, CollectiveKind.ALL_TO_ALL, groups.expert_nodes)
     assert crossing == [round(tokens * 2 * (1 - (8 * 7) / (16 * 15))) * row] * (4 * mixtures)
@@ -50,7 +50,7 @@ def test_less_crosses_nodes_than_without() -> None:
     layouts = Layout(dp=16, ep=16, expert_node=8), Layout(dp=16, ep=16)
     steps = [step(wide, each, global_batch=16, seq=4096) for each in layouts]
     assert product_flops(steps[0]) == product_flops(steps[1])
-    groups = Groups(layouts[0])
+    groups = RankGroups(layouts[0])
     crossing = calls(steps[0].classes[0], CollectiveKind.ALL_TO_ALL, groups.expert_nodes)
     straight = calls(steps[1].classes[0], CollectiveKind.ALL_TO_ALL, groups.experts)
     assert crossing[0] < straight[0] / 3.9  # two nodes for eight experts, half of which are on the other
@@ -61,7 +61,7 @@ def test_less_crosses_nodes_than_without() -> None:
 
 def test_in_one_node_tokens_go_once_to_each_rank() -> None:
     layout = Layout(dp=4, ep=4, expert_node=8)
-    graph, groups = step(MIXTURE, layout).classes[0], Groups(layout)
+    graph, groups = step(MIXTURE, layout).classes[0], RankGroups(layout)
     rows = round(256 * 4 * (1 - (12 * 11) / (16 * 15)))
     assert set(calls(graph, CollectiveKind.ALL_TO_ALL, groups.expert_inside)) == {rows * 512 * 2}
 

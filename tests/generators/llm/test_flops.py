@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hespas.generators.llm.activations import saved_of_layer
 from hespas.generators.llm.flops import (
     Convention,
     attention_flops,
@@ -19,12 +20,11 @@ from hespas.generators.llm.flops import (
     model_flops,
     rank_flops,
 )
-from hespas.generators.llm.kept import kept_of_layer
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Attention, Experts, LatentAttention, Mamba, Mlp, Model
 from hespas.generators.llm.model_file import load_model
-from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.settings import Recompute, Training, recompute_of
 from hespas.graph import CollectiveKind
 from hespas.graph.equality import workloads_equal
@@ -245,10 +245,12 @@ def test_the_busiest_rank_computes_keeps_and_gathers_more() -> None:
     assert sum(rank_flops(MIXTURE, layout, busy)) - sum(rank_flops(MIXTURE, layout, balanced)) == (
         2 * 0.5 * routed * 2 * 3 * 512 * 256
     )
-    kept = [kept_of_layer(Rank(MIXTURE, layout, each), MIXTURE.layers[0], 0) for each in (balanced, busy)]
+    kept = [
+        saved_of_layer(ModelRank(MIXTURE, layout, each), MIXTURE.layers[0], 0) for each in (balanced, busy)
+    ]
     assert kept[1]["experts"] - kept[0]["experts"] == 0.5 * 2 * 256 * 2 * (2 * 512 + 2 * 3 * 128 + 4)
     graph = step(MIXTURE, layout, imbalance=1.5).classes[0]
-    gathered = calls(graph, CollectiveKind.ALL_GATHER, Groups(layout).expert_tensor)
+    gathered = calls(graph, CollectiveKind.ALL_GATHER, RankGroups(layout).expert_tensor)
     assert set(gathered) == {1.5 * 256 * 2 * 512 * 2}
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.generators.llm.kept import kept_of_layer, whole_of_layer
+from hespas.generators.llm.activations import saved_of_layer, whole_of_layer
 from hespas.generators.llm.layout import Layout, broken_rules
 from hespas.generators.llm.memory import StageMemory, memory_of
 from hespas.generators.llm.model import Attention, Experts, LatentAttention, Mlp, Model, model_parameters
-from hespas.generators.llm.rank import Rank
+from hespas.generators.llm.rank import ModelRank
 from hespas.generators.llm.settings import (
     SCHEDULES,
     Recompute,
@@ -44,8 +44,8 @@ def state(memory: StageMemory) -> int:
 
 def kept(model: Model, layout: Layout, place: int = 0, **chosen: Any) -> int:
     """Bytes that the first layer keeps."""
-    rank = Rank(model, layout, training(**chosen))
-    return sum(kept_of_layer(rank, model.layers[0], place).values())
+    rank = ModelRank(model, layout, training(**chosen))
+    return sum(saved_of_layer(rank, model.layers[0], place).values())
 
 
 # --- closed forms
@@ -179,7 +179,7 @@ def in_flight(schedule: ScheduleName, stage: int, micro_batches: int, pp: int = 
     chosen = training(global_batch=micro_batches, schedule=schedule)
     memory = memory_of(DENSE, layout, chosen)[stage]
     layers = 8 // pp
-    one = layers * sum(whole_of_layer(Rank(DENSE, layout, chosen), DENSE.layers[0]).values())
+    one = layers * sum(whole_of_layer(ModelRank(DENSE, layout, chosen), DENSE.layers[0]).values())
     return sum(memory.parts.get(name, 0) for name in KEPT) / one
 
 
@@ -198,7 +198,7 @@ def test_interleaved_stages_hold_more_chunks() -> None:
     """The first of p stages of v chunks: 2 (p - 1) + (v - 1) p + 1 passes of a chunk (arXiv 2104.04473)."""
     layout, chosen = Layout(pp=2, vp=2), training(global_batch=8, schedule="interleaved")
     memory = memory_of(DENSE, layout, chosen)[0]
-    chunk = 2 * sum(whole_of_layer(Rank(DENSE, layout, chosen), DENSE.layers[0]).values())
+    chunk = 2 * sum(whole_of_layer(ModelRank(DENSE, layout, chosen), DENSE.layers[0]).values())
     assert sum(memory.parts.get(name, 0) for name in KEPT) == 5 * chunk
 
 
@@ -341,10 +341,10 @@ def test_kinds_of_layers_are_named() -> None:
 def test_latent_attention_keeps_latents_and_what_it_projects_up() -> None:
     block = MIXTURE.layers[0][0]
     assert isinstance(block, LatentAttention)
-    rank = Rank(MIXTURE, Layout(), training())
+    rank = ModelRank(MIXTURE, Layout(), training())
     latents = 2 * block.q_lora + 2 * block.kv_lora + block.rope_dim
     up = 8 * (2 * block.head_dim + 2 * block.v_dim)
-    assert kept_of_layer(rank, MIXTURE.layers[0], 0)["attention"] == 256 * (2 * (latents + up) + 4 * 8)
+    assert saved_of_layer(rank, MIXTURE.layers[0], 0)["attention"] == 256 * (2 * (latents + up) + 4 * 8)
 
 
 def test_a_stage_whose_first_chunk_is_the_embedding_alone() -> None:

@@ -16,8 +16,7 @@ from hespas.generators.llm.model import (
     Mlp,
     model_parameters,
 )
-from hespas.generators.llm.model_file import load_model, model_names
-from hespas.generators.llm.model_table import model_in_table
+from hespas.generators.llm.model_file import load_model, model_in_table, model_names
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "published_e2e"
@@ -178,30 +177,30 @@ def test_a_file_with_expressions(tmp_path: Path) -> None:
     ("change", "where", "wrong", "hint"),
     [
         ("hiden = 3", "hiden", "unknown key", "did you mean 'hidden'"),
-        ('heads = "8 *"', "heads", "'the end' does not fit", "name ="),
-        ('ffn = "4 * hiden"', "ffn", "no size is called 'hiden'; did you mean 'hidden'", ""),
+        ('heads = "8 *"', "heads", "unexpected 'the end'", "name ="),
+        ('ffn = "4 * hiden"', "ffn", "unknown size 'hiden'; did you mean 'hidden'", ""),
         ("heads = 8.5", "heads", "expected a whole number or an expression, got 8.5", "4 \\* hidden"),
         ("heads = 7", "head_dim", "is not a whole number", ""),
-        ("kv_heads = 3", "kv_heads", "8 heads do not share 3 key heads", "divides heads"),
+        ("kv_heads = 3", "kv_heads", "8 heads do not divide over 3 key heads", "divides heads"),
         ("layers = 0", "layers", "expected 1 or more, got 0", "layers = 1"),
-        ("layers = 2001", "layers", "2,001 are more than 2,000 layers", ""),
-        ("mtp_layers = 999999", "mtp_layers", "999,999 are more", ""),
+        ("layers = 2001", "layers", "2,001 layers exceed the limit of 2,000", ""),
+        ("mtp_layers = 999999", "mtp_layers", "999,999 layers exceed", ""),
         ("experts = 4\ntopk = 5", "topk", "a token uses 5 of 4 experts", ""),
         ('hybrid = "M*"', "mamba_heads", "expected 1 or more", ""),
         ('hybrid = "*-"', "hybrid", "2 letters for 4 layers", "a letter for each layer"),
-        ('hybrid = "*-X*"', "hybrid", "'X' is no kind of layer", "M, \\*, - and E"),
-        ('windows = "LX"', "windows", "by what is not stated", ""),
-        ('windows = "LX"\nwindow = 8', "windows", "other letters than L and G", ""),
-        ('windows = "LG"', "windows", "by what is not stated", "window or chunk"),
+        ('hybrid = "*-X*"', "hybrid", "unknown layer 'X'", "M, \\*, - and E"),
+        ('windows = "LX"', "windows", "limited layers need a window or a chunk", ""),
+        ('windows = "LX"\nwindow = 8', "windows", "letters other than L and G", ""),
+        ('windows = "LG"', "windows", "limited layers need a window or a chunk", "window or chunk"),
         ('norm = "batch"', "norm", "expected one of rms, layer", 'norm = "rms"'),
         ("tied = 1", "tied", "expected true or false, got 1", ""),
-        ('kv_heads = "heads"\nheads = "kv_heads"', "heads", "heads and kv_heads need each other", ""),
+        ('kv_heads = "heads"\nheads = "kv_heads"', "heads", "heads and kv_heads depend on each other", ""),
         ("ffn = 0", "ffn", "expected 1 or more", ""),
         ("kv_lora = 64", "nope_dim", "expected 1 or more", ""),
         (
             'hybrid = "MMMM"\nmamba_heads = 6\nmamba_groups = 4',
             "mamba_groups",
-            "6 heads do not part into 4",
+            "6 heads do not divide into 4",
             "",
         ),
     ],
@@ -282,8 +281,8 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert model_in_table(tmp_path / "nowhere.csv", "mine") is None
     with pytest.raises(FormatError, match="directory"):
         model_in_table(tmp_path, "mine")
-    with pytest.raises(UnsupportedError, match="'half' is not known: ffn, vocab not stated"):
+    with pytest.raises(UnsupportedError, match="'half' is not known: ffn, vocab missing"):
         model_in_table(table, "half")
     table.write_text(text.replace(",256,", ",wide,"), encoding="utf-8")
-    with pytest.raises(FormatError, match="'wide' is no count"):
+    with pytest.raises(FormatError, match="'wide' is not a count"):
         model_in_table(table, "mine")

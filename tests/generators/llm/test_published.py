@@ -275,7 +275,7 @@ def test_learned_positions_are_as_many_as_tokens() -> None:
 
 @pytest.mark.parametrize("text", ["x", "-1", "0", "1.5", "nan", "inf", "1e12"])
 def test_cells_that_are_no_counts(text: str) -> None:
-    with pytest.raises(FormatError, match="is no count") as caught:
+    with pytest.raises(FormatError, match="is not a count") as caught:
         made(tp=text)
     assert (caught.value.path, caught.value.position) == ("runs.csv:3", "column tp")
 
@@ -324,7 +324,7 @@ def test_what_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot be read"):
         row_of(path, 0, Diagnostics())
     path.write_bytes(b"model\nx\n")
-    with pytest.raises(FormatError, match="no column global_batch, num_accelerators, seq_len"):
+    with pytest.raises(FormatError, match="missing column global_batch, num_accelerators, seq_len"):
         row_of(path, 0, Diagnostics())
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FormatError, match="cannot be read"):
@@ -366,7 +366,7 @@ def test_numbers_beyond_all_counts_inside_of_texts(cells: Mapping[str, str]) -> 
 
 @pytest.mark.parametrize(
     ("attention", "match"),
-    [("mla", "kv_lora, qk_nope, qk_rope, v_dim not stated"), ("zzz", "attention is zzz")],
+    [("mla", "kv_lora, qk_nope, qk_rope, v_dim missing"), ("zzz", "attention is zzz")],
 )
 def test_attention_of_a_table_is_not_guessed(attention: str, match: str, tmp_path: Path) -> None:
     head = "model,layers,hidden,ffn,heads,vocab,attention,sliding_window,sliding_pattern\nmine,2,64,256,4,100"

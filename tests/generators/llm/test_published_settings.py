@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hespas.generators.llm.published import row_of, rows_of, run_of
-from hespas.generators.llm.published_settings import CHOICES, NUMBERS, SETTINGS, from_notes
+from hespas.generators.llm.published import CHOICES, NUMBERS, SETTINGS, from_notes, row_of, rows_of, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from tools.published_settings import table_with_settings

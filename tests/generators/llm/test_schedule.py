@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.generators.llm.layout import Layout
-from hespas.generators.llm.schedule import Action, Pass, most_in_flight, order_of
+from hespas.generators.llm.schedule import Pass, PassAction, most_in_flight, order_of
 from hespas.generators.llm.settings import ScheduleName
 
 
-def orders(name: ScheduleName, stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
+def orders(name: ScheduleName, stages: int, chunks: int, micro_batches: int) -> list[list[PassAction]]:
     layout = Layout(pp=stages, vp=chunks)
     return [order_of(name, layout, stage, micro_batches) for stage in range(stages)]
 
 
-def finished(found: list[list[Action]], chunks: int, forward: int = 1, backward: int = 2) -> Fraction:
+def finished(found: list[list[PassAction]], chunks: int, forward: int = 1, backward: int = 2) -> Fraction:
     """When the last stage ends, messages taking no time; raises where stages wait for each other for ever."""
     stages = len(found)
     splits = any(action.kind == "weights" for action in found[0])
@@ -63,7 +63,7 @@ def test_every_pass_runs_once_and_nobody_waits_for_ever(
     )
     for order in found:
         assert sorted(order) == sorted(
-            Action(kind, each, 0) for kind in kinds for each in range(micro_batches)
+            PassAction(kind, each, 0) for kind in kinds for each in range(micro_batches)
         )
     finished(found, 1)
 

@@ -111,7 +111,7 @@ def test_stages_of_a_pipeline_hand_on() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [({"batch": 0}, "batch"), ({"context": -1}, "context"), ({"layout": Layout(cp=2)}, "context ranks"),
+    [({"batch": 0}, "batch"), ({"context": -1}, "context"), ({"layout": Layout(cp=2)}, "context parallelism"),
      ({"layout": Layout(pp=2), "phase": "disaggregated"}, "pipeline"), ({"layout": Layout(tp=3)}, "heads")],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused(settings: dict[str, Any], word: str) -> None:

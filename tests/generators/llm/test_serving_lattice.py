@@ -6,18 +6,23 @@ import numpy as np
 import pytest
 
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
-from hespas.generators.llm.serving_lattice import Grids, LatticeKernels, cached_tokens, lattice_kernels
+from hespas.generators.llm.serving_lattice import (
+    LatticeGrids,
+    ServingLatticeKernels,
+    cached_tokens,
+    lattice_kernels,
+)
 from hespas.graph import OpGraph
 from hespas.graph.errors import UnsupportedError
 from hespas.operations import KINDS
 from hespas.operations.from_graph import operations_of
 
-_GRIDS = Grids(
+_GRIDS = LatticeGrids(
     tokens=(4, 96), rows=(1, 4), batch=(4,), context=(512,), prompts=(1,), length=(96,), before=(0, 32)
 )
 
 
-def _sums(kernels: LatticeKernels, part: str, point: int) -> np.ndarray:
+def _sums(kernels: ServingLatticeKernels, part: str, point: int) -> np.ndarray:
     chosen = (kernels.part == kernels.parts.index(part)) & (kernels.point == point)
     return _work(kernels.graph, kernels.node[chosen], kernels.times[chosen])
 
@@ -92,7 +97,7 @@ def test_what_is_not_simulated() -> None:
 
 
 def test_grids_reach_their_ends() -> None:
-    grids = Grids.up_to(tokens=8192, sequences=200, context=5000)
+    grids = LatticeGrids.up_to(tokens=8192, sequences=200, context=5000)
     for axis, last in ((grids.tokens, 8192), (grids.batch, 200), (grids.context, 5000), (grids.length, 5000)):
         assert axis[-1] == last
         assert list(axis) == sorted(set(axis))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import hespas
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Model
 from hespas.generators.llm.settings import Overlap, precision_of, recompute_of
 from hespas.generators.llm.step import training_workload
-from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
+from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Workload
 from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import UsageError
@@ -106,7 +106,7 @@ SYNC = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDU
 
 def test_traffic_of_tensor_parallelism() -> None:
     layout, layers, micro = Layout(tp=4), 8, 8
-    graph, groups = step(DENSE, layout).classes[0], Groups(layout).tensor
+    graph, groups = step(DENSE, layout).classes[0], RankGroups(layout).tensor
     reduce, gather, scatter = (calls(graph, kind, groups) for kind in SYNC)
     # forward 2 and 2 a layer, backward as many and 2 to gather inputs again; embedding and head
     assert gather.count(A / 4) == micro * (layers * (2 + 2 + 2) + 1 + 1 + 1)
@@ -117,7 +117,7 @@ def test_traffic_of_tensor_parallelism() -> None:
 
 def test_traffic_of_tensor_parallelism_without_sequence_parallelism() -> None:
     layout = Layout(tp=4, sequence_parallel=False)
-    graph, groups = step(DENSE, layout).classes[0], Groups(layout).tensor
+    graph, groups = step(DENSE, layout).classes[0], RankGroups(layout).tensor
     reduce, gather, scatter = (calls(graph, kind, groups) for kind in SYNC)
     assert reduce.count(A) == 8 * (8 * 4 + 1 + 1)
     assert not gather
@@ -136,13 +136,13 @@ def parameters_of_dense() -> int:
 def test_gradients_are_reduced_once_a_step(micro: int) -> None:  # defects 1 and 4
     layout = Layout(dp=4, zero=0)
     graph = step(DENSE, layout, global_batch=4 * micro).classes[0]
-    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, Groups(layout).data) if each > 4]
+    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, RankGroups(layout).data) if each > 4]
     assert sum(reduce) == 4 * parameters_of_dense()
 
 
 def test_a_sharded_optimizer_scatters_gradients_and_gathers_weights() -> None:
     layout = Layout(dp=4, zero=1)
-    graph, shards = step(DENSE, layout, global_batch=16).classes[0], Groups(layout).shards
+    graph, shards = step(DENSE, layout, global_batch=16).classes[0], RankGroups(layout).shards
     assert sum(calls(graph, CollectiveKind.REDUCE_SCATTER, shards)) == 4 * parameters_of_dense()
     assert sum(calls(graph, CollectiveKind.ALL_GATHER, shards)) == 2 * parameters_of_dense() / 4
 
@@ -155,7 +155,10 @@ def test_fsdp_gathers_and_scatters_all_weights_each_micro_batch(
     micro: int, zero: int, style: str, gathers: int
 ) -> None:
     layout = Layout(dp=4, zero=zero)
-    graph, shards = step(DENSE, layout, global_batch=4 * micro, style=style).classes[0], Groups(layout).shards
+    graph, shards = (
+        step(DENSE, layout, global_batch=4 * micro, style=style).classes[0],
+        RankGroups(layout).shards,
+    )
     gathered = sum(calls(graph, CollectiveKind.ALL_GATHER, shards))
     assert gathered == micro * gathers * 2 * parameters_of_dense() / 4
     reduced = sum(calls(graph, CollectiveKind.REDUCE_SCATTER, shards))
@@ -175,7 +178,7 @@ def test_fsdp_gathers_and_scatters_all_weights_each_micro_batch(
 @pytest.mark.parametrize("zero", swept([2, 3], 1))
 def test_stages_of_a_pipeline_reduce_their_own_each_micro_batch(zero: int, settings: dict[str, Any]) -> None:
     layout, micro = Layout(dp=2, pp=2, zero=zero), 4
-    workload, shards = step(DENSE, layout, global_batch=2 * micro, **settings), Groups(layout).shards
+    workload, shards = step(DENSE, layout, global_batch=2 * micro, **settings), RankGroups(layout).shards
     kinds = CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER
     scattered, gathered = (
         sum(sum(calls(graph, kind, shards)) for graph in workload.classes) for kind in kinds
@@ -197,11 +200,11 @@ def test_the_norm_of_a_zero_bubble_waits_for_the_last_backward_pass() -> None:
 def test_experts_travel_by_all_to_all() -> None:
     layout = Layout(dp=4, ep=4)
     graph = step(MIXTURE, layout, global_batch=4).classes[0]
-    sent = calls(graph, CollectiveKind.ALL_TO_ALL, Groups(layout).experts)
+    sent = calls(graph, CollectiveKind.ALL_TO_ALL, RankGroups(layout).experts)
     assert sent == [256 * 2 * 512 * 2] * (
         4 * 5
     )  # 4 mixtures and that of the further prediction, both ways twice
-    held = calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).expert_data)
+    held = calls(graph, CollectiveKind.REDUCE_SCATTER, RankGroups(layout).expert_data)
     assert not held  # each expert is on one rank
 
 
@@ -229,7 +232,7 @@ def adam_elements(workload: Workload) -> int:
 def test_experts_are_sharded_in_groups_as_dense_weights_are(layout: Layout, shards: int, copies: int) -> None:
     """Gradients in the graph, the optimizer's elements and the memory account tell the same groups."""
     workload = step(MIXTURE, layout, global_batch=8)
-    graph, groups = workload.classes[0], Groups(layout)
+    graph, groups = workload.classes[0], RankGroups(layout)
     own = EXPERTS / (layout.ep * layout.etp)
     parted, alike = groups.expert_shards, groups.expert_copies
     if not layout.zero:
@@ -253,13 +256,13 @@ def test_experts_are_sharded_in_groups_as_dense_weights_are(layout: Layout, shar
     assert memory.parts["optimizer moments"] == 8 * (dense + own / shards)
 
 
-def of_rank(model: Model, layout: Layout) -> Weights:
+def of_rank(model: Model, layout: Layout) -> RankWeights:
     layers = [weights_of_layer(model, layout, training(), each) for each in model.all_layers]
     return sum(layers, weights_of_rest(model, layout, training(), first=True, last=True))
 
 
 def test_groups_of_experts() -> None:
-    groups = Groups(Layout(dp=8, ep=2, shard=4))
+    groups = RankGroups(Layout(dp=8, ep=2, shard=4))
     assert [sorted(groups.expert_shards.members(each)) for each in (0, 1)] == [[0, 2], [1, 3]]
     assert sorted(groups.expert_copies.members(0)) == [0, 4]
     assert sorted(groups.expert_data.members(0)) == [0, 2, 4, 6]
@@ -277,19 +280,21 @@ def test_weights_that_are_gathered_are_parted_alike_in_memory() -> None:
 def test_copies_without_shards_are_reduced(zero: int) -> None:
     layout = Layout(dp=4, zero=zero, shard=1)
     graph = step(DENSE, layout, global_batch=4).classes[0]
-    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, Groups(layout).data) if each > 4]
+    reduce = [each for each in calls(graph, CollectiveKind.ALL_REDUCE, RankGroups(layout).data) if each > 4]
     assert sum(reduce) == 4 * parameters_of_dense()
 
 
 def test_capacity_pads_what_travels() -> None:
     layout = Layout(dp=4, ep=4)
     graph = step(MIXTURE, layout, global_batch=4, capacity=1.25).classes[0]
-    assert set(calls(graph, CollectiveKind.ALL_TO_ALL, Groups(layout).experts)) == {256 * 2 * 512 * 2 * 1.25}
+    assert set(calls(graph, CollectiveKind.ALL_TO_ALL, RankGroups(layout).experts)) == {
+        256 * 2 * 512 * 2 * 1.25
+    }
 
 
 def test_keys_travel_between_context_ranks() -> None:
     layout = Layout(cp=4)
-    graph, groups = step(DENSE, layout, global_batch=1).classes[0], Groups(layout).context
+    graph, groups = step(DENSE, layout, global_batch=1).classes[0], RankGroups(layout).context
     piece = 2 * 64 * 4 * 64 * 2  # keys and values of 64 tokens, 4 heads of 64, 16 bit
     assert calls(graph, CollectiveKind.ALL_GATHER, groups).count(piece) == 2 * 8
     assert calls(graph, CollectiveKind.REDUCE_SCATTER, groups).count(4 * piece) == 8
@@ -371,7 +376,7 @@ def test_experts_that_no_shard_group_holds_are_refused() -> None:
 
 
 def test_experts_that_do_not_spread_are_refused() -> None:
-    with pytest.raises(UsageError, match="16 experts do not spread over 3"):
+    with pytest.raises(UsageError, match="16 experts do not divide over 3"):
         training_workload(MIXTURE, Layout(dp=3, ep=3), training(global_batch=9))
 
 
@@ -411,7 +416,9 @@ def test_products_and_their_traffic_are_pipelined_where_that_is_asked_for() -> N
     assert set(graph.p2p.comm_bytes.tolist()) == {A / 4}
     # 3 pieces each: four products of a layer forward, four for gradients of inputs, two of the head
     assert graph.multiplicity[graph.p2p.node].sum() == 8 * 3 * (8 * 8 + 2)
-    assert calls(graph, CollectiveKind.REDUCE_SCATTER, Groups(layout).tensor) == [A] * 8  # of the embedding
+    assert (
+        calls(graph, CollectiveKind.REDUCE_SCATTER, RankGroups(layout).tensor) == [A] * 8
+    )  # of the embedding
     assert hespas.check(pieces).valid
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hespas.generators.llm.layout import Groups, Layout
+from hespas.generators.llm.layout import Layout, RankGroups
 from hespas.generators.llm.model import Attention, Experts, Mlp, Model, layer_parameters, model_parameters
-from hespas.generators.llm.weights import Weights, weights_of_layer, weights_of_rest
+from hespas.generators.llm.weights import RankWeights, weights_of_layer, weights_of_rest
 from hespas.graph import CollectiveKind, OpGraph, Workload
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, MODELS, PLAIN, calls, step, training
 
@@ -33,7 +33,9 @@ def summed(graph: OpGraph) -> float:
     return sum(float(table.comm_bytes[row]) for row, name in enumerate(names) if "replicated" in name)
 
 
-def of_stage(model: Model, layout: Layout, *numbers: int, first: bool = True, last: bool = True) -> Weights:
+def of_stage(
+    model: Model, layout: Layout, *numbers: int, first: bool = True, last: bool = True
+) -> RankWeights:
     layers = [weights_of_layer(model, layout, training(), model.all_layers[each]) for each in numbers]
     return sum(layers, weights_of_rest(model, layout, training(), first=first, last=last))
 
@@ -81,7 +83,7 @@ def test_gradients_of_routers_latents_and_further_predictions_are_summed() -> No
     layout = Layout(tp=2, ep=2)
     workload, bytes_summed = reduced(MIXTURE, layout)
     assert bytes_summed == [4 * (5 * each + ends)]
-    assert bytes_summed[0] in calls(workload.classes[0], CollectiveKind.ALL_REDUCE, Groups(layout).tensor)
+    assert bytes_summed[0] in calls(workload.classes[0], CollectiveKind.ALL_REDUCE, RankGroups(layout).tensor)
 
 
 def test_gradients_of_biases_and_norms_of_heads_are_summed() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hespas.generators.llm import Layout, ServingStep, load_model, precision_of
-from hespas.generators.llm.serving_lattice import Grids, lattice_kernels
+from hespas.generators.llm.serving_lattice import LatticeGrids, lattice_kernels
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
@@ -27,7 +27,7 @@ def _experts_ns(hardware: str, names: frozenset[str], experts: str = "mxfp4") ->
         for each in models_of("vllm", "composite")
         if not each.formats or names & set(each.formats.values())
     ]
-    grids = Grids.up_to(tokens=_PREFILL, sequences=8, context=2048)
+    grids = LatticeGrids.up_to(tokens=_PREFILL, sequences=8, context=2048)
     found = step_times(
         lattice_kernels(step, grids), load_device(hardware), models, num_ranks=8, diagnostics=Diagnostics()
     )
