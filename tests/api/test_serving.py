@@ -102,7 +102,7 @@ def test_experts_in_another_format() -> None:
             UnsupportedError,
             "leave no memory for a KV cache",
         ),
-        (Server(model="Llama-3-8B", hardware="H100-SXM", ep=2), UsageError, "no experts to spread"),
+        (Server(model="Llama-3-8B", hardware="H100-SXM", ep=2), UsageError, "no experts to distribute"),
         (Server(model="Mamba2-130M", hardware="H100-SXM"), UnsupportedError, "states"),
     ],
 )
@@ -115,7 +115,7 @@ def test_what_cannot_be_served(server: Server, error: type[Exception], match: st
     ("settings", "match"),
     [
         ({"engine": "other"}, "no such serving stack"),
-        ({"precision": "bf17"}, "no precision 'bf17'"),
+        ({"precision": "bf17"}, "unknown precision 'bf17'"),
         ({"kv_cache_dtype": "zz"}, "`kv_cache_dtype=zz` is not an element type"),
         ({"expert_dtype": "zz"}, "`expert_dtype=zz` is not an element type"),
         ({"max_num_seqs": -3}, "`max_num_seqs=-3` is less than 0"),

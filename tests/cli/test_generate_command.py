@@ -90,7 +90,7 @@ def test_a_row_of_a_table(tmp_path: Path) -> None:
     told = document(tmp_path / "g.json")
     assert told["ranks"] == 16
     assert {each["code"] for each in told["diagnostics"]} == {"row.micro-batch"}
-    assert "the micro-batch is not stated" in done.stderr
+    assert "the micro-batch is missing" in done.stderr
     for number, code in ((2, 4), (3, 2), ("x", 2)):
         refused = run("--row", f"{table}:{number}", "--dry-run")
         assert refused.exit_code == code, refused.output
@@ -119,13 +119,13 @@ def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("gpt-2", "--tp", 5, "--dry-run"), "tp-divides-heads: heads 12 does not part into 5 tensor ranks"),
+        (("gpt-2", "--tp", 5, "--dry-run"), "tp-divides-heads: heads 12 does not divide over 5 tensor ranks"),
         (("gpt-9", "--dry-run"), "GPT-2"),
         (("gpt-2",), "either --out DST or --dry-run is required"),
         (("gpt-2", "--dry-run", "--out", "x"), "either --out DST or --dry-run is required"),
         (("gpt-2", "--out", "-"), "not one stream"),
         (("--dry-run",), "a MODEL or a --row is needed"),
-        (("gpt-2", "--precision", "fp3", "--dry-run"), "no precision 'fp3'"),
+        (("gpt-2", "--precision", "fp3", "--dry-run"), "unknown precision 'fp3'"),
         (("gpt-2", "--recompute", "everything", "--dry-run"), "nothing that can be computed again"),
         (("gpt-2", "--overlap", "all,none", "--dry-run"), "nothing is called 'all'"),
         (("gpt-2", "--phase", "decode", "--cp", 2, "--dry-run"), "context ranks"),
@@ -294,7 +294,7 @@ def test_other_generators_tell_what_has_no_effect() -> None:
         (("deepseek-v2-lite", "--capacity", "inf"), "capacity-bounded"),
         (("deepseek-v2-lite", "--imbalance", "1e300"), "imbalance-bounded"),
         (("gpt-2", "--recompute", "full:" + 5000 * "9"), "recompute 'full:999"),
-        (("gpt-2", "--phase", "decode", "--kv-cache-dtype", "bf99"), "no such element type: 'bf99'"),
+        (("gpt-2", "--phase", "decode", "--kv-cache-dtype", "bf99"), "unknown element type 'bf99'"),
         (("gpt-2", "--phase", "decode", "--batch", 10**18), "tokens-bounded"),
         (("gpt-2", "--phase", "prefill", "--dp", 10**9), "ranks-bounded"),
     ],

@@ -274,7 +274,7 @@ class _PresetFile(Row, frozen=True, kw_only=True):
 
 
 _MOST_LAYERS = 2_000
-"""A step of so many takes 10 s to predict; published models have up to 128."""
+"""Limit on the layers of a model: its step takes 10 s to predict; published models have up to 128 layers."""
 
 
 def model_of(file: ModelFile, path: Path = PRESETS) -> Model:

@@ -308,7 +308,7 @@ def test_options_of_rescaling_that_stand_alone_are_wrong_usage(tmp_path: Path) -
         hespas.convert(RUNS / "dp2.mlir.gz", target, rescale="dp")
     code, said = run(str(RUNS / "dp2.mlir.gz"), target, "--with", str(RUNS / "dp8.mlir.gz"))
     assert code == 2
-    assert "--with says nothing without --rescale" in said
+    assert "--with requires --rescale" in said
     code, said = run(str(RUNS / "gloo2"), target, "--mesh", "dp=2")
     assert code == 2
     assert "no shardings to partition by" in said
