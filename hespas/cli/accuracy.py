@@ -1,4 +1,4 @@
-"""``hespas-validate accuracy`` and ``compare``: how far estimates are from measurements, and what changed."""
+"""``hespas-validate accuracy`` and ``compare``: errors of estimates, and changes between two reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hespas.cli.destinations import (
 )
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_quiet, progress_bar, report_diagnostics
-from hespas.cli.text import count_text, counted, table_text, time_text
+from hespas.cli.text import count_text, counted, op_class_text, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy import Accuracy, Comparison
@@ -33,29 +33,29 @@ __all__ = [
     "accuracy",
     "compare",
     "percent",
-    "show_accuracy",
-    "show_changes",
-    "show_summary",
+    "print_accuracy",
+    "print_changes",
+    "print_summary",
     "signed",
 ]
 
-_MOST_SENTENCES = 50
-"""Figures past a threshold that are named; the rest is counted."""
+_MAX_EXCEEDED = 50
+"""Exceeded thresholds that are printed; the rest is counted."""
 
 _MapeOption = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Exit 1 above this MAPE over distinct shapes; 0.2 is 20 %."),
+    typer.Option(metavar="X", help="Exit with 1 above this MAPE over distinct shapes; 0.2 is 20 %."),
 ]
 _StepOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Exit 1 above this relative error of a whole step.")
+    float | None, typer.Option(metavar="X", help="Exit with 1 above this relative error of a whole step.")
 ]
 _CoverageOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Exit 1 below this share of all device time.")
+    float | None, typer.Option(metavar="X", help="Exit with 1 below this matched share of all device time.")
 ]
 _ReportOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", parser=report_folder, help="Write report.html, .json, .csv and .md into a folder."
+        metavar="DIR", parser=report_folder, help="Write report.html, .json, .csv and .md to a folder."
     ),
 ]
 _HardwareOption = Annotated[
@@ -63,7 +63,7 @@ _HardwareOption = Annotated[
     typer.Option(
         "--hardware",
         metavar="NAME|FILE",
-        help="The device it was measured on; repeatable. Default with --table: all devices in it.",
+        help="Set the measured device; repeatable (default with --table: all devices in it).",
         autocompletion=options.device_names,
     ),
 ]
@@ -73,7 +73,7 @@ _EstimatorOption = Annotated[
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help=f"An estimator (default {DEFAULT_ESTIMATOR}); repeatable.",
+        help=f"Evaluate this estimator; repeatable (default: {DEFAULT_ESTIMATOR}).",
         autocompletion=options.estimator_names,
     ),
 ]
@@ -82,12 +82,12 @@ _EstimatorOption = Annotated[
 def accuracy(
     measured: Annotated[
         list[Path] | None,
-        typer.Option(metavar="P", help="A profile, or a graph with times; repeatable."),
+        typer.Option(metavar="P", help="Read a profile, or a graph with measured times; repeatable."),
     ] = None,
     table: options.Tables = None,
     hardware: _HardwareOption = None,
     split: Annotated[
-        str, typer.Option(metavar="NAME", help="Compare only these rows of the tables: devval.")
+        str, typer.Option(metavar="NAME", help="Compare only rows of this split of the tables: devval.")
     ] = "",
     workload: options.Workload = None,
     capture: options.Capture = None,
@@ -109,7 +109,7 @@ def accuracy(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Compare estimates with what was measured, beside naive baselines and the noise of the measurement.
+    """Compare estimates with measurements, naive baselines and the noise of the measurement.
 
     hespas-validate accuracy --measured trace.json.gz --hardware H100-SXM --report out
     """
@@ -140,7 +140,16 @@ def accuracy(
             "--hardware": hardware_files(*(hardware or ())),
             "--estimator": estimator_files(*models),
         }
-        _check_written(taken, report, json_file, overwrite=overwrite)
+        if report:
+            from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
+
+            taken["--report"] = files = [report / name for name in REPORT_FILES]
+            for file in files:
+                check_apart(
+                    "--report", file, {name: paths for name, paths in taken.items() if name != "--report"}
+                )
+            check_folder(report, overwrite=overwrite)
+        check_reports({"--json": json_file}, taken, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             done = run(
                 measured or [],
@@ -160,42 +169,29 @@ def accuracy(
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
             done.write(report, overwrite=overwrite)
-        report_diagnostics(diagnostics, "" if table else inputs[0])  # findings name their table
-        show_accuracy(done.details)
-        _verdict(done.exceeded, len(done.exceeded))
+        report_diagnostics(diagnostics, "" if table else inputs[0])  # diagnostics name their table
+        print_accuracy(done.details)
+        _print_exceeded(done.exceeded, len(done.exceeded))
 
 
-def _check_written(
-    reads: dict[str, list[Path]], report: Path | None, json_file: Path | None, *, overwrite: bool
-) -> None:
-    """Refuse reports that cannot be written, or would replace what is read."""
-    if report:
-        from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
-
-        files = [report / name for name in REPORT_FILES]
-        for file in files:
-            check_apart("--report", file, reads)
-        check_folder(report, overwrite=overwrite)
-        reads = reads | {"--report": files}
-    check_reports({"--json": json_file}, reads, overwrite=overwrite)
-
-
-def _verdict(exceeded: Sequence[str], most: int) -> None:
-    """What is past a threshold, ``most`` of it in full, and the exit code that says so."""
-    for sentence in exceeded[:most]:
-        emit(f"past a threshold: {sentence}")
-    if len(exceeded) > most:
-        emit(f"past a threshold: {len(exceeded) - most:,} more")
+def _print_exceeded(exceeded: Sequence[str], limit: int) -> None:
+    """Print the exceeded thresholds, at most ``limit`` in full, and exit with 1 if there are any."""
+    for sentence in exceeded[:limit]:
+        emit(f"threshold exceeded: {sentence}")
+    if len(exceeded) > limit:
+        emit(f"threshold exceeded: {len(exceeded) - limit:,} more")
     if exceeded:
         raise typer.Exit(1)
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE.json", help="An accuracy report, from --json.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW.json", help="Another of the same comparison.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE.json", help="Accuracy report from --json.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW.json", help="Later accuracy report of the same comparison.")
+    ],
     max_regression: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Exit 1 where an error grew by more; 0.01 is a percentage point."),
+        typer.Option(metavar="X", help="Exit with 1 if an error grew by more; 0.01 is a percentage point."),
     ] = None,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
@@ -205,7 +201,7 @@ def compare(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """What got better or worse between two accuracy reports.
+    """Compare two accuracy reports: errors that grew or shrank.
 
     hespas-validate compare main.json branch.json --max-regression 0.01
     """
@@ -216,84 +212,83 @@ def compare(
         done = run(base, new, max_regression=max_regression)
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
-        show_changes(done.details)
-        _verdict(done.exceeded, _MOST_SENTENCES)
+        print_changes(done.details)
+        _print_exceeded(done.exceeded, _MAX_EXCEEDED)
 
 
-_VAST = 1e4
-"""Errors from here on are written with an exponent: a time of almost nothing makes hundreds of digits."""
-_MOST_HEADLINES = 6
-_MOST_PAIRS = 20
-"""Comparisons of two devices; where there are more, those of the baselines are in the documents only."""
+_MAX_DECIMAL_ERROR = 1e4
+"""Larger errors, of measured times near 0, are written with an exponent."""
+_MAX_SUMMARY_LINES = 6
+_MAX_SPEED_UPS = 20
+"""Comparisons of two devices; if there are more, those of the baselines are not printed."""
 
 
-def show_accuracy(done: Accuracy) -> None:
-    """Errors over all and per class, a step end to end, and what is wrong with the data."""
+def print_accuracy(done: Accuracy) -> None:
+    """Print the errors of steps, classes and pairs of devices, and problems of the data."""
     from hespas.validators.accuracy.baselines import BASELINES
 
-    for run in _headlines(done):
-        least = "at least " if run.is_lower_bound else ""
+    first: dict[tuple[str, str, str], EndToEnd] = {}  # the span of the step, or the figure that replaces it
+    for run in done.end_to_end:
+        if run.estimator in done.estimators and not isnan(run.relative_error):
+            first.setdefault((run.source, run.hardware, run.estimator), run)
+    for run in list(first.values())[:_MAX_SUMMARY_LINES]:
+        at_least = "at least " if run.is_lower_bound else ""
         emit(
-            f"{run.source} on {run.hardware}: {least}{time_text(run.predicted_ns)} predicted, "
+            f"{run.source} on {run.hardware}: {at_least}{time_text(run.predicted_ns)} predicted, "
             f"{time_text(run.measured_ns)} measured, {signed(run.relative_error)} "
-            f"({run.estimator}, {run.basis}){_of_operations(done, run)}"
+            f"({run.estimator}, {run.basis}){_operation_errors(done, run)}"
         )
     if is_quiet():
         return
-    for source, found in done.coverage.items():
+    for source, coverage in done.coverage.items():
         emit(
-            f"{source}: {found.time_share:.1%} of the device time and {found.matched_events:,} of "
-            f"{counted(found.events, 'event')} matched; {found.matched_nodes:,} of "
-            f"{counted(found.nodes, 'operation')} that cost something{_evidence(found)}"
+            f"{source}: {coverage.time_share:.1%} of the device time and {coverage.matched_events:,} of "
+            f"{counted(coverage.events, 'event')} matched; {coverage.matched_nodes:,} of "
+            f"{counted(coverage.nodes, 'operation')} with costs{_matching_rules(coverage)}"
         )
-    show_summary(done)
+    print_summary(done)
     for hardware, floor in done.noise.items():
-        told = (
+        noise = (
             f"{floor.median_ape:.1%} (median over {floor.n:,} repeated cases; mean {floor.mape:.1%})"
             if floor.n
             else "not repeated"
         )
-        emit(f"noise floor of {hardware}: {told}")
-    emit("each distinct shape counts once, coverage is of all device time")
+        emit(f"noise floor of {hardware}: {noise}")
+    emit("each distinct shape counts once; coverage is of all device time")
     emit(f"naive baselines: {', '.join(BASELINES)}")
     if done.end_to_end:
-        _show_runs(done)
-    many = len(done.speed_ups) > _MOST_PAIRS
+        _print_runs(done)
+    are_many = len(done.speed_ups) > _MAX_SPEED_UPS
     for pair in done.speed_ups:
-        if many and pair.estimator not in done.estimators:
+        if are_many and pair.estimator not in done.estimators:
             continue
         emit(
-            f"{pair.estimator}: {pair.hardware} or {pair.other}? faster one right for {pair.sign:.0%} of "
-            f"{counted(pair.n, 'shared shape')} ({pair.constant_sign:.0%} by one ratio), "
-            f"above 20 us {percent(pair.sign_long)} of {pair.n_long:,}"
+            f"{pair.estimator}: faster device of {pair.hardware} and {pair.other} correct for "
+            f"{pair.sign:.0%} of {counted(pair.n, 'shared shape')} "
+            f"({pair.constant_sign:.0%} with a constant ratio), above 20 us "
+            f"{percent(pair.sign_long)} of {pair.n_long:,}"
         )
-    for finding in done.lint:
-        share = f", {finding.share:.1%} of the time" if not isnan(finding.share) else ""
-        emit(f"data: {finding.source}: {finding.message}: {finding.count:,}{share} [{finding.code}]")
+    emit(
+        f"data: {finding.source}: {finding.message}: {finding.count:,}"
+        f"{'' if isnan(finding.share) else f', {finding.share:.1%} of the time'} [{finding.code}]"
+        for finding in done.lint
+    )
 
 
-def _of_operations(done: Accuracy, run: EndToEnd) -> str:
-    """Return the error of single operations: those of a step may cancel out."""
+def _operation_errors(done: Accuracy, run: EndToEnd) -> str:
+    """Return the errors of single operations, which can cancel out in a step."""
     for row in done.summary:
         is_its = (row.hardware, row.estimator) == (run.hardware, run.estimator)
         if is_its and (row.level, row.op_class, row.size) == ("shape", "all", "all"):
-            found = row.errors
-            if isnan(found.median_ape):
+            errors = row.errors
+            if isnan(errors.median_ape):
                 return ""
-            return f"; single operations: median {percent(found.median_ape)}, MAPE {percent(found.mape)}"
+            return f"; single operations: median {percent(errors.median_ape)}, MAPE {percent(errors.mape)}"
     return ""
 
 
-def _headlines(done: Accuracy) -> list[EndToEnd]:
-    """One figure per source, device and estimator: of the span of the step, else of what stands for it."""
-    first: dict[tuple[str, str, str], EndToEnd] = {}
-    for run in done.end_to_end:
-        if run.estimator in done.estimators and not isnan(run.relative_error):
-            first.setdefault((run.source, run.hardware, run.estimator), run)
-    return list(first.values())[:_MOST_HEADLINES]
-
-
-def _show_runs(done: Accuracy) -> None:
+def _print_runs(done: Accuracy) -> None:
+    """Print the errors end to end, and sources without a program to simulate."""
     runs = [
         (
             run.source,
@@ -312,90 +307,87 @@ def _show_runs(done: Accuracy) -> None:
     spans = {cases.source: cases.steps for cases in done.cases}
     for source, step in done.steps.items():
         if source not in done.coverage and not step.is_simulated and not isnan(step.span_ns):
+            steps = spans.get(source, nan)
+            summed = "operations are summed over the whole recording, which marks no steps"
+            if not isnan(steps):
+                summed = f"operations are summed over {counted(int(steps), 'step')}, times are per step"
             emit(
-                f"{source}: no program to simulate: {_added_up(spans.get(source, nan))}; measured span "
-                f"{time_text(step.span_ns)}, busy {time_text(step.busy_ns)}"
+                f"{source}: no program to simulate: {summed}; measured span {time_text(step.span_ns)}, "
+                f"busy {time_text(step.busy_ns)}"
             )
 
 
-def _added_up(steps: float) -> str:
-    """Over how many steps operations are summed, where times beside are those of one."""
-    if isnan(steps):
-        return "operations are added up over the whole recording, which marks no steps"
-    return f"operations are added up over {counted(int(steps), 'step')}, times are of one"
-
-
-def _evidence(found: Coverage) -> str:
-    """By what the events were matched, where that is not names alone."""
-    if not found.time_ns or found.by_rule.keys() <= {"instruction", "op-name"}:
+def _matching_rules(coverage: Coverage) -> str:
+    """Return the rules by which events were matched, unless all are by name."""
+    if not coverage.time_ns or coverage.by_rule.keys() <= {"instruction", "op-name"}:
         return ""
-    rules = ", ".join(f"{rule} {time / found.time_ns:.1%}" for rule, time in found.by_rule.items())
+    rules = ", ".join(f"{rule} {time / coverage.time_ns:.1%}" for rule, time in coverage.by_rule.items())
     return f"; matched by {rules}"
 
 
-def show_summary(done: Accuracy) -> None:
-    """Errors per device, estimator and class, each distinct shape once; the baselines over all. Classes that
-    have families are told by them.
+def print_summary(done: Accuracy) -> None:
+    """Print the errors per device, estimator and class, with each distinct shape once; of the baselines, only
+    those over all classes. Classes with families are split by them.
     """
     shown = {"all", *(name for cases in done.cases for name in cases.families or cases.classes)}
-    found = [
+    rows = [
         row
         for row in done.summary
         if row.level == "shape" and row.size == "all" and row.op_class in shown
         if row.op_class == "all" or row.estimator in done.estimators
     ]
-    bounded = any(row.errors.interval_n for row in found)
+    has_intervals = any(row.errors.interval_n for row in rows)
     titles = ("device", "estimator", "class", "n", "shapes", "coverage", "MAPE", "95 %", "median", "P90")
-    titles = (*titles, "bias", "sum", *(("in interval",) if bounded else ()))
-    emit(table_text(titles, [_cells(row, bounded=bounded) for row in found], left=(0, 1, 2)))
+    titles = (*titles, "bias", "sum", *(("in interval",) if has_intervals else ()))
+    lines = [_summary_line(row, has_intervals=has_intervals) for row in rows]
+    emit(table_text(titles, lines, left=(0, 1, 2)))
 
 
-def _cells(row: SummaryRow, *, bounded: bool) -> tuple[str, ...]:
+def _summary_line(row: SummaryRow, *, has_intervals: bool) -> tuple[str, ...]:
     errors = row.errors
+    low, high = errors.ci_low, errors.ci_high
     cells = (
         row.hardware,
         row.estimator,
-        row.op_class,
+        op_class_text(row.op_class),
         count_text(errors.n),
         count_text(errors.shapes),
         *map(percent, (errors.coverage, errors.mape)),
-        _interval(errors.ci_low, errors.ci_high),
+        f"{low:.1%} to {high:.1%}" if not isnan(low) else "-",
         *map(percent, (errors.median_ape, errors.p90_ape)),
         *map(signed, (errors.bias, errors.sum_error)),
     )
-    return (*cells, percent(errors.interval_coverage)) if bounded else cells
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{low:.1%} to {high:.1%}" if not isnan(low) else "-"
+    return (*cells, percent(errors.interval_coverage)) if has_intervals else cells
 
 
 def percent(value: float) -> str:
-    """``12.3%`` of 0.123; a dash for what is unknown."""
-    return _percentage(value, "") if not isnan(value) else "-"
+    """Format a share as ``12.3%``; a dash if unknown."""
+    return _percentage(value, "")
 
 
 def signed(value: float) -> str:
-    """The same with its sign."""
-    return _percentage(value, "+") if not isnan(value) else "-"
+    """Format a share with its sign; a dash if unknown."""
+    return _percentage(value, "+")
 
 
 def _percentage(value: float, sign: str) -> str:
-    return f"{value:{sign}.1%}" if abs(value) < _VAST else f"{100 * value:{sign}.2e}%"
+    if isnan(value):
+        return "-"
+    return f"{value:{sign}.1%}" if abs(value) < _MAX_DECIMAL_ERROR else f"{100 * value:{sign}.2e}%"
 
 
-def show_changes(done: Comparison) -> None:
-    """Every figure that changed, and how many did."""
+def print_changes(done: Comparison) -> None:
+    """Print all changed figures, and their number."""
     rows = [
-        (each.what, each.figure, percent(each.before), percent(each.after), signed(each.difference))
-        for each in done.changes
-        if each.difference
+        (row.what, row.figure, percent(row.before), percent(row.after), signed(row.difference))
+        for row in done.changes
+        if row.difference
     ]
     if rows:
         emit(table_text(("what", "figure", "before", "after", "change"), rows, left=(0, 1)))
     if done.unlike():
-        emit(f"warning: {done.unlike()}; errors over all of them do not compare")
-    better, worse = (sum(sign * each.difference > 0 for each in done.changes) for sign in (-1, 1))
+        emit(f"warning: {done.unlike()}; their overall errors are not comparable")
+    better, worse = (sum(sign * row.difference > 0 for row in done.changes) for sign in (-1, 1))
     emit(
         f"{counted(len(done.changes), 'figure')} compared: {better:,} better, {worse:,} worse; "
         f"{len(done.only_base):,} only in the first, {len(done.only_new):,} only in the second"

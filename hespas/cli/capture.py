@@ -1,4 +1,4 @@
-"""``hespas capture``: a live program as a workload, for any number of devices."""
+"""``hespas capture``: capture of a live JAX or PyTorch program for any number of devices."""
 
 from __future__ import annotations
 
@@ -26,46 +26,57 @@ _PROGRAM, _PARTITION = "Program", "Partitioning"
 
 _Target = Annotated[
     str,
-    typer.Argument(metavar="MODULE:FUNCTION", help="A function, or FILE.py:FUNCTION.", show_default=False),
+    typer.Argument(
+        metavar="MODULE:FUNCTION", help="Function to capture; MODULE may be FILE.py.", show_default=False
+    ),
 ]
 _Mesh = Annotated[
-    str, typer.Option(metavar="AXIS=N,...", help="The mesh, outermost axis first: data=64,model=8.")
+    str, typer.Option(metavar="AXIS=N,...", help="Set the mesh, outermost axis first: data=64,model=8.")
 ]
 _Args = Annotated[
     str,
     typer.Option(
         metavar="TYPES|NAME",
-        help="JAX: 'bf16[8192,1024]@data,model; i32[8192]@data', or what makes arguments, given the mesh.",
+        help="JAX: set argument types ('bf16[8192,1024]@data,model; i32[8192]@data'), or a function that "
+        "makes them from the mesh.",
         rich_help_panel=_PROGRAM,
     ),
 ]
 _Framework = Annotated[
-    Literal["auto", "jax", "torch"], typer.Option(help="Whose program it is.", rich_help_panel=_PROGRAM)
+    Literal["auto", "jax", "torch"],
+    typer.Option(help="Set the framework of the program.", rich_help_panel=_PROGRAM),
 ]
 _Real = Annotated[
     bool,
     typer.Option(
-        "--real-tensors", help="PyTorch: compute with data, where the model fits.", rich_help_panel=_PROGRAM
+        "--real-tensors",
+        help="PyTorch: run on real data, if the model fits in memory.",
+        rich_help_panel=_PROGRAM,
     ),
 ]
 _Compiled = Annotated[
     bool,
     typer.Option(
-        "--compiled", help="PyTorch: the graphs of torch.compile, not fused.", rich_help_panel=_PROGRAM
+        "--compiled",
+        help="PyTorch: capture the graphs of torch.compile before fusion.",
+        rich_help_panel=_PROGRAM,
     ),
 ]
 _Platform = Annotated[
-    Platform | None, typer.Option(help="JAX: whose variant of the program.", rich_help_panel=_PROGRAM)
+    Platform | None, typer.Option(help="JAX: lower for this platform.", rich_help_panel=_PROGRAM)
 ]
 _Explicit = Annotated[
-    str, typer.Option(metavar="AXIS,...", help="JAX: axes that are part of types.", rich_help_panel=_PROGRAM)
+    str,
+    typer.Option(metavar="AXIS,...", help="JAX: make these mesh axes explicit.", rich_help_panel=_PROGRAM),
 ]
-_Who = Annotated[Partitioner, typer.Option(help="Who propagates shardings.", rich_help_panel=_PARTITION)]
+_Partitioner = Annotated[
+    Partitioner, typer.Option(help="Propagate shardings with this partitioner.", rich_help_panel=_PARTITION)
+]
 _CompileFor = Annotated[
     str,
     typer.Option(
         metavar="TARGET",
-        help="JAX: what the compiler for gpu:h100:8, tpu:v5p:8x8x8, ... schedules (extras jax-gpu, jax-tpu).",
+        help="JAX: compile for gpu:h100:8, tpu:v5p:8x8x8, ... and capture that (extras jax-gpu, jax-tpu).",
         rich_help_panel=_PARTITION,
     ),
 ]
@@ -74,7 +85,7 @@ _Profile = Annotated[
     typer.Option(
         "--profile",
         metavar="DIR",
-        help="JAX: also run it on devices of this host, and keep program, profile and what joins.",
+        help="JAX: also run it on devices of this host; capture, profile and match in one command.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -84,20 +95,20 @@ _Timeout = Annotated[
         "--timeout",
         min=1.0,
         metavar="S",
-        help="Seconds that partitioning may take.",
+        help="Limit the time of partitioning [s].",
         rich_help_panel=_PARTITION,
     ),
 ]
 _MissingValues = Annotated[
     Literal["warn", "error"],
-    typer.Option(help="Warn of control flow that depends on guessed values, or fail (exit code 4)."),
+    typer.Option(help="Handle control flow that depends on unknown values: warn, or fail (exit code 4)."),
 ]
 _Program = Annotated[
     Path | None,
     typer.Option(
         "--program",
         metavar="FILE.mlir",
-        help="Write the program of the whole mesh, StableHLO.",
+        help="Write the program of the whole mesh as StableHLO.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -106,7 +117,7 @@ _Partitioned = Annotated[
     typer.Option(
         "--partitioned",
         metavar="FILE.hlo",
-        help="Write what every device runs, HLO.",
+        help="Write the partitioned program of one device as HLO.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -121,7 +132,7 @@ def capture(
     explicit: _Explicit = "",
     real_tensors: _Real = False,
     compiled: _Compiled = False,
-    partitioner: _Who = "auto",
+    partitioner: _Partitioner = "auto",
     compile_for: _CompileFor = "",
     timeout_s: _Timeout = TIMEOUT_S,
     missing: _MissingValues = "warn",
@@ -141,7 +152,7 @@ def capture(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Capture a program of JAX or PyTorch for a mesh of devices that need not be there.
+    """Capture a JAX or PyTorch program for a mesh of devices, which this machine need not have.
 
     hespas capture train:build --mesh data=64,model=8 --out traces/
     """
@@ -151,10 +162,10 @@ def capture(
         from hespas import api
 
         skip_device_search()
-        form = options.workload_format(out, to)
-        named = {"--out": out, "--program": program, "--partitioned": partitioned, "--profile": profile}
-        others = {name: [path] for name, path in named.items() if path}
-        check_reports({"--json": json_file}, others, overwrite=overwrite)
+        target_format = options.workload_format(out, to)
+        outputs = {"--out": out, "--program": program, "--partitioned": partitioned, "--profile": profile}
+        taken = {name: [path] for name, path in outputs.items() if path}
+        check_reports({"--json": json_file}, taken, overwrite=overwrite)
         axes = tuple(part.strip() for part in explicit.split(",") if part.strip())
         with progress_bar("writing", progress) as callback, stdout_redirected(), ending_what_it_starts():
             parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
@@ -172,7 +183,7 @@ def capture(
                 timeout_s=timeout_s,
                 on_unknown=missing,
                 destination=out,
-                format=form,
+                format=target_format,
                 overwrite=overwrite,
                 options=parts.options(jobs=jobs, progress=callback),
                 diagnostics=diagnostics,
@@ -195,24 +206,30 @@ def capture(
                 diagnostics=diagnostics,
             )
         report_diagnostics(diagnostics, target)
-        _tell(done)
+        _print_capture(done)
         if ran:
             emit(f"{ran.headline()} -> {profile}")
 
 
-def _tell(done: CaptureResult) -> None:
-    where = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
-    emit(f"{done.headline()}{where}")
+def _print_capture(done: CaptureResult) -> None:
+    """Print the summary line, the costs of a rank and its collectives."""
+    written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+    emit(f"{done.headline()}{written}")
     document = done.document()
-    emit(f"a rank: {flops_text(document.flops)}, {bytes_text(document.bytes_moved)} moved")
+    emit(f"per rank: {flops_text(document.flops)}, {bytes_text(document.bytes_moved)} moved")
     rows = [
-        (each.kind, each.axes or "-", f"{each.groups:,} x {each.group_size:,}", count_text(each.times), size)
-        for each in done.collectives
-        for size in [bytes_text(each.size_bytes)]
+        (
+            row.kind,
+            row.axes or "-",
+            f"{row.groups:,} x {row.group_size:,}",
+            count_text(row.times),
+            bytes_text(row.size_bytes),
+        )
+        for row in done.collectives
     ]
     if rows:
         emit(
             table_text(
-                ("collective", "over", "groups x ranks", "times", "payload of a rank"), rows, left=(0, 1)
+                ("collective", "mesh axes", "groups x ranks", "times", "payload per rank"), rows, left=(0, 1)
             )
         )

@@ -1,7 +1,8 @@
-"""``hespas-validate``: whether something is right, and by how much not."""
+"""``hespas-validate``: checks of workloads, round trips and captures; accuracy and calibration."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,33 +12,32 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
-from hespas.cli.capture_check import capture
 from hespas.cli.destinations import check_reports, write_document
-from hespas.cli.league import league
-from hespas.cli.serving_accuracy import serving
+from hespas.cli.published import league, serving
 from hespas.cli.session import command_line, redirect_commands
 from hespas.cli.session import run as run_app
-from hespas.cli.terminal import emit, print_message, progress_bar
-from hespas.cli.text import count_text, counted, flagged, table_text
+from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
+from hespas.cli.text import bytes_text, count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
+    from hespas.api import CaptureCheckReport
+    from hespas.validators.capture import CaptureCheck
     from hespas.validators.checker import CheckResult
     from hespas.validators.roundtrip import ColumnResult, MatrixCell, RoundTrips
 
-__all__ = ["app", "check", "common", "main", "roundtrip"]
+__all__ = ["app", "capture", "check", "common", "main", "roundtrip"]
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Check workloads. See also hespas-convert and hespas.",
+    help="Check workloads, measure accuracy and calibrate. See also hespas-convert and hespas.",
 )
 
 
 app.command()(accuracy)
 app.command()(calibrate)
-app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")(capture)
 app.command()(compare)
 app.command()(league)
 app.command()(serving)
@@ -51,14 +51,15 @@ redirect_commands(
 
 _Profile = Literal["chakra", "astra-sim"]
 _Backend = Literal["unaware", "aware"]
-"""The backends of :mod:`hespas.simulator`, which is loaded only where rules need it."""
+"""Backends of :mod:`hespas.simulator`, which only some rules load."""
+_MAX_DIFFERENCES = 10
 
 
 @app.callback()
 def common(
     show_version: options.Version = False,
 ) -> None:
-    """Options that stand before any command."""
+    """Handle the options in front of the command."""
 
 
 @app.command(
@@ -67,33 +68,35 @@ def common(
 def check(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Files, or directories of NAME.{rank}.et files."),
+        typer.Argument(metavar="PATH...", help="Files, or folders of NAME.{rank}.et files."),
     ] = None,
     profile: Annotated[
-        _Profile | None, typer.Option(help="Also the rules of Chakra traces, or of those ASTRA-sim can run.")
+        _Profile | None,
+        typer.Option(help="Add the rules of Chakra traces, or of traces that ASTRA-sim can run."),
     ] = None,
     source_format: options.SourceFormat = "",
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,
     system_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json: adds rules that need it.")
+        Path | None, typer.Option(metavar="FILE", help="Read ASTRA-sim's system.json, which adds rules.")
     ] = None,
     network_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's network.yml: adds rules that need it.")
+        Path | None, typer.Option(metavar="FILE", help="Read ASTRA-sim's network.yml, which adds rules.")
     ] = None,
     memory_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's remote memory: adds rules that need it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read ASTRA-sim's remote memory file, which adds rules."),
     ] = None,
     backend: Annotated[
         _Backend | None,
-        typer.Option(help="ASTRA-sim's network without or with congestion. [default: unaware]"),
+        typer.Option(help="Use ASTRA-sim's congestion-unaware or -aware backend (default: unaware)."),
     ] = None,
     queues_per_dim: Annotated[
-        int, typer.Option("--queues-per-dim", min=1, help="Queues of each network dimension of ASTRA-sim.")
+        int, typer.Option("--queues-per-dim", min=1, help="Set queues per network dimension of ASTRA-sim.")
     ] = 1,
     json_file: options.Json = None,
     overwrite: options.Overwrite = False,
-    list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
+    list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and exit.")] = False,
     comm_groups: options.CommGroups = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
@@ -101,23 +104,23 @@ def check(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Structure and rank rules of any file: ids, dependencies, cycles, sizes, matching across ranks.
+    """Check the structure of any workload: ids, dependencies, cycles, sizes, matching across ranks.
 
     hespas-validate check traces/ --profile astra-sim
     """
     reads = [*(paths or ()), system_config, network_config, memory_config]
-    with command_line(debug, source=_named(paths), documents=[json_file], reads=reads):
+    with command_line(debug, source=_names(paths), documents=[json_file], reads=reads):
         if list_rules:
             _list_rules(json_file, overwrite=overwrite)
             return
         if not paths:
-            raise UsageError("nothing to check", hint="hespas-validate check traces/")
+            raise UsageError("PATH is required", hint="hespas-validate check traces/")
         configs = [path for path in (system_config, network_config, memory_config) if path]
         check_reports({"--json": json_file}, {"PATH": paths, "a configuration": configs}, overwrite=overwrite)
         from hespas.validators.checker import CheckOptions, check_json
         from hespas.validators.checker import check as run
 
-        asked = CheckOptions(
+        settings = CheckOptions(
             system_config=system_config,
             network_config=network_config,
             memory_config=memory_config,
@@ -127,29 +130,27 @@ def check(
             num_devices=num_devices,
             num_replicas=num_replicas,
         )
-        result = run(paths, profile, asked)
+        result = run(paths, profile, settings)
         if json_file:
             write_document(check_json(result), json_file, overwrite=overwrite)
-        _show(result)
+        _print_check(result)
         if result.exit_code:
             raise typer.Exit(result.exit_code)
 
 
-def _show(result: CheckResult) -> None:
-    """Findings on standard output, one a line; then one verdict."""
+def _print_check(result: CheckResult) -> None:
+    """Print violations, one per line, then the checked inputs and one verdict."""
     for violation in result.violations:
-        place = violation.path
-        place += f": rank {violation.rank}" if violation.rank is not None else ""
-        place += f": node {violation.node}" if violation.node is not None else ""
-        emit(f"{violation.severity.value} {violation.code} {place}: {flagged(violation.message)}")
+        position = violation.path
+        position += f": rank {violation.rank}" if violation.rank is not None else ""
+        position += f": node {violation.node}" if violation.node is not None else ""
+        emit(f"{violation.severity.value} {violation.code} {position}: {flagged(violation.message)}")
     for note in result.diagnostics:
         print_message(f"note: {note.message} [{note.code}]")
-    listed: dict[str, int] = {}
-    for violation in result.violations:
-        listed[violation.code] = listed.get(violation.code, 0) + 1
+    listed = Counter(violation.code for violation in result.violations)
     for code, count in result.counts.items():
-        if count > listed.get(code, 0):
-            emit(f"{code}: {count_text(count)} in all, {count_text(listed.get(code, 0))} shown")
+        if count > listed[code]:
+            emit(f"{code}: {count_text(count)} in total, {count_text(listed[code])} printed")
     for error in result.unreadable:
         if error.hint:
             emit(f"  try: {flagged(error.hint)}")
@@ -158,21 +159,17 @@ def _show(result: CheckResult) -> None:
             f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "
             f"{counted(checked.num_classes, 'class')}, {counted(checked.num_nodes, 'node')}"
         )
-    emit(_check_verdict(result))
-
-
-def _check_verdict(result: CheckResult) -> str:
-    """Inputs that this version does not check are not said to be wrong."""
     if result.valid:
-        found = sum(result.counts.values())
-        return "valid" + (f", {counted(found, 'warning')}" if found else "")
-    if {each.code for each in result.violations if each.severity.value == "error"} != {"unsupported"}:
-        return "NOT valid"
-    return "not all checked" if result.inputs else "not checked"
+        warnings = sum(result.counts.values())
+        emit("valid" + (f", {counted(warnings, 'warning')}" if warnings else ""))
+    elif {entry.code for entry in result.violations if entry.severity.value == "error"} != {"unsupported"}:
+        emit("NOT valid")
+    else:  # unsupported inputs may be valid
+        emit("not all checked" if result.inputs else "not checked")
 
 
 @app.command(
-    epilog="Exit codes: 0 all that is lost is reported, 1 something is not, 2 wrong usage, 3 malformed input."
+    epilog="Exit codes: 0 all losses are reported, 1 some are not, 2 wrong usage, 3 malformed input."
 )
 def roundtrip(
     paths: Annotated[
@@ -180,14 +177,14 @@ def roundtrip(
         typer.Argument(metavar="PATH...", help="Files, folders of rank files, or folders of many files."),
     ],
     formats: Annotated[
-        str, typer.Option(metavar="A,B", help="Try only these formats: see hespas-convert --list-formats.")
+        str, typer.Option(metavar="A,B", help="Try only these formats (see hespas-convert --list-formats).")
     ] = "",
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE|-", help="Write the matrix as an HTML page.")
     ] = None,
     overwrite: options.Overwrite = False,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Run N processes.")] = 2,
     comm_groups: options.CommGroups = None,
     run_time_unit: options.RunTimeUnit = "",
     progress: options.Progress = None,
@@ -197,11 +194,11 @@ def roundtrip(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Take files through every pair of formats and back: what each pair keeps, as a matrix.
+    """Convert files through every pair of formats and back; report what each pair keeps, as a matrix.
 
     hespas-validate roundtrip step.mlir --html kept.html
     """
-    with command_line(debug, source=_named(paths), documents=[json_file, html_file], reads=paths):
+    with command_line(debug, source=_names(paths), documents=[json_file, html_file], reads=paths):
         check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
         from hespas.validators.roundtrip import roundtrip as run
         from hespas.validators.roundtrip import roundtrip_html, roundtrip_json
@@ -214,30 +211,24 @@ def roundtrip(
         if html_file:
             page = roundtrip_html(done).encode("utf-8", "replace")
             write_document(page, html_file, overwrite=overwrite)
-        _tell_inputs(done)
-        _show_matrix(done)
+        for file in done.skipped:
+            print_message(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
+        for file in done.inputs:
+            for code, count in file.findings.items():
+                times = f" ({count:,} times)" if count > 1 else ""
+                print_message(f"note: {file.path}: its reader reports {code}{times}")
+        _print_matrix(done)
         if not done.valid:
             raise typer.Exit(1)
 
 
-def _named(paths: Sequence[Path] | None) -> str:
-    """The inputs that are named where memory runs out."""
+def _names(paths: Sequence[Path] | None) -> str:
+    """Return the inputs for messages."""
     return ", ".join(map(str, paths or ()))
 
 
-def _tell_inputs(done: RoundTrips) -> None:
-    """What was skipped, and what readers left out before any pair was tried, on standard error."""
-    for file in done.skipped:
-        print_message(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
-    for file in done.inputs:
-        for code, count in file.findings.items():
-            print_message(
-                f"note: {file.path}: its reader reports {code}{f' ({count:,} times)' if count > 1 else ''}"
-            )
-
-
-def _show_matrix(done: RoundTrips) -> None:
-    """The matrix on standard output, then what the lossy pairs do not keep, then one verdict."""
+def _print_matrix(done: RoundTrips) -> None:
+    """Print the matrix, then the losses of each pair, then one verdict."""
     from hespas.validators.roundtrip import cell_text
 
     texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
@@ -253,24 +244,115 @@ def _show_matrix(done: RoundTrips) -> None:
         for message, count in cell.refused.items():
             emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
         for message, count in cell.unreadable.items():
-            what = f"wrote {counted(count, 'file')} that is UNREADABLE"
-            emit(f"{cell.source} -> {cell.via} {what}: {flagged(message)}")
-    emit(
-        f"{counted(len(done.inputs), 'file')}"
-        + (f", {counted(len(done.skipped), 'profile')} skipped: " if done.skipped else ": ")
-        + _verdict(done)
-    )
-
-
-def _verdict(done: RoundTrips) -> str:
+            problem = f"wrote {counted(count, 'file')} that cannot be read (UNREADABLE)"
+            emit(f"{cell.source} -> {cell.via} {problem}: {flagged(message)}")
     if any(cell.unreadable for cell in done.cells):
-        return "what was written cannot be read back"
-    return "everything that is not kept is reported" if done.valid else "something is lost UNREPORTED"
+        verdict = "some written files cannot be read back"
+    else:
+        verdict = "all losses are reported" if done.valid else "some losses are UNREPORTED"
+    skipped = f", {counted(len(done.skipped), 'profile')} skipped" if done.skipped else ""
+    emit(f"{counted(len(done.inputs), 'file')}{skipped}: {verdict}")
 
 
 def _column_text(column: ColumnResult, cell: MatrixCell) -> str:
-    told = "" if column.column not in cell.unreported else " UNREPORTED"
-    return f"{column.column} ({count_text(column.changed)}/{count_text(column.known)}){told}"
+    unreported = " UNREPORTED" if column.column in cell.unreported else ""
+    return f"{column.column} ({count_text(column.changed)}/{count_text(column.known)}){unreported}"
+
+
+@app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")
+def capture(
+    graph: Annotated[Path, typer.Argument(metavar="GRAPH", help="Captured program, in any readable format.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Profile of its run, or execution or Chakra trace.")
+    ],
+    source_format: options.SourceFormat = "",
+    num_devices: options.NumDevices = None,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
+    debug: options.Debug = False,
+) -> None:
+    """Verify a captured program against a trace of its run: operations, order, collectives and bytes.
+
+    hespas-validate capture step.mlir step.xplane.pb
+    """
+    with command_line(debug, source=f"{graph}, {trace}", documents=[json_file], reads=[graph, trace]):
+        check_reports({"--json": json_file}, {"GRAPH": [graph], "TRACE": [trace]}, overwrite=overwrite)
+        from hespas.api import validate_capture
+        from hespas.converters import ReadOptions
+
+        done = validate_capture(
+            graph, trace, format=source_format or None, options=ReadOptions(num_devices=num_devices)
+        )
+        if json_file:
+            write_document(done.to_json(), json_file, overwrite=overwrite)
+        report_diagnostics(done.diagnostics, trace)
+        _print_capture(done)
+        if not done.equal:
+            raise typer.Exit(1)
+
+
+def _print_capture(report: CaptureCheckReport) -> None:
+    """Print a table of the counts, then the differences, then one verdict."""
+    done = report.details
+    if not is_quiet():
+        _print_capture_counts(done)
+        for note in done.notes:
+            emit(f"note: {flagged(note)}")
+    operations = [entry for entry in done.operations if not entry.explained]
+    for entry in operations[:_MAX_DIFFERENCES]:
+        emit(
+            f"rank {entry.rank}: {entry.operation}: {entry.captured:g} captured, {entry.measured:g} measured"
+        )
+    for violation in done.order.violations[:_MAX_DIFFERENCES]:
+        emit(
+            f"rank {violation.rank}, run {violation.run}: {violation.after} began "
+            f"{violation.early_ns / 1e3:,.3f} us before {violation.before}, on which it depends, ended"
+        )
+    for difference in done.collectives[:_MAX_DIFFERENCES]:
+        texts = f"{difference.captured or 'none'} captured, {difference.measured or 'none'} measured"
+        emit(f"rank {difference.rank}, collective {difference.place}: {texts}")
+    listed = min(len(operations), _MAX_DIFFERENCES) + min(len(done.order.violations), _MAX_DIFFERENCES)
+    listed += min(len(done.collectives), _MAX_DIFFERENCES)
+    left = done.differences - listed - (done.joined < 1.0)
+    if left > 0:
+        emit(f"{counted(left, 'difference')} more")
+    emit(report.headline())
+
+
+def _print_capture_counts(done: CaptureCheck) -> None:
+    """Print the counts over all ranks of the trace, and the differences with an explanation."""
+    unexplained = sum(not entry.explained for entry in done.operations)
+    bytes_differ = "" if done.captured_bytes == done.measured_bytes else "yes"
+    order = done.order
+    dependencies = order.checked + order.inside + order.unknown
+    captured, measured = count_text(done.captured_operations), count_text(done.measured_operations)
+    collectives = (f"{done.captured_collectives:,}", f"{done.measured_collectives:,}")
+    rows = [
+        ("operations", captured, measured, f"{unexplained:,}"),
+        ("collectives", *collectives, f"{len(done.collectives):,}"),
+        ("their bytes", bytes_text(done.captured_bytes), bytes_text(done.measured_bytes), bytes_differ),
+        ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
+        ("device time", "", f"{done.joined:.1%}", "" if done.joined == 1.0 else "yes"),
+    ]
+    emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
+    reasons: dict[str, dict[str, None]] = {}
+    for entry in done.operations:
+        if entry.explained:
+            reasons.setdefault(entry.explained, {})[entry.operation] = None
+    for reason, names in reasons.items():
+        shown = ", ".join(list(names)[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
+    if done.combined:
+        emit(
+            f"{counted(done.combined, 'collective')} combined by the compiler, with the same kinds, "
+            "groups and total bytes"
+        )
+    if done.reordered:
+        emit(f"{counted(done.reordered, 'rank')} with the same collectives in another order")
 
 
 def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:
@@ -288,5 +370,5 @@ def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run ``hespas-validate``."""
     run_app(app)

@@ -102,7 +102,7 @@ def test_a_recording_with_its_program(trace: Path, program: Path, tmp_path: Path
     assert re.search(r"^device +estimator +class +n +shapes +coverage +MAPE", done.stdout, re.MULTILINE)
     for start in (
         "roofline +all",
-        "roofline +contraction",
+        "roofline +matmul",
         "datasheet-roofline +all",
         "one-efficiency +all",
         r"overhead\+two-efficiencies +all",
@@ -166,7 +166,7 @@ def test_two_devices_are_compared(tmp_path: Path) -> None:
     document = validated(tmp_path / "a.json", "accuracy")
     assert [row["hardware"] for row in rows(document, "sources")] == ["H100-SXM", "MI300X"]
     assert {row["n"] for row in rows(document, "speed_ups")} == {3}
-    assert "roofline: H100-SXM or MI300X? faster one right for " in done.stdout
+    assert "roofline: faster device of H100-SXM and MI300X correct for " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_two_devices_are_compared(tmp_path: Path) -> None:
 def test_past_a_threshold(limit: str, message: str, trace: Path, program: Path, tmp_path: Path) -> None:
     done = compared(trace, program, limit, "--json", tmp_path / "a.json")
     assert done.exit_code == 1, done.output
-    assert f"past a threshold: {message}" in done.stdout
+    assert f"threshold exceeded: {message}" in done.stdout
     exceeded = cast("list[str]", validated(tmp_path / "a.json", "accuracy")["exceeded"])
     assert any(message in sentence for sentence in exceeded)
 
@@ -187,7 +187,7 @@ def test_past_a_threshold(limit: str, message: str, trace: Path, program: Path, 
 def test_within_all_thresholds(trace: Path, program: Path) -> None:
     done = compared(trace, program, "--max-mape", "5", "--max-e2e", "5", "--min-coverage", "0.9")
     assert done.exit_code == 0, done.output
-    assert "past a threshold" not in done.stdout
+    assert "threshold exceeded" not in done.stdout
 
 
 def test_a_folder_of_reports(trace: Path, program: Path, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_an_error_that_grew_too_much(program: Path, tmp_path: Path) -> None:
     base, new = _reports(program, tmp_path, 1.5)
     done = run("compare", base, new, "--max-regression", "0.01", "--json", tmp_path / "c.json")
     assert done.exit_code == 1
-    assert "past a threshold: MAPE of roofline on H100-SXM, all, each shape grew by" in done.stdout
+    assert "threshold exceeded: MAPE of roofline on H100-SXM, all, each shape grew by" in done.stdout
     document = validated(tmp_path / "c.json", "compare")
     assert document["max_regression"] == 0.01
     assert rows(document, "regressions")
@@ -294,7 +294,7 @@ def test_figures_that_the_new_report_lacks_are_named(program: Path, tmp_path: Pa
     (tmp_path / "less.json").write_text(json.dumps(document))
     done = run("compare", base, tmp_path / "less.json", "--max-regression", "9")
     assert done.exit_code == 1
-    lacking = "past a threshold: MAPE of roofline on H100-SXM, all, each shape is not in the second report"
+    lacking = "threshold exceeded: MAPE of roofline on H100-SXM, all, each shape is not in the second report"
     assert lacking in done.stdout
     assert run("compare", base, tmp_path / "less.json").exit_code == 0
     assert run("compare", tmp_path / "less.json", base, "--max-regression", "9").exit_code == 0

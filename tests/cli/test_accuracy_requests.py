@@ -190,7 +190,7 @@ def test_what_is_not_estimated_passes_every_limit(limit: str, trace: Path) -> No
     trace.write_text(ROW.format("H100-SXM", "unheard::of", 5000))
     done = compared(trace, limit)
     assert done.exit_code == 1, done.output
-    assert "past a threshold: " in done.stdout
+    assert "threshold exceeded: " in done.stdout
 
 
 def test_times_that_are_not_there_are_said_to_be_lacking(trace: Path, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_thresholds_hold_for_tables(table: Path) -> None:
     asked = ["--table", str(table), "--split", "devval", "--hardware", "H100-SXM"]
     done = run(*asked, "--max-mape", "0.01")
     assert done.exit_code == 1
-    assert "past a threshold: MAPE of roofline on H100-SXM is" in done.stdout
+    assert "threshold exceeded: MAPE of roofline on H100-SXM is" in done.stdout
     assert run(*asked, "--max-mape", "9", "--min-coverage", "0.9").exit_code == 0
 
 

@@ -49,7 +49,7 @@ def test_a_table_becomes_a_hardware_file(table: Path, tmp_path: Path) -> None:
     done = run(*asked, "--out", tmp_path / "mine.toml")
     assert done.exit_code == 0, done.output
     assert "held out by shape: " in done.stdout
-    assert "held out by op: 24 rows, fits on 24 others; each operation is predicted by" in done.stdout
+    assert "held out by op: 24 rows, fits on the other 24; each operation is predicted by" in done.stdout
     assert re.search(r"^H100-SXM +roofline +vector f32 +", done.stdout, re.MULTILINE)
     assert re.search(r"^vector add f32 lib 1 +\S+ +12 +12 +\d+\.\d%", done.stdout, re.MULTILINE)
     assert done.stdout.rstrip().endswith("fits of H100-SXM from 24 rows")
@@ -117,7 +117,7 @@ def test_a_recording_becomes_a_hardware_file(tmp_path: Path) -> None:
         ([], 2, "give --table TABLE or --measured PROFILE"),
         (["--table", "table.csv", "--split", "devval"], 2, "reserved for testing"),
         (["--table", "table.csv", "--split", "test"], 2, "it has calib, devval"),
-        (["--table", "table.csv", "--out", "mine.json"], 2, "ends in .toml"),
+        (["--table", "table.csv", "--out", "mine.json"], 2, "expected a .toml file"),
         (["--table", "table.csv", "--out", "no/mine.toml"], 2, "does not exist"),
         (["--table", "table.csv", "--json", "mine.toml"], 2, "same file"),
         (["--table", "table.csv", "--hardware", "L4"], 2, "devices: H100-SXM"),
@@ -155,7 +155,7 @@ def test_an_earlier_file_is_no_folder_of_ours(table: Path, tmp_path: Path) -> No
     (tmp_path / ".mine.toml.calibrating" / "notes.txt").write_text("mine")
     done = run("--hardware", "H100-SXM", "--table", table, "--out", tmp_path / "mine.toml")
     assert done.exit_code == 0, done.output
-    assert "going on from an interrupted run" in done.stderr
+    assert "continuing an interrupted run" in done.stderr
     assert [path.name for path in (tmp_path / ".mine.toml.calibrating").iterdir()] == ["notes.txt"]
 
 

@@ -51,8 +51,8 @@ def test_a_table_to_fill_in_and_to_give_back(tmp_path: Path) -> None:
     done = run("--suggest", "20", "--out", shapes, "--json", tmp_path / "s.json")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert re.search(r"^matmul +bf16 +20 +\d,\d{3} +0 +\d\.\d\dx +\S.*gemm-bf16", done.stdout, re.MULTILINE)
-    assert "each shape stands for the most sizes that no row measured or chosen before it" in done.stdout
-    assert "20 shapes to measure on H100-SXM, the most worth first; fill in latency_us, then:" in done.stdout
+    assert "shapes are sorted by how many uncovered sizes they represent" in done.stdout
+    assert "20 shapes to measure on H100-SXM, most valuable first; fill in latency_us, then:" in done.stdout
     rows = rows_of(shapes)
     assert list(rows[0]) == ["hardware", "kind", "op", "dtype", "batch", "m", "n", "k", "latency_us"]
     assert {(row["hardware"], row["kind"], row["dtype"], row["latency_us"]) for row in rows} == {
@@ -117,7 +117,7 @@ def test_the_function_does_what_the_command_does(tmp_path: Path) -> None:
         (["--suggest", "9", "--dtype", "weather"], 2, "no number format 'weather'"),
         (["--suggest", "9", "--hardware", str(CPU)], 2, "no learned model of matmul knows a cpu"),
         (["--suggest", "9", "--out", "mine.toml"], 2, "mine.toml: shapes to measure go to a .csv"),
-        (["--suggest", "9", "--estimator", "learned"], 2, "fits nothing, and takes no --estimator"),
+        (["--suggest", "9", "--estimator", "learned"], 2, "--suggest excludes --estimator"),
         (["--suggest", "9", "--test-by", "op", "--split", "a"], 2, "no --split and no --test-by"),
         (["--suggest", "9", "--table", "absent.csv"], 3, "absent.csv"),
         (

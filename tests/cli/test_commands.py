@@ -375,7 +375,7 @@ def test_sums_say_how_many_steps_they_span(tmp_path: Path) -> None:
     done = _validate("accuracy", "--measured", path, "--hardware", "H100-SXM", "--json", tmp_path / "r.json")
     assert done.exit_code == 0, done.output
     assert re.search(r"sum of operations, 2 .*\n +steps\n", done.stdout)  # a cell of two lines
-    assert "added up over 2 steps, times are of one; measured span 8.000 us" in done.stdout
+    assert "summed over 2 steps, times are per step; measured span 8.000 us" in done.stdout
     document = json.loads((tmp_path / "r.json").read_text())
     assert {run["steps"] for run in document["end_to_end"]} == {2.0}
     assert {run["measured_ns"] for run in document["end_to_end"]} == {16000.0}

@@ -71,8 +71,8 @@ def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
         "1 row not predicted (row 2, column model): the configuration of model 'no such model' is not known"
         in done.stderr
     )
-    assert "marked as assumed, since the table does not say all: 1 row" in done.stderr
-    assert "best layout among the predicted two best: 1 of 1 set" in done.stdout
+    assert "1 row with assumptions, because the table lacks settings" in done.stderr
+    assert "best layout among the two best predictions: 1 of 1 set" in done.stdout
     document = valid(tmp_path / "l.json", "league")
     rows = cast("list[dict[str, object]]", document["rows"])
     assert [row["status"] for row in rows] == ["predicted", "assumed", "refused"]
@@ -241,7 +241,7 @@ def test_options_that_factors_have_no_use_for_are_refused(
     more = ["--hardware", "TPU-v5e", "--table", str(runs), "--out", "f.json", option, value]
     done = run("calibrate", "--end-to-end", *more)
     assert done.exit_code == 2, done.output
-    assert f"--end-to-end takes no {option}" in done.stderr
+    assert f"--end-to-end excludes {option}" in done.stderr
 
 
 def test_factors_are_of_an_estimator(tmp_path: Path) -> None:
@@ -337,11 +337,15 @@ def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:
     ("arguments", "code", "text"),
     [
         (["league", "--table", "gone.csv"], 3, "cannot be read"),
-        (["calibrate", "--hardware", "H100-SXM", "--end-to-end", "--out", "f.json"], 2, "one table of runs"),
+        (
+            ["calibrate", "--hardware", "H100-SXM", "--end-to-end", "--out", "f.json"],
+            2,
+            "requires one --table of runs",
+        ),
         (
             ["calibrate", "--hardware", "H100-SXM", "--end-to-end", "--table", "t", "--out", "f.toml"],
             2,
-            "written as .json",
+            "expected a .json file",
         ),
         (
             [
@@ -357,7 +361,7 @@ def test_a_row_stands_in_the_network_that_it_names(tmp_path: Path) -> None:
                 "f.json",
             ],
             2,
-            "--end-to-end takes no --split",
+            "--end-to-end excludes --split",
         ),
     ],
 )
@@ -477,7 +481,7 @@ def test_what_an_estimator_assumes_and_leaves_out_is_told(tmp_path: Path) -> Non
         "memory.beyond-device": 2,
     }
     done = run(*asked, "--estimator", "systolic")
-    assert "warning: kernels without a time count as none: 2 rows" in done.stderr
+    assert "warning: 2 rows with kernels of unknown duration, counted as 0" in done.stderr
     document = valid(out, "league")
     assert "league.row.untimed" in {
         each["code"] for each in cast("list[dict[str, object]]", document["diagnostics"])

@@ -37,7 +37,7 @@ def test_the_matrix_on_standard_output_and_both_documents(tmp_path: Path) -> Non
     assert lines[1].split("  ")[0] == "stablehlo"
     assert "op-graph -> chakra cannot express: attachments (1/1)" in done.stdout
     assert "op-graph -> chakra changes: metadata (2/3)" in lines  # its replicas and partitions
-    assert lines[-1] == "1 file: everything that is not kept is reported"
+    assert lines[-1] == "1 file: all losses are reported"
     assert json.loads((tmp_path / "kept.json").read_text())["valid"] is True
     assert "<table>" in (tmp_path / "kept.html").read_text()
 
@@ -47,7 +47,7 @@ def test_a_loss_without_a_report_is_exit_code_1(monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(app, ["roundtrip", str(PROGRAM), "--formats", "chakra", "--jobs", "1"])
     assert done.exit_code == 1
     assert "UNREPORTED" in done.stdout.splitlines()[1]
-    assert done.stdout.splitlines()[-1] == "1 file: something is lost UNREPORTED"
+    assert done.stdout.splitlines()[-1] == "1 file: some losses are UNREPORTED"
 
 
 def test_an_unknown_format_is_wrong_usage() -> None:
@@ -126,8 +126,8 @@ def test_a_writer_whose_output_its_reader_refuses_is_told(
     command = ["roundtrip", str(PROGRAM), "--formats", "op-graph,op-graph-arrow", "--jobs", "1"]
     done = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "kept.json")])
     assert done.exit_code == 1
-    assert "wrote 1 file that is UNREADABLE: not what was written" in done.stdout
-    assert "1 file: what was written cannot be read back" in done.stdout
+    assert "wrote 1 file that cannot be read (UNREADABLE): not what was written" in done.stdout
+    assert "1 file: some written files cannot be read back" in done.stdout
     document = json.loads((tmp_path / "kept.json").read_text())
     assert document["valid"] is False
     assert {"not what was written": 1} in [cell["unreadable"] for cell in document["cells"]]

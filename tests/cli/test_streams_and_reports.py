@@ -384,7 +384,7 @@ def _in_a_folder_that_is_gone(words: tuple[str, ...], tmp_path: Path) -> subproc
         (
             ("hespas-validate", "roundtrip", "{}", "--formats", "op-graph", "--jobs", "2"),
             0,
-            "2 files: everything that is not kept is reported",
+            "2 files: all losses are reported",
         ),
         (
             ("hespas", "estimate", "{}/a.hlo", "--hardware", "L4", "--estimator", "scalesim:command=bin/no"),

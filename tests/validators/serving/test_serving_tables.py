@@ -98,7 +98,7 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
 def test_refused_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     done = _validate("--table", _runs(tmp_path, {}, {"backend": "tgi"}, {"backend": "tgi"}))
     assert done.exit_code == 0, done.output
-    assert "1 of 3 runs are judged" in done.output
+    assert "1 of 3 runs are evaluated" in done.output
     assert "2: unknown serving engine tgi (row 1)" in done.output
 
 
