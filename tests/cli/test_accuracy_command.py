@@ -212,7 +212,7 @@ def test_a_folder_of_reports(trace: Path, program: Path, tmp_path: Path) -> None
         (["--measured", "broken.csv", "--hardware", "L4"], 3, "broken.csv"),
         (["--measured", "trace.csv", "--hardware", "H900"], 2, "H900"),
         (["--measured", "trace.csv", "--hardware", "L4"], 2, "no operations with shapes"),
-        (["--measured", "trace.csv", "--hardware", "L4", "--workload", "trace.csv"], 2, "is no program"),
+        (["--measured", "trace.csv", "--hardware", "L4", "--workload", "trace.csv"], 2, "is not a program"),
         (["--measured", "trace.csv", "--hardware", "L4", "--workload", "absent"], 3, "no such file"),
         (["--measured", "trace.csv", "--hardware", "L4", "--workload", str(PROGRAM)], 2, "no event of the"),
         (["--measured", "trace.csv", "--hardware", "L4", "--estimator", "guess"], 2, "guess"),

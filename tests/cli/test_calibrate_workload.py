@@ -66,7 +66,7 @@ def test_the_program_says_what_the_events_are(program: Path, trace: Path, tmp_pa
 @pytest.mark.parametrize(
     ("workload", "measured", "code", "message"),
     [
-        ("trace.csv", "--measured", 2, "is no program"),
+        ("trace.csv", "--measured", 2, "is not a program"),
         ("absent.mlir", "--measured", 3, "no such file"),
         ("step.hlo.txt", "--table", 2, "give --workload with --measured"),
     ],

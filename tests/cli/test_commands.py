@@ -412,7 +412,7 @@ def test_the_own_cpu_is_to_be_measured() -> None:
 def test_operations_that_loops_add_are_more_not_less(tmp_path: Path) -> None:
     done = _convert(UNKNOWN_TRIPS, tmp_path / "w.et", "--granularity", "op")
     assert "9 operations added: loop bodies of unknown trip count (assumed 1)" in done.stderr
-    assert "-9" not in done.stderr
+    assert "9 operations removed" not in done.stderr
 
 
 def test_a_list_says_how_much_of_it_is_shown() -> None:

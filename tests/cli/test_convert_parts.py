@@ -103,7 +103,7 @@ def test_a_killed_run_is_resumed(mlp: Path, tmp_path: Path) -> None:
         (("--shard", "half"), "invalid --shard 'half': expected I/N"),
         (("--shard", "0/2"), "--shard 0/2: shares are counted from 1 to 2"),
         (("--shard", "1/5"), "5 shares of 4 ranks"),
-        (("--only-classes", "--ranks", "0-1"), "--only-classes goes neither with --ranks"),
+        (("--only-classes", "--ranks", "0-1"), "it cannot be combined with --ranks"),
         (("--resume", "--to", "op-graph"), "is not written in parts: --resume"),
     ],
 )

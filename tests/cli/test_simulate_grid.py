@@ -241,7 +241,7 @@ def test_what_is_no_simulation(tmp_path: Path) -> None:
     other = tmp_path / "o.json"
     other.write_text('{"schema": "hespas.estimate/1"}', encoding="utf-8")
     done = run("--compare", other, other)
-    assert (done.exit_code, "no simulation" in done.output) == (3, True)
+    assert (done.exit_code, "not a simulation document" in done.output) == (3, True)
 
 
 @pytest.mark.parametrize("command", ["simulate", "estimate"])

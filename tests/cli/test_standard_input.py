@@ -139,9 +139,9 @@ def test_handlers_of_signals_are_put_back(
 
 
 def test_a_long_stream_of_zeros_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hespas.api import io
+    from hespas.api import documents
 
-    monkeypatch.setattr(io, "_BEGINNING_BYTES", 1 << 20)
+    monkeypatch.setattr(documents, "_HEAD_BYTES", 1 << 20)
     done = run(hespas_app, bytes(3 << 20), "view", "-")
     assert done.exit_code == 3
     assert "error: -: no known format fits this input" in done.stderr

@@ -85,10 +85,10 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
         others,
         (
             "numbers of servers are not recorded",
-            "their own are not simulated",
-            "no model",
-            "no device",
-            "tensor ranks",
+            "decode are not simulated",
+            "unknown model",
+            "unknown device",
+            "tensor-parallel ranks",
         ),
         strict=True,
     ):
@@ -293,7 +293,7 @@ def test_recorded_runs_are_found_again(tmp_path: Path, predictor: ServingPredict
          str(_table(tmp_path, {"silicon_tpot_ms": 7.0}, {"mode": "disagg"})), "--json", str(document)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "1 of 2 runs are judged" in done.output
+    assert "1 of 2 runs are evaluated" in done.output
     found = json.loads(document.read_bytes())
     assert found["schema"] == "hespas.serving_accuracy/1"
     assert [each["calibrated"] for each in found["recorded"]] == [False, True]
