@@ -23,22 +23,25 @@ _SPELLED = {
     "Value": "Workload | Profile",
     "Rules": "Literal['chakra', 'astra-sim']",
 }
-"""Types with names of their own in the source, by the types that the page shows."""
+"""Private names of types -> the types."""
 _INTRODUCTION = """# The Python interface
 
 Made by `python -m tools.api_page` from the docstrings; do not edit.
 
-There is one function per command. It takes paths or values that were read already, and returns one result
-with a one-line `repr`, a table (`to_pandas()`) and the document of the command's `--json` (`to_json()` and
-`to_dict()`). A notebook shows the line and the first rows of the table. Errors are classes of
-`hespas.graph.errors` with a cause, a position and a fix. Warnings and notes are added to `diagnostics`, a
-`hespas.graph.Diagnostics`. `options` are options of the readers and writers in `hespas.converters`.
+Each command has one function. It takes paths, or values that were read already, and returns a result. A result
+has a summary line (`repr`), a table (`to_pandas()`) and the document that the command writes with `--json`
+(`to_json()` and `to_dict()`). A notebook shows the summary line and the first rows of the table. Errors are those
+of `hespas.graph.errors`: they state the fault, its position and a fix. Warnings and notes are added to
+`diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of `hespas.converters`.
+
+Names of version 0.1 that have changed (`missing`, `beside`, `against`, `measured`, `result`, `suggest`, ...) work for
+one more minor version, with a `DeprecationWarning` that names the new spelling.
 
 ```python
 import hespas
 
 hespas.check("step.mlir")  # <CheckReport: step.mlir, valid, 0 violations>
-workload = hespas.read("step.mlir")  # a value: read once, used often
+workload = hespas.read("step.mlir")  # a value that is read once
 hespas.simulate(workload, "H100-SXM").step_ns
 hespas.estimate(workload, "H100-SXM").to_pandas()  # one row per operation
 hespas.convert(workload, "traces/", hardware="H100-SXM")
@@ -50,14 +53,14 @@ hespas.calibrate("H100-SXM", table="measured.csv").write("my-h100.toml")
 
 
 def _plain(doc: str | None) -> str:
-    """A docstring as Markdown: literals and references in one pair of backquotes."""
+    """Return a docstring as Markdown, with literals and references in one pair of backquotes."""
     text = inspect.cleandoc(doc or "")
     text = re.sub(r":\w+:`~?([^`]+)`", lambda found: f"`{found[1].rpartition('.')[2]}`", text)
     return text.replace("``", "`")
 
 
 def _signature(name: str, function: Any) -> str:
-    """The signature as it is written: on one line, or a line per parameter."""
+    """Return the signature on one line, or with a line per parameter."""
     signature = inspect.signature(function)
     parts: list[str] = []
     for parameter in signature.parameters.values():
@@ -89,7 +92,7 @@ def _functions() -> Iterator[tuple[str, Any]]:
 
 
 def _result_classes() -> dict[str, type[Result]]:
-    """The classes that functions give, in the order of the functions."""
+    """Return the result classes, in the order of the functions."""
     found: dict[str, type[Result]] = {}
     for _, function in _functions():
         given = str(inspect.signature(function).return_annotation)
@@ -100,7 +103,7 @@ def _result_classes() -> dict[str, type[Result]]:
 
 
 def _members(kind: type[Result]) -> Iterator[str]:
-    """What a result has beside what all have: fields, properties and methods of its own class."""
+    """Yield a line per property and method that the class itself defines."""
     for name, member in vars(kind).items():
         if name.startswith("_") or name in {"headline", "to_json"}:
             continue
@@ -112,7 +115,7 @@ def _members(kind: type[Result]) -> Iterator[str]:
 
 
 def api_document() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_INTRODUCTION]
     for name, function in _functions():
         signature = _signature(name, function)
@@ -126,7 +129,7 @@ def api_document() -> str:
 
 
 def main() -> int:
-    """Write the page; 1 where ``--check`` finds it stale."""
+    """Write the page; return 1 if ``--check`` finds it stale."""
     return document_command(__doc__, lambda: {PAGE: api_document()})
 
 

@@ -213,7 +213,7 @@ def test_an_earlier_timeline_is_replaced_and_a_profile_is_not(name: str, tmp_pat
     ("arguments", "message"),
     [
         (["--timeline", "t.txt"], "the suffix '.txt' is not of a timeline format"),
-        (["--timeline", "trace"], "a name without a suffix tells no format"),
+        (["--timeline", "trace"], "a name without a suffix is not of a timeline format"),
         (["--timeline", "t.parquet.gz"], "the suffix '.parquet' is not of a timeline format"),
         (["--timeline", "-"], "a name without a suffix"),
         (["--timeline", "absent/t.json"], "the folder does not exist"),
