@@ -28,14 +28,15 @@ _INTRODUCTION = """# The Python interface
 
 Made by `python -m tools.api_page` from the docstrings; do not edit.
 
-Each command has one function. It takes paths, or values that were read already, and returns a result. A result
-has a summary line (`repr`), a table (`to_pandas()`) and the document that the command writes with `--json`
-(`to_json()` and `to_dict()`). A notebook shows the summary line and the first rows of the table. Errors are those
-of `hespas.graph.errors`: they state the fault, its position and a fix. Warnings and notes are added to
-`diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of `hespas.converters`.
+Each command has one function. It takes paths, or values that were read already, and returns a result. A
+result has a summary line (`repr`), a table (`to_pandas()`) and the document that the command writes with
+`--json` (`to_json()` and `to_dict()`). A notebook shows the summary line and the first rows of the table.
+Errors are those of `hespas.graph.errors`: they state the fault, its position and a fix. Warnings and notes
+are added to `diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of
+`hespas.converters`.
 
-Names of version 0.1 that have changed (`missing`, `beside`, `against`, `measured`, `result`, `suggest`, ...) work for
-one more minor version, with a `DeprecationWarning` that names the new spelling.
+Names of version 0.1 that have changed (`missing`, `beside`, `against`, `measured`, `result`, `suggest`, ...)
+work for one more minor version, with a `DeprecationWarning` that names the new spelling.
 
 ```python
 import hespas

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.operations import MeasuredOperations
-from hespas.analysis.recording import EventKind, Recording
-from hespas.analysis.table import Moments, Table, TableRow, listed, table_from_rows, table_of
+from hespas.analysis.recording import DeviceEventKind, Recording
+from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, listed, table_from_rows, table_of
 from hespas.converters.comm_matching import CommKey, clock_shifts, comm_key, match_comms
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = [
-    "CollectiveRow",
     "InstanceRow",
     "MatchedCollectives",
+    "MeasuredCollectiveRow",
     "StragglerRow",
     "bus_factor",
     "collectives",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class CollectiveRow(TableRow, frozen=True, kw_only=True):
+class MeasuredCollectiveRow(AnalysisRow, frozen=True, kw_only=True):
     """Collectives of one kind, group and size on all ranks. ``size_bytes`` is the whole buffer;
     ``exposed_ns`` is the time in which nothing computed. If several ranks were recorded, bandwidths (10^9
     bytes/s) are by ``transfer_mean_ns``, the time without waiting for late ranks; if it is NaN, by
@@ -60,7 +60,7 @@ class CollectiveRow(TableRow, frozen=True, kw_only=True):
     bus_gbytes_per_s: Figure
 
 
-class InstanceRow(TableRow, frozen=True, kw_only=True):
+class InstanceRow(AnalysisRow, frozen=True, kw_only=True):
     """One collective of several ranks. ``skew_ns`` is the time from the first arrival to the last, on
     clocks aligned by the ends of collectives; ``transfer_ns`` is the least time over the ranks.
     """
@@ -79,7 +79,7 @@ class InstanceRow(TableRow, frozen=True, kw_only=True):
     bus_gbytes_per_s: Figure
 
 
-class StragglerRow(TableRow, frozen=True, kw_only=True):
+class StragglerRow(AnalysisRow, frozen=True, kw_only=True):
     """One rank in the collectives that it shares with others. ``late_mean_ns`` is the mean time from the
     first arrival to its own, ``waited_ns`` its time in collectives beyond their transfer, which is least
     for a straggler.
@@ -228,14 +228,14 @@ def _add_rank(
 ) -> None:
     """Add the communication of one rank, in order of start."""
     profile, graph = recording.profile, measured.costed.graph
-    events = np.flatnonzero(recording.kind == EventKind.COMMUNICATION)
+    events = np.flatnonzero(recording.kind == DeviceEventKind.COMMUNICATION)
     rows = recording.rows[events]
     comms, strings = profile.comms, profile.strings
     of_event = np.full(len(profile), -1, np.int64)
     of_event[comms.event] = np.arange(len(comms))
     node_kind = np.full(len(graph), int(CollectiveKind.UNKNOWN), np.int64)
     node_kind[graph.collectives.node] = graph.collectives.kind
-    compute = recording.busy(EventKind.COMPUTE)
+    compute = recording.busy(DeviceEventKind.COMPUTE)
     start, end = recording.start_ns[events], recording.end_ns[events]
     columns.rank.extend([recording.rank] * len(rows))
     columns.clock.extend([clock] * len(rows))
@@ -267,16 +267,6 @@ def _add_rank(
         columns.size_bytes.append(float(np.fmax(sent, received)))
 
 
-def _grouped(keys: Sequence[tuple[object, ...]]) -> tuple[list[int], IntArray]:
-    """Return the first row of each distinct key, and the group of each row."""
-    rows: dict[tuple[object, ...], int] = {}
-    group_of = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)
-    first: dict[int, int] = {}
-    for row, group in enumerate(group_of.tolist()):
-        first.setdefault(group, row)
-    return [first[group] for group in range(len(rows))], group_of
-
-
 def _least(values: FloatArray, group: IntArray, groups: int) -> FloatArray:
     """Return the minimum of each group."""
     least = np.full(groups, np.inf)
@@ -303,23 +293,25 @@ def _transfer_ns(matched: MatchedCollectives) -> FloatArray:
     return transfer
 
 
-def collectives(matched: MatchedCollectives) -> Table[CollectiveRow]:
+def collectives(matched: MatchedCollectives) -> Table[MeasuredCollectiveRow]:
     """Return collectives by kind, group and size, most time first. O(events)."""
     sizes: list[float] = np.where(np.isnan(matched.size_bytes), -1.0, matched.size_bytes).tolist()
     members: list[int] = matched.group_size.tolist()
     keys = list(zip(matched.kind, matched.group, matched.members, members, sizes, strict=True))
     if not keys:
-        return table_from_rows(CollectiveRow, [])
-    first, group = _grouped(keys)
-    groups = len(first)
-    moments = Moments.of(matched.end_ns - matched.start_ns, group, groups)
+        return table_from_rows(MeasuredCollectiveRow, [])
+    rows: dict[tuple[object, ...], int] = {}
+    group = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)
+    groups = len(rows)
+    first = np.unique(group, return_index=True)[1].tolist()
+    moments = GroupStatistics.of(matched.end_ns - matched.start_ns, group, groups)
     exposed = np.bincount(group, matched.exposed_ns, groups).astype(np.float64)
     transfer = np.bincount(group, _transfer_ns(matched), groups) / moments.count
     kinds = [matched.kind[row] for row in first]
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = matched.size_bytes[first] / np.where(np.isnan(transfer), moments.mean, transfer)
         return table_of(
-            CollectiveRow,
+            MeasuredCollectiveRow,
             kind=kinds,
             group=[matched.group[row] for row in first],
             group_size=matched.group_size[first],
@@ -356,7 +348,7 @@ def instances(matched: MatchedCollectives) -> Table[InstanceRow]:
     starts = np.flatnonzero(np.diff(instance[order], prepend=-1))
     ends = np.append(starts[1:], len(order)) - 1
     first, last = rows[order[starts]], rows[order[ends]]
-    time = Moments.of((matched.end_ns - matched.start_ns)[rows], instance, count)
+    time = GroupStatistics.of((matched.end_ns - matched.start_ns)[rows], instance, count)
     kinds = [matched.kind[row] for row in listed(first)]
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = matched.size_bytes[first] / time.least
@@ -388,7 +380,7 @@ def stragglers(matched: MatchedCollectives) -> Table[StragglerRow]:
     late, is_last = arrived - earliest[instance], arrived == latest[instance]
     ranks, group = np.unique(matched.rank[rows], return_inverse=True)
     group = group.reshape(-1)
-    moments = Moments.of(late, group, len(ranks))
+    moments = GroupStatistics.of(late, group, len(ranks))
     beyond = (matched.end_ns - matched.start_ns)[rows] - _transfer_ns(matched)[rows]
     last = np.bincount(group, is_last, len(ranks))
     return table_of(

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.device_use import KERNEL_DELAY_NS
-from hespas.analysis.recording import EventKind, Intervals, Recording
-from hespas.analysis.table import Table, TableRow, joined_tables, listed, table_of
+from hespas.analysis.recording import DeviceEventKind, Intervals, Recording
+from hespas.analysis.table import AnalysisRow, Table, joined_tables, listed, table_of
 from hespas.analysis.tree import callers_of
 from hespas.converters.linking import exclusive
 from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import IntArray
 
 __all__ = ["CriticalPaths", "PathRow", "SegmentRow", "critical_paths"]
 
@@ -31,7 +31,7 @@ _HOST, _LAUNCH, _SYNCHRONISATION = "host", "launch", "synchronisation"
 _STREAM, _OTHER_STREAM, _UNKNOWN = "kernel delay", "stream wait", "unknown"
 
 
-class SegmentRow(TableRow, frozen=True, kw_only=True):
+class SegmentRow(AnalysisRow, frozen=True, kw_only=True):
     """Segment of the path, in order of time; together they cover the step without a gap. ``kind`` is
     compute, communication, memory (device events: ``name`` is their operation), kernel delay (a gap on a
     stream), stream wait (a gap after an event of another stream), launch (from the call to the start of the
@@ -47,7 +47,7 @@ class SegmentRow(TableRow, frozen=True, kw_only=True):
     duration_ns: Figure
 
 
-class PathRow(TableRow, frozen=True, kw_only=True):
+class PathRow(AnalysisRow, frozen=True, kw_only=True):
     """Time on the path by kind and name; host time is by the innermost operation or function that runs.
     ``share`` is of the path of the rank.
     """
@@ -81,7 +81,16 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
         step, rows = _median_step(recording)
         starts = _StartConditions.of(recording, float(recording.start_ns[rows].min()))
         path = starts.path_to(int(rows[np.argmax(recording.end_ns[rows])]))
-        names = _names(recording, path)
+        # the operation (or kernel) of each segment that is a device event or launches one
+        profile = recording.profile
+        event_rows = recording.rows[np.maximum(np.array(path.event, np.int64), 0)]
+        named = np.where(
+            profile.op_row[event_rows] > 0, profile.op_row[event_rows], profile.kernel_row[event_rows]
+        )
+        names = [
+            profile.strings[row] if event >= 0 else ""
+            for row, event in zip(listed(named), path.event, strict=True)
+        ]
         totals.append(_totals(recording, step, path, names))
         count = len(path.kind)
         if count <= _MAX_SEGMENTS:
@@ -166,7 +175,16 @@ class _StartConditions:
         ended = by_end[np.maximum(np.searchsorted(end[by_end], start, side="right") - 1, 0)]
         close = (end[ended] <= start) & (start - end[ended] < KERNEL_DELAY_NS) & (start[ended] < start)
         launch = np.fmin(profile.launch_start_ns[rows], start)
-        wait_end, wait_event = _waits(recording, by_end)
+        # ends of the host's waits, and the last event that ended during each wait; a call that returns after
+        # its own work has ended has waited for that work
+        until = profile.waits.start_ns + profile.waits.duration_ns
+        last_ended = np.searchsorted(end[by_end], until, side="right") - 1
+        released = by_end[np.maximum(last_ended, 0)] if len(by_end) else last_ended
+        in_wait = (last_ended >= 0) & (end[released] >= profile.waits.start_ns)
+        blocking = np.flatnonzero(profile.launch_end_ns[rows] >= end)
+        wait_end = np.concatenate((until[in_wait], profile.launch_end_ns[rows][blocking]))
+        wait_event = np.concatenate((released[in_wait], blocking))
+        by_wait_end = np.argsort(wait_end, kind="stable")
         stream = profile.stream[rows]
         before = np.full(len(end), -1, np.int64)
         for number in np.unique(stream).tolist():
@@ -183,8 +201,8 @@ class _StartConditions:
             listed(np.where(close, ended, -1)),
             np.where(np.isnan(profile.launch_start_ns[rows]), -np.inf, launch).tolist(),
             listed(profile.launch_thread_row[rows]),
-            wait_end.tolist(),
-            listed(wait_event),
+            wait_end[by_wait_end].tolist(),
+            listed(wait_event[by_wait_end]),
         )
 
     def path_to(self, event: int) -> _BackwardPath:
@@ -192,7 +210,7 @@ class _StartConditions:
         path, until = _BackwardPath(), self.end[event]
         while event >= 0 and until > self.begin:
             begun = max(self.start[event], self.begin)
-            path.add(EventKind(self.kind[event]).word, begun, until, event)
+            path.add(DeviceEventKind(self.kind[event]).word, begun, until, event)
             if begun <= self.begin:
                 break
             event, until = self._cause(path, event)
@@ -206,7 +224,18 @@ class _StartConditions:
         launched = self.launch[event]
         if launched > max(on_stream, elsewhere):
             path.add(_LAUNCH, max(launched, self.begin), begun, event)
-            return self._host_cause(path, launched, begun, self.thread[event])
+            # on the host, back to the event that it last waited for before the launch
+            thread, wait = self.thread[event], bisect_right(self.wait_end, launched) - 1
+            while wait >= 0 and self.start[self.wait_event[wait]] >= begun:
+                wait -= 1
+            if wait < 0 or self.wait_end[wait] <= self.begin:
+                path.add(_HOST, self.begin, launched, thread=thread)
+                return -1, self.begin
+            awaited, waited = self.wait_event[wait], self.wait_end[wait]
+            path.add(_HOST, waited, launched, thread=thread)
+            done = min(self.end[awaited], waited)
+            path.add(_SYNCHRONISATION, max(done, self.begin), waited)
+            return awaited, done
         if on_stream >= elsewhere and before >= 0:
             path.add(_STREAM, max(on_stream, self.begin), begun)
             return before, on_stream
@@ -215,47 +244,6 @@ class _StartConditions:
             return ended, elsewhere
         path.add(_UNKNOWN, self.begin, begun)
         return -1, self.begin
-
-    def _host_cause(self, path: _BackwardPath, at: float, begun: float, thread: int) -> tuple[int, float]:
-        """Return the event that the host last waited for before a launch, and its end."""
-        wait = bisect_right(self.wait_end, at) - 1
-        while wait >= 0 and self.start[self.wait_event[wait]] >= begun:
-            wait -= 1
-        if wait < 0 or self.wait_end[wait] <= self.begin:
-            path.add(_HOST, self.begin, at, thread=thread)
-            return -1, self.begin
-        event, waited = self.wait_event[wait], self.wait_end[wait]
-        path.add(_HOST, waited, at, thread=thread)
-        done = min(self.end[event], waited)
-        path.add(_SYNCHRONISATION, max(done, self.begin), waited)
-        return event, done
-
-
-def _waits(recording: Recording, by_end: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return the ends of the host's waits for the device, sorted, and the event of each: the last event
-    that ended during the wait. A call that returns after its own work has ended has waited for that work.
-    """
-    profile, rows, end = recording.profile, recording.rows, recording.end_ns
-    waits = profile.waits
-    until = waits.start_ns + waits.duration_ns
-    last = np.searchsorted(end[by_end], until, side="right") - 1
-    released = by_end[np.maximum(last, 0)] if len(by_end) else last
-    real = (last >= 0) & (end[released] >= waits.start_ns)
-    returned = profile.launch_end_ns[rows]
-    blocking = np.flatnonzero(returned >= end)
-    ends = np.concatenate((until[real], returned[blocking]))
-    events = np.concatenate((released[real], blocking))
-    order = np.argsort(ends, kind="stable")
-    return ends[order], events[order]
-
-
-def _names(recording: Recording, path: _BackwardPath) -> list[str]:
-    """Return the operation (or kernel) of each segment that is a device event or launches one."""
-    profile = recording.profile
-    rows = recording.rows[np.maximum(np.array(path.event, np.int64), 0)]
-    named = np.where(profile.op_row[rows] > 0, profile.op_row[rows], profile.kernel_row[rows])
-    texts = {row: profile.strings[row] for row in listed(np.unique(named))}
-    return [texts[row] if event >= 0 else "" for row, event in zip(listed(named), path.event, strict=True)]
 
 
 def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequence[str]) -> Table[PathRow]:

@@ -16,8 +16,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.analysis.recording import EventKind, Intervals, Recording
-from hespas.analysis.table import Moments, Table, TableRow, joined_tables, table_of
+from hespas.analysis.recording import DeviceEventKind, Intervals, Recording
+from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, joined_tables, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph import Profile
 from hespas.graph.columns import FloatArray, IntArray, distinct_rows
@@ -58,7 +58,7 @@ _QUEUE_LIMIT = 1024
 _QUEUE_POINTS, _MEMORY_POINTS = 200, 500
 
 
-class BreakdownRow(TableRow, frozen=True, kw_only=True):
+class BreakdownRow(AnalysisRow, frozen=True, kw_only=True):
     """Time breakdown of one rank, as a whole (``step`` -1) or of one step: its events from the first start
     to the last end. ``span_ns`` = ``compute_ns`` + ``exposed_communication_ns`` + ``exposed_memory_ns`` +
     ``idle_ns``; exposed communication runs while nothing computes, exposed copies while nothing computes or
@@ -109,12 +109,12 @@ def _breakdown_by(
     at = np.append(0.0, np.cumsum(span))[:-1]
     shift = (at - begin)[group]
 
-    def ran_ns(*kinds: EventKind) -> FloatArray:
+    def ran_ns(*kinds: DeviceEventKind) -> FloatArray:
         mask = np.isin(recording.kind[chosen], kinds)
         return Intervals.union((start + shift)[mask], (end + shift)[mask]).within_ns(at, at + span)
 
-    compute, communication = ran_ns(EventKind.COMPUTE), ran_ns(EventKind.COMMUNICATION)
-    both, busy = ran_ns(EventKind.COMPUTE, EventKind.COMMUNICATION), ran_ns(*EventKind)
+    compute, communication = ran_ns(DeviceEventKind.COMPUTE), ran_ns(DeviceEventKind.COMMUNICATION)
+    both, busy = ran_ns(DeviceEventKind.COMPUTE, DeviceEventKind.COMMUNICATION), ran_ns(*DeviceEventKind)
     exposed = both - compute
     with np.errstate(invalid="ignore"):
         overlap = (communication - exposed) / communication
@@ -128,7 +128,7 @@ def _breakdown_by(
         compute_ns=compute,
         communication_ns=communication,
         exposed_communication_ns=exposed,
-        memory_ns=ran_ns(EventKind.MEMORY),
+        memory_ns=ran_ns(DeviceEventKind.MEMORY),
         exposed_memory_ns=busy - both,
         idle_ns=span - busy,
         overlap=overlap,
@@ -167,7 +167,7 @@ _CAUSE_LABELS = (
 )
 
 
-class IdleRow(TableRow, frozen=True, kw_only=True):
+class IdleRow(AnalysisRow, frozen=True, kw_only=True):
     """Gaps of one cause between the events of a stream (``stream`` -1: of the device, when no stream ran
     anything). ``share`` is of all gaps of the stream (0..1). ``before_launch_ns`` is the part of
     ``total_ns`` before the call that launched the next event.
@@ -184,7 +184,7 @@ class IdleRow(TableRow, frozen=True, kw_only=True):
     before_launch_ns: Figure
 
 
-class GapRow(TableRow, frozen=True, kw_only=True):
+class GapRow(AnalysisRow, frozen=True, kw_only=True):
     """Gaps of the device by cause and by the ``operation`` that ran after them (its kernel if no operation is
     known).
     """
@@ -202,35 +202,36 @@ def idle(recordings: Sequence[Recording]) -> Table[IdleRow]:
     """Return the gaps of each rank: of the device, then of the known streams. O(events log events)."""
     parts: list[Table[IdleRow]] = []
     for recording in recordings:
-        if len(recording):
-            streams = [(WHOLE_DEVICE, np.arange(len(recording))), *recording.streams()]
-            by_end = np.argsort(recording.end_ns, kind="stable")
-            parts.extend(_idle_of_stream(recording, events, stream, by_end) for stream, events in streams)
+        by_end = np.argsort(recording.end_ns, kind="stable")
+        streams = [(WHOLE_DEVICE, np.arange(len(recording))), *recording.streams()] if len(recording) else []
+        for stream, events in streams:
+            after, length, cause = _gaps(recording, events, by_end)
+            launch, start = (
+                recording.profile.launch_start_ns[recording.rows[after]],
+                recording.start_ns[after],
+            )
+            launched_late = (cause == IdleCause.HOST) | (cause == IdleCause.LAUNCH)
+            before_launch = np.where(launched_late, np.minimum(launch, start) - (start - length), 0.0)
+            moments = GroupStatistics.of(length, cause, len(IdleCause))
+            used = np.flatnonzero(moments.count)
+            order = used[np.argsort(-moments.total[used], kind="stable")]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                share = moments.total[order] / moments.total.sum()
+            parts.append(
+                table_of(
+                    IdleRow,
+                    rank=np.full(len(order), recording.rank),
+                    stream=np.full(len(order), stream),
+                    cause=[_CAUSE_LABELS[code] for code in order.tolist()],
+                    count=moments.count[order],
+                    total_ns=moments.total[order],
+                    share=share,
+                    mean_ns=moments.mean[order],
+                    max_ns=moments.most[order],
+                    before_launch_ns=np.bincount(cause, before_launch, len(IdleCause))[order],
+                )
+            )
     return joined_tables(IdleRow, parts)
-
-
-def _idle_of_stream(recording: Recording, events: IntArray, stream: int, by_end: IntArray) -> Table[IdleRow]:
-    after, length, cause = _gaps(recording, events, by_end)
-    launch = recording.profile.launch_start_ns[recording.rows[after]]
-    start = recording.start_ns[after]
-    launched_late = (cause == IdleCause.HOST) | (cause == IdleCause.LAUNCH)
-    before_launch = np.where(launched_late, np.minimum(launch, start) - (start - length), 0.0)
-    moments = Moments.of(length, cause, len(IdleCause))
-    used = np.flatnonzero(moments.count)
-    order = used[np.argsort(-moments.total[used], kind="stable")]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return table_of(
-            IdleRow,
-            rank=np.full(len(order), recording.rank),
-            stream=np.full(len(order), stream),
-            cause=[_CAUSE_LABELS[code] for code in order.tolist()],
-            count=moments.count[order],
-            total_ns=moments.total[order],
-            share=moments.total[order] / moments.total.sum(),
-            mean_ns=moments.mean[order],
-            max_ns=moments.most[order],
-            before_launch_ns=np.bincount(cause, before_launch, len(IdleCause))[order],
-        )
 
 
 def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[IntArray, FloatArray, IntArray]:
@@ -248,7 +249,7 @@ def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[Int
     ends = recording.end_ns[by_end]
     last = np.maximum(np.searchsorted(ends, start, side="right") - 1, 0)
     waited = (ends[last] > began) & (start - ends[last] < KERNEL_DELAY_NS)
-    communicated = recording.kind[by_end][last] == EventKind.COMMUNICATION
+    communicated = recording.kind[by_end][last] == DeviceEventKind.COMMUNICATION
     causes = {
         IdleCause.UNKNOWN: np.isnan(launch),
         IdleCause.LAUNCH: (launch > began) & (start - launch > launch - began),
@@ -274,7 +275,7 @@ def gaps_before(recordings: Sequence[Recording]) -> Table[GapRow]:
         profile, rows = recording.profile, recording.rows[after]
         name = np.where(profile.op_row[rows] > 0, profile.op_row[rows], profile.kernel_row[rows])
         distinct, group = distinct_rows(cause, name)
-        moments = Moments.of(length, group, len(distinct))
+        moments = GroupStatistics.of(length, group, len(distinct))
         parts.append(
             table_of(
                 GapRow,
@@ -290,7 +291,7 @@ def gaps_before(recordings: Sequence[Recording]) -> Table[GapRow]:
     return joined_tables(GapRow, parts)
 
 
-class LaunchRow(TableRow, frozen=True, kw_only=True):
+class LaunchRow(AnalysisRow, frozen=True, kw_only=True):
     """Recorded launches of an operation's work on one rank. ``call_mean_ns`` is the mean length of the calls,
     ``delay_mean_ns`` the mean time from their return to the start of the work (below 0: it started before).
     ``short`` counts work that ran for less time than its launch took.
@@ -308,7 +309,7 @@ class LaunchRow(TableRow, frozen=True, kw_only=True):
     short: Count
 
 
-class QueueRow(TableRow, frozen=True, kw_only=True):
+class QueueRow(AnalysisRow, frozen=True, kw_only=True):
     """Queue depth of a stream, which is the work that was launched and had not started, from the first
     launch to the last start; means and medians are over time. ``empty_share`` is the share of that time
     with an empty queue, ``blocked_ns`` the time with a full queue (1,024).
@@ -324,7 +325,7 @@ class QueueRow(TableRow, frozen=True, kw_only=True):
     blocked_ns: Figure
 
 
-class QueuePointRow(TableRow, frozen=True, kw_only=True):
+class QueuePointRow(AnalysisRow, frozen=True, kw_only=True):
     """Queue depth of a stream at a moment."""
 
     rank: int
@@ -346,7 +347,7 @@ def launches(recordings: Sequence[Recording]) -> Table[LaunchRow]:
         name = np.where(profile.op_row[rows] > 0, profile.op_row[rows], profile.kernel_row[rows])
         distinct, group = distinct_rows(name)
         groups = len(distinct)
-        calls, delays = Moments.of(call, group, groups), Moments.of(delay, group, groups)
+        calls, delays = GroupStatistics.of(call, group, groups), GroupStatistics.of(delay, group, groups)
         parts.append(
             table_of(
                 LaunchRow,
@@ -358,7 +359,7 @@ def launches(recordings: Sequence[Recording]) -> Table[LaunchRow]:
                 call_max_ns=calls.most,
                 delay_mean_ns=delays.mean,
                 delay_max_ns=delays.most,
-                work_mean_ns=Moments.of(work, group, groups).mean,
+                work_mean_ns=GroupStatistics.of(work, group, groups).mean,
                 short=np.bincount(group, work < call, groups),
             ).largest("call_total_ns")
         )
@@ -430,7 +431,7 @@ def queue_points(recordings: Sequence[Recording]) -> Table[QueuePointRow]:
     return joined_tables(QueuePointRow, parts)
 
 
-class MemoryRow(TableRow, frozen=True, kw_only=True):
+class MemoryRow(AnalysisRow, frozen=True, kw_only=True):
     """Peaks of the memory that the allocator of a device allocated and reserved (``device`` -1: the host),
     the time of the peak, and the allocated memory at the end. ``taken_bytes`` is the sum of all
     allocations. Profilers record it on request only (``profile_memory`` of PyTorch's).
@@ -446,7 +447,7 @@ class MemoryRow(TableRow, frozen=True, kw_only=True):
     taken_bytes: Figure
 
 
-class MemoryPointRow(TableRow, frozen=True, kw_only=True):
+class MemoryPointRow(AnalysisRow, frozen=True, kw_only=True):
     """Memory in use at a moment: the largest until the next moment."""
 
     rank: int

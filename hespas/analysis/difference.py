@@ -14,14 +14,22 @@ import numpy as np
 
 from hespas.analysis.device_use import ALL_STEPS, BreakdownRow
 from hespas.analysis.operations import KernelRow, OperationRow
-from hespas.analysis.table import Table, TableRow, table_from_rows, table_of
+from hespas.analysis.table import AnalysisRow, Table, table_from_rows, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph.columns import FloatArray
 
-__all__ = ["ChangeRow", "ComparedTables", "Difference", "PartRow", "changes", "difference_of", "parts"]
+__all__ = [
+    "ChangeRow",
+    "ComparedTables",
+    "PartRow",
+    "RecordingDifference",
+    "changes",
+    "difference_of",
+    "parts",
+]
 
 
-class PartRow(TableRow, frozen=True, kw_only=True):
+class PartRow(AnalysisRow, frozen=True, kw_only=True):
     """Part of the span, summed over ranks, before and after; the parts add up to ``span``."""
 
     part: str
@@ -30,7 +38,7 @@ class PartRow(TableRow, frozen=True, kw_only=True):
     delta_ns: Figure
 
 
-class ChangeRow(TableRow, frozen=True, kw_only=True):
+class ChangeRow(AnalysisRow, frozen=True, kw_only=True):
     """Operation, operation with its shapes, or kernel. ``change`` is added, gone, slower, faster or same.
     ``delta_ns`` = ``count_delta_ns`` (more or fewer runs, at the mean time before) + ``mean_delta_ns``
     (another mean time). ``share`` is of the difference of all device time.
@@ -51,7 +59,7 @@ class ChangeRow(TableRow, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Difference:
+class RecordingDifference:
     """Tables of the comparison of two recordings."""
 
     parts: Table[PartRow]
@@ -100,13 +108,18 @@ def changes(
         gone_or_added = (old[:, 0] == 0) | (new[:, 0] == 0)
         more = np.where(gone_or_added, delta, more)
         share = delta / whole if whole else np.full(len(keys), np.nan)
+    change = np.select(
+        [old[:, 0] == 0, new[:, 0] == 0, new[:, 1] == old[:, 1], new[:, 1] > old[:, 1]],
+        ["added", "gone", "same", "slower"],
+        "faster",
+    )
     order = np.argsort(-np.abs(delta), kind="stable")
     return table_of(
         ChangeRow,
         name=[key[0] for key in keys],
         shapes=[key[1] for key in keys],
         dtypes=[key[2] for key in keys],
-        change=list(map(_change_label, old.tolist(), new.tolist())),
+        change=change.tolist(),
         before_count=old[:, 0],
         after_count=new[:, 0],
         before_ns=old[:, 1],
@@ -116,17 +129,6 @@ def changes(
         mean_delta_ns=delta - more,
         share=share,
     ).take(order)
-
-
-def _change_label(old: list[float], new: list[float]) -> str:
-    """Return the kind of change between two pairs of count and time."""
-    if not old[0]:
-        return "added"
-    if not new[0]:
-        return "gone"
-    if new[1] == old[1]:
-        return "same"
-    return "slower" if new[1] > old[1] else "faster"
 
 
 def _sums(table: Table[Any], *columns: str) -> dict[_ChangeKey, tuple[int, float]]:
@@ -160,10 +162,10 @@ class ComparedTables(Protocol):
         ...
 
 
-def difference_of(before: ComparedTables, after: ComparedTables) -> Difference:
+def difference_of(before: ComparedTables, after: ComparedTables) -> RecordingDifference:
     """Compare two recordings of the same job. O(rows log rows)."""
     operation, shape = ("operation", "", ""), ("operation", "shapes", "dtypes")
-    return Difference(
+    return RecordingDifference(
         parts=parts(before.breakdown, after.breakdown),
         by_operation=changes(_sums(before.operations, *operation), _sums(after.operations, *operation)),
         by_shape=changes(_sums(before.operations, *shape), _sums(after.operations, *shape)),

@@ -7,13 +7,12 @@ that were not simulated one by one count as the simulated ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hespas.analysis.recording import Intervals
-from hespas.analysis.table import Table, TableRow, table_from_rows
+from hespas.analysis.table import AnalysisRow, Table, table_from_rows
 from hespas.files.documents import Figure
 from hespas.graph import (
     CollectiveKind,
@@ -38,7 +37,7 @@ _MESSAGE = "send/recv"
 _ROUNDING = 1 + 1e-6
 
 
-class LinkRow(TableRow, frozen=True, kw_only=True):
+class LinkRow(AnalysisRow, frozen=True, kw_only=True):
     """Utilization of one dimension of the system. ``bandwidth_gbytes_per_s`` (10^9 bytes/s) is per device
     and direction. ``sent_bytes`` per step and ``in_use_ns``, the time with a transfer, are means over the
     ranks; ``most_sent_bytes`` and ``most_in_use_ns`` are the maxima. ``utilization_share`` is
@@ -57,7 +56,7 @@ class LinkRow(TableRow, frozen=True, kw_only=True):
     in_use_utilization_share: Figure
 
 
-class LinkTrafficRow(TableRow, frozen=True, kw_only=True):
+class LinkTrafficRow(AnalysisRow, frozen=True, kw_only=True):
     """Traffic of one kind of operation and algorithm on one dimension: ``transfers`` and ``sent_bytes`` per
     device and step, as means over the ranks.
     """
@@ -204,7 +203,15 @@ class _TrafficCount:
     def count(self) -> None:
         """Count the transfers of all ranks; ranks that behave alike are counted at once."""
         per_class = [_Transfers.of(graph) for graph in self.workload.classes]
-        for ranks, spans in self._rank_groups():
+        # the ranks that one rank represents, and the spans of that rank
+        timeline = self.timeline
+        by_rank = np.argsort(timeline.rank, kind="stable")
+        rank_of_span = timeline.rank[by_rank]
+        by_shown = np.argsort(timeline.shown_by, kind="stable")
+        shown_by = timeline.shown_by[by_shown]
+        for shown in np.unique(shown_by[shown_by >= 0]).tolist():
+            ranks = by_shown[slice(*np.searchsorted(shown_by, (shown, shown + 1)).tolist())].astype(np.int64)
+            spans = by_rank[slice(*np.searchsorted(rank_of_span, (shown, shown + 1)).tolist())]
             transfers = per_class[int(self.workload.rank_class[ranks[0]])]
             if not len(transfers.node):
                 continue
@@ -218,17 +225,6 @@ class _TrafficCount:
             _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
             for number, index in enumerate(first.tolist()):
                 self._add(transfers, ran, ranks[group.reshape(-1) == number], int(ranks[index]))
-
-    def _rank_groups(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the ranks that one rank represents, and its spans."""
-        timeline = self.timeline
-        by_rank = np.argsort(timeline.rank, kind="stable")
-        rank = timeline.rank[by_rank]
-        shown_by = np.argsort(timeline.shown_by, kind="stable")
-        sorted_by = timeline.shown_by[shown_by]
-        for one in np.unique(sorted_by[sorted_by >= 0]).tolist():
-            ranks = shown_by[slice(*np.searchsorted(sorted_by, (one, one + 1)).tolist())]
-            yield ranks.astype(np.int64), by_rank[slice(*np.searchsorted(rank, (one, one + 1)).tolist())]
 
     def _placement(self, graph: OpGraph, row: int) -> Placed:
         ranks = self.workload.num_ranks
@@ -249,7 +245,7 @@ class _TrafficCount:
         return self.distances[permutation]
 
     def _add(self, transfers: _Transfers, ran: _RankTransfers, ranks: IntArray, rank: int) -> None:
-        """Add the transfers of ``ranks``, whose groups and peers are at the same distances as those of
+        """Add the transfers of ``ranks``, whose groups and peers are at the same distances as for
         ``rank``.
         """
         axes = len(self.system.dimensions)

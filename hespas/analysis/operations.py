@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.analysis.recording import EventKind, Recording
-from hespas.analysis.table import Moments, Table, TableRow, listed, table_from_rows, table_of
+from hespas.analysis.recording import DeviceEventKind, Recording
+from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, listed, table_from_rows, table_of
 from hespas.converters.measured_ops import CostedOps
 from hespas.estimators.rates import peak_times, roof_ns
 from hespas.files.documents import Count, Figure
@@ -96,7 +96,7 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
     )
 
 
-class OperationRow(TableRow, frozen=True, kw_only=True):
+class OperationRow(AnalysisRow, frozen=True, kw_only=True):
     """Operation with inputs of these shapes and types, on all ranks together; in a compiled program, an
     instruction and its ``program``. ``share`` is of the device time (0..1). ``flops``, ``bytes_moved``,
     ``total_ns`` and ``roof_ns`` are sums. ``roof_share`` is roofline time / measured time (more than 1: the
@@ -126,7 +126,7 @@ class OperationRow(TableRow, frozen=True, kw_only=True):
     kernel: str
 
 
-class ClassRow(TableRow, frozen=True, kw_only=True):
+class ClassRow(AnalysisRow, frozen=True, kw_only=True):
     """Operations of one class; columns as in :class:`OperationRow`. ``costed_share`` is the share of their
     time whose FLOPs and bytes are known.
     """
@@ -141,7 +141,7 @@ class ClassRow(TableRow, frozen=True, kw_only=True):
     roof_ns: Figure
 
 
-class KernelRow(TableRow, frozen=True, kw_only=True):
+class KernelRow(AnalysisRow, frozen=True, kw_only=True):
     """All runs of a kernel on all ranks. ``kind`` is compute, communication or memory; ``operation``
     launched most of its time.
     """
@@ -159,7 +159,7 @@ class KernelRow(TableRow, frozen=True, kw_only=True):
     std_ns: Figure
 
 
-class WinRow(TableRow, frozen=True, kw_only=True):
+class WinRow(AnalysisRow, frozen=True, kw_only=True):
     """Optimization opportunity: time of an operation above its roofline, ``win_ns`` = ``total_ns`` -
     ``roof_ns``. ``win_share`` is of the device time, ``cumulative_share`` is the sum of the shares up to
     this row.
@@ -188,7 +188,7 @@ class _RowGroups:
     """
 
     keys: Sequence[tuple[str, ...]]
-    moments: Moments
+    moments: GroupStatistics
     sums: dict[str, FloatArray]
     labels: dict[str, list[str]]
     longest: FloatArray
@@ -207,7 +207,7 @@ def _merged(parts: Sequence[_RowGroups]) -> _RowGroups:
     rows: dict[tuple[str, ...], int] = {}
     group = np.array([rows.setdefault(key, len(rows)) for part in parts for key in part.keys], np.int64)
     count = len(rows)
-    moments = Moments(
+    moments = GroupStatistics(
         *(
             np.concatenate([getattr(part.moments, name) for part in parts])
             for name in ("count", "total", "least", "most", "squares")
@@ -259,7 +259,7 @@ def _operation_groups(measured: MeasuredOperations) -> _RowGroups:
     sums = {
         name: np.bincount(group, column, len(keys)).astype(np.float64) for name, column in columns.items()
     }
-    moments = Moments.of(measured.busy_ns, group, len(keys))
+    moments = GroupStatistics.of(measured.busy_ns, group, len(keys))
     first = _heaviest(group, measured.busy_ns, len(keys))
     names = [strings[row] for row in profile.kernel_row[longest[first]].tolist()]
     bounds = [_BOUNDS[code] for code in listed(measured.bound[first])]
@@ -335,33 +335,28 @@ def classes(measured: Sequence[MeasuredOperations]) -> Table[ClassRow]:
     return table.largest("total_ns")
 
 
-def _kernel_groups(recording: Recording, op_class: NDArray[np.integer]) -> _RowGroups:
-    profile, strings = recording.profile, recording.profile.strings
-    rows = recording.rows
-    distinct, kernel = distinct_rows(profile.kernel_row[rows], recording.kind)
-    keys = [(strings[row], EventKind(kind).word) for row, kind in distinct]
-    time = recording.duration_ns
-    moments = Moments.of(time, kernel, len(keys))
-    # the operation and the class with most time of each kernel
-    pairs, of_pair = distinct_rows(kernel, profile.op_row[rows], op_class[rows])
-    weight = np.bincount(of_pair, time, len(pairs)).astype(np.float64)
-    group = np.array([pair[0] for pair in pairs], np.int64)
-    first = listed(_heaviest(group, weight, len(keys)))
-    labels = {
-        "operation": [strings[pairs[row][1]] for row in first],
-        "op_class": [timed_class_name(pairs[row][2]) for row in first],
-    }
-    return _RowGroups(keys, moments, {}, labels, moments.total)
-
-
 def kernels(recordings: Sequence[Recording], measured: Sequence[MeasuredOperations]) -> Table[KernelRow]:
     """Return kernels of all ranks by name, most time first. O(n log n)."""
     class_of = _event_classes(measured)
-    parts = [
-        _kernel_groups(recording, class_of[id(recording.profile)])
-        for recording in recordings
-        if len(recording)
-    ]
+    parts: list[_RowGroups] = []
+    for recording in recordings:
+        if not len(recording):
+            continue
+        profile, rows, time = recording.profile, recording.rows, recording.duration_ns
+        strings = profile.strings
+        distinct, kernel = distinct_rows(profile.kernel_row[rows], recording.kind)
+        keys = [(strings[row], DeviceEventKind(kind).word) for row, kind in distinct]
+        of_kernel = GroupStatistics.of(time, kernel, len(keys))
+        # the operation and the class with most time of each kernel
+        pairs, of_pair = distinct_rows(kernel, profile.op_row[rows], class_of[id(profile)][rows])
+        weight = np.bincount(of_pair, time, len(pairs)).astype(np.float64)
+        group = np.array([pair[0] for pair in pairs], np.int64)
+        first = listed(_heaviest(group, weight, len(keys)))
+        labels = {
+            "operation": [strings[pairs[row][1]] for row in first],
+            "op_class": [timed_class_name(pairs[row][2]) for row in first],
+        }
+        parts.append(_RowGroups(keys, of_kernel, {}, labels, of_kernel.total))
     if not parts:
         return table_from_rows(KernelRow, [])
     merged = _merged(parts)
@@ -394,7 +389,7 @@ def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measu
         profile, rows = recording.profile, recording.rows
         on_cpu = np.array([name == "CPU" for name in profile.devices])
         unclassified = class_of[id(profile)][rows] == OpClass.UNKNOWN
-        unclassified &= (recording.kind == EventKind.COMPUTE) & ~on_cpu[profile.device_index[rows]]
+        unclassified &= (recording.kind == DeviceEventKind.COMPUTE) & ~on_cpu[profile.device_index[rows]]
         total += float(recording.duration_ns.sum())
         unknown += float(recording.duration_ns[unclassified].sum())
     return unknown / total if total else 0.0

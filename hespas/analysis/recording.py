@@ -16,7 +16,7 @@ from hespas.converters.measured_ops.device_events import EventRole, event_roles
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray, IntArray
 
-__all__ = ["EventKind", "Intervals", "Recording", "recordings_of"]
+__all__ = ["DeviceEventKind", "Intervals", "Recording", "recordings_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class Intervals:
         return np.where(count > 0, before[current] + inside, 0.0)
 
 
-class EventKind(IntEnum):
+class DeviceEventKind(IntEnum):
     """Kind of work of a device event."""
 
     COMPUTE = 0
@@ -122,18 +122,18 @@ class Recording:
         """Return the time from the first start to the last end; 0 without events."""
         return float(self.end_ns.max() - self.start_ns[0]) if len(self) else 0.0
 
-    def busy(self, kind: EventKind) -> Intervals:
+    def busy(self, kind: DeviceEventKind) -> Intervals:
         """Return the time in which events of a kind ran."""
         mask = self.kind == kind
         return Intervals.union(self.start_ns[mask], self.end_ns[mask])
 
 
 _KIND_OF_ROLE = {
-    EventRole.WORK: EventKind.COMPUTE,
-    EventRole.HOST_COPY: EventKind.MEMORY,
-    EventRole.COMMUNICATION: EventKind.COMMUNICATION,
-    EventRole.DEVICE_COPY: EventKind.MEMORY,
-    EventRole.FILL: EventKind.MEMORY,
+    EventRole.WORK: DeviceEventKind.COMPUTE,
+    EventRole.HOST_COPY: DeviceEventKind.MEMORY,
+    EventRole.COMMUNICATION: DeviceEventKind.COMMUNICATION,
+    EventRole.DEVICE_COPY: DeviceEventKind.MEMORY,
+    EventRole.FILL: DeviceEventKind.MEMORY,
 }
 
 

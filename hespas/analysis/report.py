@@ -163,7 +163,8 @@ _ID_COLUMNS = frozenset({"rank", "step", "stream", "device", "depth", "sequence"
 """Columns of whole numbers that identify something."""
 _MOMENT_COLUMNS = frozenset({"start_ns", "end_ns", "peak_time_ns"})
 """Columns of moments on the clock of the recording."""
-_UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s"}
+_UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes": "", "": ""}
+"""Suffixes of column names -> units in labels; the page writes times and bytes with their own units."""
 
 
 def analysis_html(
@@ -236,7 +237,9 @@ def _section_data(section: Section, table: Table[Any]) -> dict[str, object]:
             "count": shown[name].dtype.kind in "iu",
         }
         kind = next((kind for kind, applies in kinds.items() if applies), "number")
-        columns.append({"name": name, "label": _label(name), "kind": kind})
+        unit = next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
+        label = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
+        columns.append({"name": name, "label": label, "kind": kind})
     return {
         "table": section.table,
         "title": section.title,
@@ -245,16 +248,6 @@ def _section_data(section: Section, table: Table[Any]) -> dict[str, object]:
         "columns": columns,
         "values": [shown[name].tolist() for name in names],
     }
-
-
-def _label(name: str) -> str:
-    """Return the label of a column: its name without the unit, or with the unit as readers write it."""
-    for suffix, unit in _UNITS.items():
-        if name.endswith(suffix):
-            return f"{name.removesuffix(suffix).replace('_', ' ')} {unit}".strip()
-    for suffix in ("_ns", "_bytes"):
-        name = name.removesuffix(suffix)
-    return name.replace("_", " ")
 
 
 def check_folder(folder: Path, *, document: str = _ANALYSIS, overwrite: bool) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hespas.analysis.collectives import (
-    CollectiveRow,
     InstanceRow,
+    MeasuredCollectiveRow,
     StragglerRow,
     collectives,
     collectives_of,
@@ -39,7 +39,7 @@ from hespas.analysis.device_use import (
     queue_points,
     queues,
 )
-from hespas.analysis.difference import Difference
+from hespas.analysis.difference import RecordingDifference
 from hespas.analysis.operations import (
     ClassRow,
     KernelRow,
@@ -108,15 +108,15 @@ class AnalysisTables:
     tree: Table[TreeRow]
     critical_path: Table[PathRow]
     critical_segments: Table[SegmentRow]
-    collectives: Table[CollectiveRow]
+    collectives: Table[MeasuredCollectiveRow]
     collective_instances: Table[InstanceRow]
     stragglers: Table[StragglerRow]
     memory: Table[MemoryRow]
     memory_points: Table[MemoryPointRow]
-    difference: Difference | None = None
+    difference: RecordingDifference | None = None
 
     def by_name(self) -> Mapping[str, Table[Any]]:
-        """Return all tables by name, with those of the comparison if there is one."""
+        """Return all tables by name, including the comparison with a baseline."""
         values = {column.name: getattr(self, column.name) for column in fields(self)}
         tables = {name: value for name, value in values.items() if isinstance(value, Table)}
         return {**tables, **(self.difference.tables() if self.difference else {})}
@@ -317,7 +317,7 @@ def summary_line(tables: AnalysisTables) -> str:
     return f"{summary}: busy {_share_text(busy)} ({parts}{main_cause}{unclassified})"
 
 
-def changed_text(changed: Difference) -> str:
+def changed_text(changed: RecordingDifference) -> str:
     """Return the change from the baseline, and the part of the time that explains most of it."""
     rows = {row.part: row for row in changed.parts.rows()}
     whole = rows.pop("span")

@@ -15,7 +15,7 @@ import numpy as np
 from hespas.analysis.collectives import bus_factor
 from hespas.analysis.device_use import ALL_STEPS
 from hespas.analysis.recording import Intervals
-from hespas.analysis.table import Table, TableRow, table_from_rows, table_of
+from hespas.analysis.table import AnalysisRow, Table, table_from_rows, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, OpGraph, Timeline, Workload, timed_class_name
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, at_rows
@@ -43,7 +43,7 @@ _MESSAGE = len(CollectiveKind) + 1
 _KIND_NAMES = {int(kind): kind.name.lower() for kind in CollectiveKind} | {_MESSAGE: "send/recv"}
 
 
-class SimulatedRankRow(TableRow, frozen=True, kw_only=True):
+class SimulatedRankRow(AnalysisRow, frozen=True, kw_only=True):
     """Time breakdown of one rank, which represents ``alike`` ranks. ``span_ns``, the step of the job, is
     ``compute_ns`` + ``exposed_communication_ns`` + ``exposed_memory_ns`` (copies and host work that overlap
     with neither) + ``idle_ns``, which includes the time from the finish of the rank to the end of the step.
@@ -63,7 +63,7 @@ class SimulatedRankRow(TableRow, frozen=True, kw_only=True):
     waiting_ns: Figure
 
 
-class SimulatedClassRow(TableRow, frozen=True, kw_only=True):
+class SimulatedClassRow(AnalysisRow, frozen=True, kw_only=True):
     """One operation class on all ranks: the number of runs and their total time. ``critical_ns`` is the
     time of the critical path of the job in this class.
     """
@@ -77,7 +77,7 @@ class SimulatedClassRow(TableRow, frozen=True, kw_only=True):
     tflops_per_s: Figure
 
 
-class SimulatedOperationRow(TableRow, frozen=True, kw_only=True):
+class SimulatedOperationRow(AnalysisRow, frozen=True, kw_only=True):
     """Operations of one name on all ranks, or the later iterations of a loop that were not simulated one by
     one.
     """
@@ -92,9 +92,9 @@ class SimulatedOperationRow(TableRow, frozen=True, kw_only=True):
     gbytes_per_s: Figure
 
 
-class ModuleRow(TableRow, frozen=True, kw_only=True):
+class ModuleRow(AnalysisRow, frozen=True, kw_only=True):
     """Module or function of the program, as its operations name it; its submodules follow. ``total_ns`` is
-    the time of all operations inside on all ranks, ``own_ns`` without those of submodules.
+    the time of all operations inside on all ranks, ``own_ns`` without submodules.
     """
 
     node: int
@@ -107,7 +107,7 @@ class ModuleRow(TableRow, frozen=True, kw_only=True):
     share: Figure
 
 
-class AxisRow(TableRow, frozen=True, kw_only=True):
+class AxisRow(AnalysisRow, frozen=True, kw_only=True):
     """Communication of one kind in one grouping of the ranks, which is an axis of the parallel layout.
     ``size_bytes`` is the sum of the whole buffers on one rank; ``total_ns`` and ``exposed_ns`` (nothing
     computes) are sums over all ranks. Bandwidths (10^9 bytes/s) are as defined by nccl-tests.
@@ -125,7 +125,7 @@ class AxisRow(TableRow, frozen=True, kw_only=True):
     bus_gbytes_per_s: Figure
 
 
-class CriticalOperationRow(TableRow, frozen=True, kw_only=True):
+class CriticalOperationRow(AnalysisRow, frozen=True, kw_only=True):
     """Time of the critical path of the job in operations of one name."""
 
     operation: str
@@ -136,7 +136,7 @@ class CriticalOperationRow(TableRow, frozen=True, kw_only=True):
     share: Figure
 
 
-class CriticalSegmentRow(TableRow, frozen=True, kw_only=True):
+class CriticalSegmentRow(AnalysisRow, frozen=True, kw_only=True):
     """Segment of the critical path of the job on one rank, which starts when the previous segment allows
     it.
     """
@@ -149,7 +149,7 @@ class CriticalSegmentRow(TableRow, frozen=True, kw_only=True):
     last_operation: str
 
 
-class SpanRow(TableRow, frozen=True, kw_only=True):
+class SpanRow(AnalysisRow, frozen=True, kw_only=True):
     """Drawn span: an operation on a rank, or ``count`` adjacent operations of one class."""
 
     rank: int
@@ -183,7 +183,7 @@ class SimulatedStep:
 def simulated_step(done: Simulation) -> SimulatedStep:
     """Return all tables of a simulation. O(spans log spans)."""
     timeline = done.timeline
-    spans = _Spans.of(timeline, done.workload)
+    spans = _SimulatedSpans.of(timeline, done.workload)
     path = done.critical_path.astype(np.int64)
     if not len(path) and len(timeline):
         last = int(np.nanargmax(timeline.finish_ns))
@@ -192,20 +192,58 @@ def simulated_step(done: Simulation) -> SimulatedStep:
     spent_ns = np.empty(0)
     if len(path):
         spent_ns = np.diff(np.append(timeline.start_ns[path], timeline.end_ns[path[-1]]))
+    codes, of_class = np.unique(spans.op_class, return_inverse=True)
+    of_class = of_class.reshape(-1)
+    runs, total, flops, _ = spans.sums(of_class, len(codes))
+    classes = table_of(
+        SimulatedClassRow,
+        op_class=[spans.class_name(code) for code in codes.tolist()],
+        count=np.rint(runs).astype(np.int64),
+        total_ns=total,
+        share=_share(total, float(total.sum())),
+        critical_ns=np.bincount(of_class[path], spent_ns, len(codes)).astype(np.float64),
+        flops=flops,
+        tflops_per_s=_rate(flops, total) / 1e3,
+    )
+    keys, of_operation = np.unique(np.stack((spans.name, spans.op_class)), axis=1, return_inverse=True)
+    runs, total, flops, moved = spans.sums(of_operation.reshape(-1), keys.shape[1])
+    operations = table_of(
+        SimulatedOperationRow,
+        operation=[spans.names[row] for row in keys[0].tolist()],
+        op_class=[spans.class_name(code) for code in keys[1].tolist()],
+        count=np.rint(runs).astype(np.int64),
+        total_ns=total,
+        share=_share(total, float(total.sum())),
+        mean_ns=_rate(total, runs),
+        tflops_per_s=_rate(flops, total) / 1e3,
+        gbytes_per_s=_rate(moved, total),
+    )
+    columns = (spans.name[path], spans.op_class[path], timeline.resource[path].astype(np.int64))
+    keys, on_path = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    total = np.bincount(on_path.reshape(-1), spent_ns, keys.shape[1]).astype(np.float64)
+    critical = table_of(
+        CriticalOperationRow,
+        operation=[spans.names[row] for row in keys[0].tolist()],
+        op_class=[spans.class_name(code) for code in keys[1].tolist()],
+        resource=[timeline.resources[row] for row in keys[2].tolist()],
+        count=np.bincount(on_path.reshape(-1), minlength=keys.shape[1]),
+        total_ns=total,
+        share=_share(total, float(total.sum())),
+    )
     return SimulatedStep(
         breakdown=_breakdown(spans),
-        classes=_class_rows(spans, path, spent_ns),
-        operations=_operation_rows(spans),
+        classes=classes.largest("total_ns"),
+        operations=operations.largest("total_ns"),
         modules=_module_rows(spans),
         axes=_axis_rows(spans),
-        critical_path=_critical_operations(spans, path, spent_ns),
+        critical_path=critical.largest("total_ns"),
         across=_critical_segments(done),
         spans=_drawn_spans(spans, path),
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Spans:
+class _SimulatedSpans:
     """All spans with properties of their nodes; columns of shape ``(spans,)``. ``duration_ns`` is without
     waiting for other ranks. ``weight`` is the number of ranks that behave alike, ``runs`` the number of
     operations of all ranks in a span. ``op_class`` is -1 for later iterations of a loop; ``name`` is an
@@ -225,7 +263,7 @@ class _Spans:
     bytes_moved: FloatArray
 
     @classmethod
-    def of(cls, timeline: Timeline, workload: Workload) -> _Spans:
+    def of(cls, timeline: Timeline, workload: Workload) -> _SimulatedSpans:
         shown = timeline.shown_by[timeline.shown_by >= 0]
         alike = np.bincount(shown, minlength=len(timeline.finish_ns)).astype(np.float64)
         rank_class = workload.rank_class[timeline.rank].astype(np.int64)
@@ -291,7 +329,7 @@ class _Spans:
         return runs, total, flops, moved
 
 
-def _breakdown(spans: _Spans) -> Table[SimulatedRankRow]:
+def _breakdown(spans: _SimulatedSpans) -> Table[SimulatedRankRow]:
     timeline = spans.timeline
     step_ns = timeline.step_ns
     working = spans.on_resource("compute", "communication")
@@ -335,56 +373,6 @@ def _rate(amount: FloatArray, time_ns: FloatArray) -> FloatArray:
     return rates
 
 
-def _class_rows(spans: _Spans, path: IntArray, spent_ns: FloatArray) -> Table[SimulatedClassRow]:
-    codes, group = np.unique(spans.op_class, return_inverse=True)
-    group = group.reshape(-1)
-    runs, total, flops, _ = spans.sums(group, len(codes))
-    critical = np.bincount(group[path], spent_ns, len(codes)).astype(np.float64)
-    return table_of(
-        SimulatedClassRow,
-        op_class=[spans.class_name(code) for code in codes.tolist()],
-        count=np.rint(runs).astype(np.int64),
-        total_ns=total,
-        share=_share(total, float(total.sum())),
-        critical_ns=critical,
-        flops=flops,
-        tflops_per_s=_rate(flops, total) / 1e3,
-    ).largest("total_ns")
-
-
-def _operation_rows(spans: _Spans) -> Table[SimulatedOperationRow]:
-    keys, group = np.unique(np.stack((spans.name, spans.op_class)), axis=1, return_inverse=True)
-    runs, total, flops, moved = spans.sums(group.reshape(-1), keys.shape[1])
-    return table_of(
-        SimulatedOperationRow,
-        operation=[spans.names[row] for row in keys[0].tolist()],
-        op_class=[spans.class_name(code) for code in keys[1].tolist()],
-        count=np.rint(runs).astype(np.int64),
-        total_ns=total,
-        share=_share(total, float(total.sum())),
-        mean_ns=_rate(total, runs),
-        tflops_per_s=_rate(flops, total) / 1e3,
-        gbytes_per_s=_rate(moved, total),
-    ).largest("total_ns")
-
-
-def _critical_operations(spans: _Spans, path: IntArray, spent_ns: FloatArray) -> Table[CriticalOperationRow]:
-    timeline = spans.timeline
-    columns = (spans.name[path], spans.op_class[path], timeline.resource[path].astype(np.int64))
-    keys, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    total = np.bincount(group, spent_ns, keys.shape[1]).astype(np.float64)
-    return table_of(
-        CriticalOperationRow,
-        operation=[spans.names[row] for row in keys[0].tolist()],
-        op_class=[spans.class_name(code) for code in keys[1].tolist()],
-        resource=[timeline.resources[row] for row in keys[2].tolist()],
-        count=np.bincount(group, minlength=keys.shape[1]),
-        total_ns=total,
-        share=_share(total, float(total.sum())),
-    ).largest("total_ns")
-
-
 def _critical_segments(done: Simulation) -> Table[CriticalSegmentRow]:
     """Return the segments of the critical path; an empty table if it stays on one rank."""
     path = segments(done)
@@ -404,7 +392,7 @@ def _critical_segments(done: Simulation) -> Table[CriticalSegmentRow]:
     return table_from_rows(CriticalSegmentRow, rows)
 
 
-def _module_rows(spans: _Spans) -> Table[ModuleRow]:
+def _module_rows(spans: _SimulatedSpans) -> Table[ModuleRow]:
     """Return the time by module, from the paths of names that a framework gives operations, such as
     ``jit(step)/Model/layer_0/attn``; an empty table if no operation names its module.
     """
@@ -462,12 +450,19 @@ def _module_tree(own: Mapping[tuple[str, ...], list[float]]) -> Iterator[ModuleR
             waiting.extend(sorted(submodules.get(path, []), key=lambda child: inside[child][1]))
 
 
-def _axis_rows(spans: _Spans) -> Table[AxisRow]:
+def _axis_rows(spans: _SimulatedSpans) -> Table[AxisRow]:
     """Return collectives and messages by the groups of ranks that communicate, which are axes of the
     layout.
     """
     timeline, workload = spans.timeline, spans.workload
-    covered = _covered_by_computation(spans)
+    # the part of each span that overlaps with computation of its rank [ns]
+    computes, covered = spans.on_resource("compute"), np.zeros(len(timeline))
+    order = np.argsort(timeline.rank, kind="stable")
+    for of_rank in np.split(order, np.flatnonzero(np.diff(timeline.rank[order])) + 1):
+        computing = of_rank[computes[of_rank]]
+        work = Intervals.union(timeline.start_ns[computing], timeline.end_ns[computing])
+        end_ns = timeline.end_ns[of_rank]
+        covered[of_rank] = work.within_ns(end_ns - spans.duration_ns[of_rank], end_ns)
     sums: dict[tuple[str, str, int], list[float]] = {}
     for index, graph in enumerate(workload.classes):
         own = np.flatnonzero((spans.rank_class == index) & (timeline.node >= 0))
@@ -525,20 +520,7 @@ def _communication(graph: OpGraph, num_ranks: int) -> tuple[IntArray, dict[int, 
     return kind, texts, size, whole
 
 
-def _covered_by_computation(spans: _Spans) -> FloatArray:
-    """Return the part of each span that overlaps with computation of its rank [ns]."""
-    timeline, computes = spans.timeline, spans.on_resource("compute")
-    covered = np.zeros(len(timeline))
-    order = np.argsort(timeline.rank, kind="stable")
-    bounds = np.flatnonzero(np.diff(timeline.rank[order])) + 1
-    for rows in np.split(order, bounds):
-        computation = rows[computes[rows]]
-        work = Intervals.union(timeline.start_ns[computation], timeline.end_ns[computation])
-        covered[rows] = work.within_ns(timeline.end_ns[rows] - spans.duration_ns[rows], timeline.end_ns[rows])
-    return covered
-
-
-def _drawn_spans(spans: _Spans, path: IntArray) -> Table[SpanRow]:
+def _drawn_spans(spans: _SimulatedSpans, path: IntArray) -> Table[SpanRow]:
     """Return the spans of the first ranks, merged so that they can be drawn."""
     timeline = spans.timeline
     is_critical = np.zeros(len(timeline), np.bool_)

@@ -16,14 +16,22 @@ from hespas.graph.errors import InvariantError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Moments", "Table", "TableRow", "joined_tables", "listed", "table_from_rows", "table_of"]
+__all__ = [
+    "AnalysisRow",
+    "GroupStatistics",
+    "Table",
+    "joined_tables",
+    "listed",
+    "table_from_rows",
+    "table_of",
+]
 
 
-class TableRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class AnalysisRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of table rows. Unknown numbers are NaN (-1 for whole numbers), unknown texts are empty."""
 
 
-_RowT = TypeVar("_RowT", bound=TableRow)
+_RowT = TypeVar("_RowT", bound=AnalysisRow)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +122,7 @@ _DTYPES: Mapping[str, type[np.generic]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moments:
+class GroupStatistics:
     """Statistics of groups, shape ``(groups,)``: count, sum, minimum, maximum, sum of squares around the
     mean.
     """
@@ -126,7 +134,7 @@ class Moments:
     squares: FloatArray
 
     @classmethod
-    def of(cls, values: FloatArray, group: IntArray, groups: int) -> Moments:
+    def of(cls, values: FloatArray, group: IntArray, groups: int) -> GroupStatistics:
         """Return the statistics of values by group, in two passes, without cancellation. O(values +
         groups).
         """
@@ -139,7 +147,7 @@ class Moments:
         np.maximum.at(most, group, values)
         return cls(count, total, least, most, squares)
 
-    def merged(self, group: IntArray, groups: int) -> Moments:
+    def merged(self, group: IntArray, groups: int) -> GroupStatistics:
         """Return the statistics of merged groups (Chan, Golub, LeVeque 1979)."""
         count = np.bincount(group, self.count, groups).astype(np.int64)
         total = np.bincount(group, self.total, groups).astype(np.float64)
@@ -149,7 +157,7 @@ class Moments:
         least, most = np.full(groups, np.inf), np.full(groups, -np.inf)
         np.minimum.at(least, group, self.least)
         np.maximum.at(most, group, self.most)
-        return Moments(count, total, least, most, squares)
+        return GroupStatistics(count, total, least, most, squares)
 
     @property
     def mean(self) -> FloatArray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.recording import Recording
-from hespas.analysis.table import Table, TableRow, listed, table_of
+from hespas.analysis.table import AnalysisRow, Table, listed, table_of
 from hespas.converters.linking import EventNesting
 from hespas.files.documents import Count, Figure
 from hespas.graph import CAPTURED_THREAD, Profile, RaggedArray
@@ -22,12 +22,13 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray,
 __all__ = ["Callers", "TreeRow", "callers_of", "tree"]
 
 _NO_CALLER = "(launched by nothing recorded)"
+_STEP = re.compile(r"(ProfilerStep)#\d+")
 
 
-class TreeRow(TableRow, frozen=True, kw_only=True):
+class TreeRow(AnalysisRow, frozen=True, kw_only=True):
     """Path of calls on all ranks, in tree order: callees follow their caller, most device time first.
     ``node`` numbers the rows, ``parent`` is the row of the caller (-1: none). ``device_ns`` is the time of
-    all device events inside, ``own_device_ns`` without those of callees; ``host_ns`` is the host time of
+    all device events inside, ``own_device_ns`` without callees; ``host_ns`` is the host time of
     the ``calls`` that launched something.
     """
 
@@ -103,28 +104,47 @@ def callers_of(profile: Profile) -> Callers:
     )
 
 
-def _launching(callers: Callers, thread: SmallIntArray, at: IntArray) -> BoolArray:
-    """Return a mask of the callers with a launch inside; the others are not part of the tree."""
-    threads = np.unique(np.concatenate((callers.thread, thread)))
-    order = np.lexsort((at, thread))
-    times, launches = at[order], np.zeros(len(callers.start), np.bool_)
-    ordered = thread[order]
-    for number in threads.tolist():
-        own = np.flatnonzero(callers.thread == number)
-        first, last = np.searchsorted(ordered, [number, number + 1])
-        of_thread = times[first:last]
-        before = np.searchsorted(of_thread, callers.start[own], side="left")
-        launches[own] = np.searchsorted(of_thread, callers.end[own], side="right") > before
-    return launches
-
-
 def tree(recordings: Sequence[Recording]) -> Table[TreeRow]:
     """Return the call tree of all ranks together. O((calls + events) log)."""
     paths = _CallPaths()
     for recording in recordings:
         if len(recording):
             _add_recording(paths, recording)
-    return _tree_table(paths)
+    count = len(paths.name)
+    own_ns = paths.sum_of("own_ns")
+    events, device = paths.sum_of("events").tolist(), own_ns.tolist()
+    for path in reversed(range(count)):
+        parent = paths.parent[path]
+        if parent >= 0:
+            device[parent] += device[path]
+            events[parent] += events[path]
+    callees: dict[int, list[int]] = {}
+    for path, parent in enumerate(paths.parent):
+        callees.setdefault(parent, []).append(path)
+    depth, order = [0] * count, list[int]()
+    waiting = sorted(callees.get(-1, []), key=device.__getitem__)
+    while waiting:
+        path = waiting.pop()
+        order.append(path)
+        inside = sorted(callees.get(path, []), key=device.__getitem__)
+        for callee in inside:
+            depth[callee] = depth[path] + 1
+        waiting.extend(inside)
+    number = {path: node for node, path in enumerate(order)} | {-1: -1}
+    total: FloatArray = np.array([device[path] for path in order], np.float64)
+    return table_of(
+        TreeRow,
+        node=list(range(count)),
+        parent=[number[paths.parent[path]] for path in order],
+        depth=[depth[path] for path in order],
+        name=[paths.name[path] for path in order],
+        calls=paths.sum_of("calls")[order],
+        events=[events[path] for path in order],
+        device_ns=total,
+        own_device_ns=own_ns[order],
+        share=total / (float(own_ns.sum()) or np.nan),
+        host_ns=paths.sum_of("host_ns")[order],
+    )
 
 
 def _add_recording(paths: _CallPaths, recording: Recording) -> None:
@@ -141,7 +161,16 @@ def _add_recording(paths: _CallPaths, recording: Recording) -> None:
         thread[by_cause] = profile.host.thread_row[cause[by_cause]]
         at[by_cause] = caused[by_cause].astype(np.int64)
     launched = by_call | by_cause
-    callers = callers.take(_launching(callers, thread[launched], at[launched]))
+    # callers without a launch inside are not part of the tree
+    order = np.lexsort((at[launched], thread[launched]))
+    times, threads = at[launched][order], thread[launched][order]
+    launches = np.zeros(len(callers.start), np.bool_)
+    for number in np.unique(callers.thread).tolist():
+        of_thread = times[slice(*np.searchsorted(threads, [number, number + 1]).tolist())]
+        own = np.flatnonzero(callers.thread == number)
+        before = np.searchsorted(of_thread, callers.start[own], side="left")
+        launches[own] = np.searchsorted(of_thread, callers.end[own], side="right") > before
+    callers = callers.take(launches)
     nesting = EventNesting.of(callers.thread.astype(np.int64), callers.start, callers.end)
     inner = np.full(len(rows), -1, np.int64)
     inner[launched] = nesting.innermost(thread[launched].astype(np.int64), at[launched])
@@ -150,7 +179,19 @@ def _add_recording(paths: _CallPaths, recording: Recording) -> None:
         caller_of_op[callers.op] = np.arange(len(callers.op))
         caller_of_op[-1] = -1
         inner[by_cause] = caller_of_op[cause[by_cause]]
-    path_of = _paths_of(paths, profile, callers, nesting)
+    # the path of each caller, level by level from the outermost
+    names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
+    path_of = np.full(len(callers.start), -1, np.int64)
+    called = np.flatnonzero(nesting.parent >= 0)
+    inside = RaggedArray.from_pairs(nesting.parent[called], called, len(path_of))
+    level = np.flatnonzero(nesting.parent < 0)
+    while len(level):
+        around, name = at_rows(path_of, nesting.parent[level], -1), callers.name_row[level]
+        distinct, group = distinct_rows(around, name)
+        path_of[level] = np.array([paths.of(path, names[row]) for path, row in distinct], np.int64)[group]
+        level = inside.take(level).values.astype(np.int64)
+    paths.add("calls", path_of)
+    paths.add("host_ns", path_of, (callers.end - callers.start).astype(np.float64))
     no_caller = paths.of(-1, _NO_CALLER) if bool((inner < 0).any()) else -1
     path = np.full(len(rows), no_caller)
     if len(path_of):
@@ -190,59 +231,3 @@ def _with_captured_operations(
 
 
 _STEP = re.compile(r"(ProfilerStep)#\d+")
-
-
-def _paths_of(paths: _CallPaths, profile: Profile, callers: Callers, nesting: EventNesting) -> IntArray:
-    """Return the path of each caller, level by level from the outermost."""
-    names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
-    path_of = np.full(len(callers.start), -1, np.int64)
-    called = np.flatnonzero(nesting.parent >= 0)
-    inside = RaggedArray.from_pairs(nesting.parent[called], called, len(path_of))
-    level = np.flatnonzero(nesting.parent < 0)
-    while len(level):
-        around, name = at_rows(path_of, nesting.parent[level], -1), callers.name_row[level]
-        distinct, group = distinct_rows(around, name)
-        path_of[level] = np.array([paths.of(path, names[row]) for path, row in distinct], np.int64)[group]
-        level = inside.take(level).values.astype(np.int64)
-    paths.add("calls", path_of)
-    paths.add("host_ns", path_of, (callers.end - callers.start).astype(np.float64))
-    return path_of
-
-
-def _tree_table(paths: _CallPaths) -> Table[TreeRow]:
-    """Return the rows in tree order."""
-    count = len(paths.name)
-    own_ns = paths.sum_of("own_ns")
-    events, device = paths.sum_of("events").tolist(), own_ns.tolist()
-    for path in reversed(range(count)):
-        parent = paths.parent[path]
-        if parent >= 0:
-            device[parent] += device[path]
-            events[parent] += events[path]
-    callees: dict[int, list[int]] = {}
-    for path, parent in enumerate(paths.parent):
-        callees.setdefault(parent, []).append(path)
-    depth, order = [0] * count, list[int]()
-    waiting = sorted(callees.get(-1, []), key=device.__getitem__)
-    while waiting:
-        path = waiting.pop()
-        order.append(path)
-        inside = sorted(callees.get(path, []), key=device.__getitem__)
-        for callee in inside:
-            depth[callee] = depth[path] + 1
-        waiting.extend(inside)
-    number = {path: node for node, path in enumerate(order)} | {-1: -1}
-    total: FloatArray = np.array([device[path] for path in order], np.float64)
-    return table_of(
-        TreeRow,
-        node=list(range(count)),
-        parent=[number[paths.parent[path]] for path in order],
-        depth=[depth[path] for path in order],
-        name=[paths.name[path] for path in order],
-        calls=paths.sum_of("calls")[order],
-        events=[events[path] for path in order],
-        device_ns=total,
-        own_device_ns=own_ns[order],
-        share=total / (float(own_ns.sum()) or np.nan),
-        host_ns=paths.sum_of("host_ns")[order],
-    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from hespas.analysis.collectives import CollectiveRow, InstanceRow, StragglerRow
+from hespas.analysis.collectives import InstanceRow, MeasuredCollectiveRow, StragglerRow
 from hespas.analysis.critical_path import PathRow, SegmentRow
 from hespas.analysis.device_use import (
     ALL_STEPS,
@@ -26,7 +26,7 @@ from hespas.analysis.device_use import (
     QueuePointRow,
     QueueRow,
 )
-from hespas.analysis.difference import ChangeRow, Difference, PartRow, difference_of
+from hespas.analysis.difference import ChangeRow, PartRow, RecordingDifference, difference_of
 from hespas.analysis.operations import ClassRow, KernelRow, OperationRow, WinRow
 from hespas.analysis.run import (
     AnalysisTables,
@@ -71,7 +71,7 @@ class Analysis(Result):
     against = RenamedAttribute("baseline")
 
     @property
-    def difference(self) -> Difference | None:
+    def difference(self) -> RecordingDifference | None:
         """Return the tables of the comparison with the baseline; None without a baseline."""
         return self.tables.difference
 
@@ -86,7 +86,7 @@ class Analysis(Result):
         return document_bytes(analysis_document(self))
 
     def tables_by_name(self) -> Mapping[str, Table[Any]]:
-        """Return all tables by name, with those of the comparison if there is one."""
+        """Return all tables by name, including the comparison with a baseline."""
         return self.tables.by_name()
 
     def to_pandas(self, table: str = "operations") -> pandas.DataFrame:
@@ -95,7 +95,7 @@ class Analysis(Result):
         """
         tables = self.tables_by_name()
         if table not in tables:
-            raise UsageError(f"there is no table {table!r}", hint=f"one of: {', '.join(tables)}")
+            raise UsageError(f"no table {table!r}", hint=f"one of: {', '.join(tables)}")
         return tables[table].to_pandas()
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -159,7 +159,7 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
     tree: list[TreeRow]
     critical_path: list[PathRow]
     critical_segments: list[SegmentRow]
-    collectives: list[CollectiveRow]
+    collectives: list[MeasuredCollectiveRow]
     collective_instances: list[InstanceRow]
     stragglers: list[StragglerRow]
     memory: list[MemoryRow]
@@ -191,7 +191,7 @@ def analyze(
     ``baseline`` is an earlier recording of the same job, which is compared. ``capture`` is one or more
     traces of the graph captures that the profiles replay, or folders of them. ``hardware`` (a name or a
     TOML file) is the device of the roofline; by default the device named by the profiles. ``tokens`` and
-    ``model_flops`` are those of one step on all ranks, for tokens/s and MFU.
+    ``model_flops`` are per step on all ranks, for tokens/s and MFU.
 
     Raises ``UsageError`` for a program, which has no measurements, without profiles, for an unknown device,
     and for tokens or FLOPs that are not above 0; for paths also what ``read`` raises.

@@ -5,6 +5,7 @@ traces.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -231,7 +232,10 @@ def validate_capture(
     else:
         measured = read(trace, diagnostics=sink)
         if isinstance(measured, Profile) and len(measured.host):
-            as_graph = _profile_as_graph(trace)
+            # the graph of a profile with host operations has more details of its collectives
+            with suppress(FormatError, UnsupportedError, UsageError):
+                converted = read(trace, workload=True)
+                as_graph = converted if isinstance(converted, Workload) else None
     return CaptureCheckReport(
         details=check_capture(program, measured, sink, ran=as_graph),
         inputs=tuple(
@@ -240,14 +244,3 @@ def validate_capture(
         ),
         diagnostics=sink,
     )
-
-
-def _profile_as_graph(trace: str | Path) -> Workload | None:
-    """Read a profile with host operations as a graph, which has more details of its collectives. None if it
-    cannot be converted.
-    """
-    try:
-        value = read(trace, workload=True)
-    except (FormatError, UnsupportedError, UsageError):
-        return None
-    return value if isinstance(value, Workload) else None

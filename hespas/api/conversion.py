@@ -61,7 +61,6 @@ from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import (
     FormatError,
     HespasError,
-    InvariantError,
     MissingExtraError,
     UnsupportedError,
     UsageError,
@@ -169,23 +168,26 @@ def convert(
     ``read`` and ``write`` raise.
     """
     sink = Diagnostics() if diagnostics is None else diagnostics
+    path = str(destination)
     name = source.name if isinstance(source, Workload | Profile) else str(source)
     reading = ReadOptions(version=source_version, num_devices=num_devices, num_replicas=num_replicas)
-    reading = replace(with_capture(reading, capture), recover=recover, progress=progress)
-    if dims is not None:
-        reading = replace(reading, dims=dims)
-    if not (capture or rescale or mesh) and (
-        copied := _format_to_copy(name, str(destination), source_format, target_format)
-    ):
-        return _copy_clean(copied, name, str(destination), reading, sink, overwrite=overwrite)
+    dims = reading.dims if dims is None else dims
+    reading = replace(with_capture(reading, capture), recover=recover, progress=progress, dims=dims)
+    if not (capture or rescale or mesh):
+        formats = (source_format, target_format)
+        copied = _clean_copy(name, path, formats, reading, sink, overwrite=overwrite)
+        if copied is not None:
+            return copied
     writing = (parts or WriteSharding()).options(ranks, target_version, jobs, progress)
-    target = _check_target(name, str(destination), target_format, writing, overwrite=overwrite)
-    lowering = _checked_lowering(
+    target = _checked_target(
+        name, path, target_format, writing, hardware=hardware, estimator=estimator, overwrite=overwrite
+    )
+    lowering = Lowering(
         granularity=granularity, on_unknown=on_unknown, hardware=hardware, estimator=estimator, target=target
     )
     with ExitStack() as stack:
-        takes_profiles = _target_format(str(destination), target_format, profile=True).profiles
-        as_graph = bool(rescale or mesh) or not takes_profiles
+        profiles = _target_format(path, target_format, profile=True).profiles
+        as_graph = bool(rescale or mesh) or not profiles
         origin, value = _open_source(
             source, source_format, reading, sink, stack, workload=as_graph, mesh=mesh
         )
@@ -196,58 +198,52 @@ def convert(
             lowering = replace(lowering, folds=not is_flat(value.metadata, origin))
             value, account = lowering.run(value, _ranks_to_write(value, ranks), sink)
             account = with_rescaling(account)
-        target = _target_format(str(destination), target_format, profile=isinstance(value, Profile))
+        target = _target_format(path, target_format, profile=isinstance(value, Profile))
         job = AccountedWrite(value, account, target, writing, sink)
         size = job.put(destination, stack, overwrite=overwrite)
     return replace(
-        _conversion_of(job, name, str(destination), origin, size),
+        _conversion_of(job, name, path, origin, size),
         hardware=hardware or "",
         estimator=estimator if hardware else "",
         captures=tuple(map(str, reading.capture)),
     )
 
 
-def _format_to_copy(source: str, destination: str, name: str | None, target: str | None) -> Format | None:
-    """Return the format of a file that is copied without damaged events; None for any other conversion. A
-    file is copied to its own format, or to the format of viewers if both paths have its suffix.
+def _clean_copy(
+    source: str,
+    destination: str,
+    formats: tuple[str | None, str | None],
+    reading: ReadOptions,
+    diagnostics: Diagnostics,
+    *,
+    overwrite: bool,
+) -> Conversion | None:
+    """Copy the intact events of a file, with an account that compares both files. A file is copied to its own
+    format, or to the format of viewers if both paths have its suffix; return None for any other conversion.
     """
-    path = Path(source)
+    path, target_path, target = Path(source), Path(destination), formats[1]
     if STANDARD_STREAM in (source, destination) or not path.is_file():
         return None
-    suffixes = Path(destination).suffixes
+    suffixes = target_path.suffixes
     if target is None and (".chrome" in suffixes or not suffixes):
         return None
     wanted = target or _target_format(destination, None, profile=True).name
     if wanted != _VIEWER_FORMAT and (target is None or load_format(target).copy is None):
         return None
-    origin = find_format(path, name)
-    return origin if origin.copy and (wanted == origin.name or target is None) else None
-
-
-def _copy_clean(
-    form: Format,
-    source: str,
-    destination: str,
-    reading: ReadOptions,
-    diagnostics: Diagnostics,
-    *,
-    overwrite: bool,
-) -> Conversion:
-    """Copy the intact events of a file; the account compares both files."""
-    value = read(source, format=form.name, options=reading, diagnostics=diagnostics)
-    path = Path(destination)
-    job = AccountedWrite(value, None, form, WriteOptions(), diagnostics)
-    copy = form.copy
-    if copy is None:
-        raise InvariantError(f"format {form.name} was chosen for copying and cannot copy")
+    origin = find_format(path, formats[0])
+    copy = origin.copy
+    if copy is None or (target is not None and wanted != origin.name):
+        return None
+    value = read(source, format=origin.name, options=reading, diagnostics=diagnostics)
+    job = AccountedWrite(value, None, origin, WriteOptions(), diagnostics)
 
     def fill(temporary: Path) -> None:
-        copy(Path(source), temporary, reading, WriteOptions(name=path.name), diagnostics)
+        copy(path, temporary, reading, WriteOptions(name=target_path.name), diagnostics)
         job.verify(temporary)
 
-    check_destination(path, overwrite=overwrite)
-    size = write_atomically(path, fill, overwrite=overwrite, directory=False)
-    return _conversion_of(job, source, destination, form, size)
+    check_destination(target_path, overwrite=overwrite)
+    size = write_atomically(target_path, fill, overwrite=overwrite, directory=False)
+    return _conversion_of(job, source, destination, origin, size)
 
 
 def _conversion_of(
@@ -266,15 +262,25 @@ def _conversion_of(
     )
 
 
-def _checked_lowering(
+def _checked_target(
+    source: str,
+    destination: str,
+    name: str | None,
+    options: WriteOptions,
     *,
-    granularity: Granularity | None,
-    on_unknown: Missing,
     hardware: str | None,
     estimator: str,
-    target: Format,
-) -> Lowering:
-    """Return the options of lowering. Raises for an unknown device or estimator before a long read."""
+    overwrite: bool,
+) -> Format:
+    """Return the target format. Raises for an impossible format, version or path, and for an unknown device
+    or estimator, before a long read.
+    """
+    target = _target_format(destination, name)
+    check_version(options.version, target.write_versions, target.name, "`target_version`")
+    check_sharding(options, target)
+    check_streams(source, destination)
+    if destination != STANDARD_STREAM:  # other shares may exist already
+        check_destination(Path(destination), overwrite=overwrite or options.shard is not None)
     if hardware is not None:
         from hespas.estimators import load_estimator
         from hespas.hardware import load_device
@@ -282,21 +288,6 @@ def _checked_lowering(
         load_device(hardware)
         if estimator != STEP_ESTIMATOR:
             load_estimator(estimator)
-    return Lowering(
-        granularity=granularity, on_unknown=on_unknown, hardware=hardware, estimator=estimator, target=target
-    )
-
-
-def _check_target(
-    source: str, destination: str, name: str | None, options: WriteOptions, *, overwrite: bool
-) -> Format:
-    """Return the target format. Raises for an impossible format, version or path before a long read."""
-    target = _target_format(destination, name)
-    check_version(options.version, target.write_versions, target.name, "`target_version`")
-    check_sharding(options, target)
-    check_streams(source, destination)
-    if destination != STANDARD_STREAM:  # other shares may exist already
-        check_destination(Path(destination), overwrite=overwrite or options.shard is not None)
     return target
 
 
@@ -318,8 +309,9 @@ def _open_source(
     workload: bool,
     mesh: Mapping[str, int] | str | None,
 ) -> tuple[Format, Value]:
-    """Return the format of the source and its value, as a ``workload`` if requested. The format of a value is
-    the one that it was read from. With a ``mesh``, a StableHLO program is partitioned over it.
+    """Return the format of the source and its value, as a ``workload`` if requested. The format of a value
+    is the one that it was read from. With a ``mesh``, a StableHLO program is partitioned over it. Until
+    ``stack`` closes, errors name ``source``.
     """
     if isinstance(source, Workload | Profile):
         if mesh:
@@ -330,7 +322,15 @@ def _open_source(
         read_from = name or source.metadata.get("format", "")
         origin = load_format(read_from if read_from in format_names() else "op-graph")
         return origin, as_workload(source, diagnostics) if workload else source
-    path = _source_path(source, name, stack)
+    path = Path(source)
+    if str(source) == STANDARD_STREAM:  # copied to a file, because formats are sniffed from the content
+
+        def check(head: Path) -> None:
+            with _errors_named(STANDARD_STREAM, head):
+                find_format(head, name)
+
+        path = spooled_input(stack, check)
+    stack.enter_context(_errors_named(str(source), path))
     if mesh:
         from hespas.captures.mesh import Mesh
         from hespas.captures.partition import capture_program
@@ -349,23 +349,6 @@ def _open_source(
     renamed = Renamed(diagnostics, str(path), str(source))
     value = read(path, format=origin.name, options=reading, diagnostics=renamed)
     return origin, as_workload(value, diagnostics) if workload else value
-
-
-def _source_path(source: str | Path, name: str | None, stack: ExitStack) -> Path:
-    """Return the path to read. Standard input is copied to a file first, because formats are sniffed from the
-    content. Until ``stack`` closes, errors name ``source``.
-    """
-    if str(source) != STANDARD_STREAM:
-        stack.enter_context(_errors_named(str(source), Path(source)))
-        return Path(source)
-
-    def check(head: Path) -> None:
-        with _errors_named(str(source), head):
-            find_format(head, name)
-
-    spool = spooled_input(stack, check)
-    stack.enter_context(_errors_named(str(source), spool))
-    return spool
 
 
 @contextmanager

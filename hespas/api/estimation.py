@@ -24,7 +24,7 @@ from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import estimate_with, for_job, with_option
 from hespas.files.documents import Count, Figure, document_bytes, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
 from hespas.graph.workload import of_own_ranks
@@ -229,12 +229,19 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
             hint="the graphs that were estimated are in the estimates' own workload",
         )
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
+    numbers = None if estimated is None else estimated.estimator
     runs = graph.multiplicity
     is_work = (runs != 0) & ~is_recorded_wait(graph)
     rows: list[ClassTotals] = []
     for code in np.unique(graph.op_class).tolist():
         of_class: BoolArray = (graph.op_class == code) & is_work
         executions = runs[of_class]
+        shares: list[EstimatorShare] = []
+        for number, name in enumerate(() if estimated is None else estimated.estimators):
+            own = of_class & (durations * runs > 0) & (numbers == number)
+            if own.any():
+                time_ns = float((durations * runs)[own].sum())
+                shares.append(EstimatorShare(estimator=name, nodes=int(own.sum()), duration_ns=time_ns))
         rows.append(
             ClassTotals(
                 op_class=OpClass(code).name.lower(),
@@ -243,23 +250,11 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
                 bytes_moved=known_sum(graph.bytes_moved[of_class] * executions),
                 duration_ns=known_sum(durations[of_class] * executions),
                 unknown=int((np.isnan(durations[of_class]) | np.isnan(executions)).sum()),
-                estimators=() if estimated is None else tuple(_estimator_shares(estimated, of_class, runs)),
+                estimators=tuple(shares),
             )
         )
     used = (row for row in rows if row.nodes or row.unknown)
     return tuple(sorted(used, key=lambda row: inf if isnan(row.duration_ns) else -row.duration_ns))
-
-
-def _estimator_shares(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterator[EstimatorShare]:
-    """Yield the share of each estimator in some nodes that take time, in the order of the estimators."""
-    durations = estimated.duration_ns * runs
-    counted = nodes & (durations > 0)
-    for number, name in enumerate(estimated.estimators):
-        own = counted & (estimated.estimator == number)
-        if own.any():
-            yield EstimatorShare(
-                estimator=name, nodes=int(own.sum()), duration_ns=float(durations[own].sum())
-            )
 
 
 _HEADER = (

@@ -27,7 +27,7 @@ from hespas.estimators.registry import check_stated_estimator
 from hespas.files.documents import Count, Figure, read_toml
 from hespas.files.output import placed_at_once
 from hespas.files.trust import file_beside
-from hespas.graph import Diagnostics, Workload, step_facts
+from hespas.graph import Diagnostics, DType, Workload, step_facts
 from hespas.graph.columns import DTypeKind, find_dtype
 from hespas.graph.errors import FormatError, HespasError, UsageError, clipped, exit_code
 from hespas.graph.passes import InPrecision
@@ -58,11 +58,6 @@ def _one_of(*names: str) -> _Axis:
     return _Axis(f"one of {', '.join(names)}", lambda value: value in names)
 
 
-def _is_float_type(value: GridValue) -> bool:
-    dtype = find_dtype(value) if isinstance(value, str) else None
-    return value == "f32_full" or (dtype is not None and dtype.kind is DTypeKind.FLOAT)
-
-
 _NAME_OR_FILE_AXES = ("hardware", "system")
 _NAME = _Axis("a name", lambda value: isinstance(value, str) and bool(value))
 _FILE = _Axis("a path", lambda value: isinstance(value, str) and bool(value), is_path=True)
@@ -75,7 +70,13 @@ AXES: Mapping[str, _Axis] = {
     "source": _FILE,
     "hardware": _NAME,
     "estimator": _NAME,
-    "precision": _Axis("a floating-point type such as bf16, tf32 or f32_full (IEEE)", _is_float_type),
+    "precision": _Axis(
+        "a floating-point type such as bf16, tf32 or f32_full (IEEE)",
+        lambda value: (
+            value == "f32_full"
+            or (isinstance(dtype := find_dtype(str(value)), DType) and dtype.kind is DTypeKind.FLOAT)
+        ),
+    ),
     "link_bandwidth": _FACTOR,
     "num_devices": _COUNT,
     "num_replicas": _COUNT,

@@ -102,7 +102,7 @@ def read(
 
 
 def with_capture(options: ReadOptions, capture: str | Path | Sequence[str | Path] | None) -> ReadOptions:
-    """Return the options with these traces of captures; None keeps those of the options."""
+    """Return the options with these traces of captures; None keeps the traces of the options."""
     if capture is None:
         return options
     paths = [capture] if isinstance(capture, str | Path) else capture

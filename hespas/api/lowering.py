@@ -179,7 +179,19 @@ class Lowering:
         counts = workload.sizes_within(ranks)
         merged_ops: dict[str, MergedOps] = {}
         folds = bool((self.target.flat and self.folds) or self.granularity)
-        before, after = _merging_passes(self.granularity, folds=folds), self._passes_after_estimate()
+        before, after = _merging_passes(self.granularity, folds=folds), list[_LoweringPass]()
+        if self.granularity == "region":
+            after.append(
+                _LoweringPass("pass.grouped", "merged into regions between collectives", GroupRegions())
+            )
+        if self.target.flat:
+            trips = {"error": None, "warn": 1, "zero": 0}[self.on_unknown]
+            unroll = UnrollLoops(unknown_trips=trips)
+            added = "loop bodies of unknown trip count (assumed 1), or loop-end markers"
+            after.append(_LoweringPass("pass.unrolled", "in loops that never run", unroll, added))
+        if self.target.flat and self.folds:
+            message = "have no algorithm in simulators"
+            after.append(_LoweringPass("pass.substituted-collective", message, _SubstituteCollectives()))
         estimate = self._graph_estimate(workload)
         classes: list[OpGraph] = []
         for number, (graph, count) in enumerate(zip(workload.classes, counts, strict=True)):
@@ -203,22 +215,6 @@ class Lowering:
             tuple(merged_ops.values()),
         )
         return replace(workload, classes=tuple(classes)), account
-
-    def _passes_after_estimate(self) -> list[_LoweringPass]:
-        passes: list[_LoweringPass] = []
-        if self.granularity == "region":
-            passes.append(
-                _LoweringPass("pass.grouped", "merged into regions between collectives", GroupRegions())
-            )
-        if self.target.flat:
-            trips = {"error": None, "warn": 1, "zero": 0}[self.on_unknown]
-            unroll = UnrollLoops(unknown_trips=trips)
-            added = "loop bodies of unknown trip count (assumed 1), or loop-end markers"
-            passes.append(_LoweringPass("pass.unrolled", "in loops that never run", unroll, added))
-        if self.target.flat and self.folds:
-            message = "have no algorithm in simulators"
-            passes.append(_LoweringPass("pass.substituted-collective", message, _SubstituteCollectives()))
-        return passes
 
     def _graph_estimate(self, workload: Workload) -> _EstimateGraph:
         """Return the function that estimates the durations of a graph. Without a device it applies the policy

@@ -127,7 +127,7 @@ def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
 
 def _read_log(path: Path) -> Requests:
     """Read a log; requests are sorted by arrival, and the first one arrives at 0."""
-    rows = _json_rows(path) if path.suffix in {".jsonl", ".ndjson"} else _csv_rows(path)
+    rows = _log_rows(path)
     if not rows:
         raise FormatError("no requests", path=str(path), hint="a log has a row for each request")
     present = {name.strip().casefold(): name for name in rows[0]}
@@ -164,9 +164,24 @@ def _read_log(path: Path) -> Requests:
     )
 
 
-def _csv_rows(path: Path) -> list[Mapping[str, object]]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+def _log_rows(path: Path) -> list[Mapping[str, object]]:
+    """Return the rows of a CSV or JSON lines file."""
+    try:
+        text = read_bytes(path, limits().table_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError("not UTF-8 text", path=str(path), position=f"byte {error.start}") from error
     rows: list[Mapping[str, object]] = []
+    if path.suffix in {".jsonl", ".ndjson"}:
+        for number, line in enumerate(text.split("\n")):
+            try:
+                rows += [msgspec.json.decode(line, type=dict[str, object])] if line.strip() else []
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise FormatError(
+                    f"not a JSON object: {error}", path=str(path), position=f"line {number + 1}",
+                    hint="one object per line",
+                ) from error  # fmt: skip
+        return rows
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         check_column_names((name.strip().casefold() for name in reader.fieldnames or ()), path)
         for row in reader:
@@ -182,28 +197,6 @@ def _csv_rows(path: Path) -> list[Mapping[str, object]]:
             hint="one request per line, cells separated by commas",
         ) from error  # fmt: skip
     return rows
-
-
-def _json_rows(path: Path) -> list[Mapping[str, object]]:
-    rows: list[Mapping[str, object]] = []
-    for number, line in enumerate(_text(path).split("\n")):
-        if not line.strip():
-            continue
-        try:
-            rows.append(msgspec.json.decode(line, type=dict[str, object]))
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise FormatError(
-                f"not a JSON object: {error}", path=str(path), position=f"line {number + 1}",
-                hint="one object per line",
-            ) from error  # fmt: skip
-    return rows
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path, limits().table_bytes).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError("not UTF-8 text", path=str(path), position=f"byte {error.start}") from error
 
 
 def _numbers(rows: list[Mapping[str, object]], name: str, path: Path) -> FloatArray:

@@ -433,7 +433,7 @@ def serve(
 def _report_progress(
     progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
 ) -> None:
-    """Report the finished requests of a replica, added to those of the replicas before it."""
+    """Report the finished requests of a replica, added to the requests of the replicas before it."""
     progress(before + done, total)
 
 

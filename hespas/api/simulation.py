@@ -246,6 +246,15 @@ class _StepJob:
             rates = throughput_of(workload.metadata, period_ns, self._device_of_times(workload))
         columns["throughput"] = rates
         warn_of_rates(rates, source, self.diagnostics)
+        memory: tuple[RankMemory, ...] = ()
+        if astra is None:
+            capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
+            shown = {result.rank_class: result.rank for result in simulation.classes}
+            capacity_bytes = float(capacity) if capacity >= 0 else nan
+            memory = memory_by_class(workload, simulation.timeline, shown, capacity_bytes)
+            beyond = sum(workload.class_sizes[row.rank_class] for row in memory if row.fits is False)
+            message = f"ranks need more memory than {self.hardware} has ({capacity / 1e9:,.1f} GB)"
+            self.diagnostics.warning("simulate.beyond-memory", workload.name, message, count=beyond)
         network = None
         if self.system is not None and astra is None:
             network = network_utilization(workload, simulation.timeline, self.system, self.diagnostics)
@@ -259,22 +268,10 @@ class _StepJob:
             astra_statistics=None if astra is None else astra.statistics,
             astra_reference=None if astra is None else astra.external,
             measured_ns=measured_ns,
-            memory=self._memory(simulation) if astra is None else (),
+            memory=memory,
             network_utilization=network,
             **columns,
         )
-
-    def _memory(self, simulation: Simulation) -> tuple[RankMemory, ...]:
-        """Return the use of memory of each rank class. Warns if the device has less memory."""
-        workload = simulation.workload
-        capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
-        shown = {result.rank_class: result.rank for result in simulation.classes}
-        capacity_bytes = float(capacity) if capacity >= 0 else nan
-        rows = memory_by_class(workload, simulation.timeline, shown, capacity_bytes)
-        beyond = sum(workload.class_sizes[row.rank_class] for row in rows if row.fits is False)
-        message = f"ranks need more memory than {self.hardware} has ({capacity / 1e9:,.1f} GB)"
-        self.diagnostics.warning("simulate.beyond-memory", workload.name, message, count=beyond)
-        return rows
 
     def _device_of_times(self, workload: Workload) -> Device | None:
         """Return the device whose kernels and collectives contend: the chosen one, else the device for

@@ -49,7 +49,7 @@ _REPORT_DOCUMENT = "simulation.json"
 class SimulationResult(Result, Simulation):
     """Result of a simulation.
 
-    ``hardware`` is empty if the times are those of the source, ``system`` if none was named.
+    ``hardware`` is empty if the times are from the source, ``system`` if none was named.
     ``astra_statistics`` are ASTRA-sim's figures per rank (mode ``astra``), ``astra_reference`` the output
     of the user's own ASTRA-sim. ``measured_ns`` is the step time of the ``overlay`` profiles. ``memory`` is
     the use of memory of each rank class whose operations state their result sizes (mode ``hespas``).
@@ -214,7 +214,7 @@ def external_document(run: ExternalRun, embedded: RankStatistics) -> ExternalDoc
     )
 
 
-class _LiveValue(msgspec.Struct, frozen=True):
+class _LargestValue(msgspec.Struct, frozen=True):
     name: str
     op_class: str
     kind: str
@@ -248,7 +248,7 @@ class _MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     is_whole_job: bool
     unknown: Count
     op_classes: list[_MemoryOfClass]
-    largest: list[_LiveValue]
+    largest: list[_LargestValue]
 
 
 def _memory_document(memory: RankMemory, graph: OpGraph) -> _MemoryDocument:
@@ -272,7 +272,7 @@ def _memory_document(memory: RankMemory, graph: OpGraph) -> _MemoryDocument:
         unknown=use.unknown,
         op_classes=[_MemoryOfClass(name, size) for name, size in use.class_bytes.items()],
         largest=[
-            _LiveValue(row.name, row.op_class, row.kind, row.size_bytes, row.framework, row.source)
+            _LargestValue(row.name, row.op_class, row.kind, row.size_bytes, row.framework, row.source)
             for row in use.largest
         ],
     )

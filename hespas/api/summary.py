@@ -89,9 +89,16 @@ def product_rows(graph: OpGraph) -> tuple[ProductRow, ...]:
     if not len(table):
         return ()
     text_numbers: dict[str, int] = {"": 0}
-    stated = [
-        _stated_texts(graph, key, text_numbers)[table.node] for key in (ACCUMULATOR_BITS, MAC_NOISE_SIGMA)
-    ]
+    stated: list[IntArray] = []  # for each product the number of its text
+    extra = graph.extra
+    for attribute in (ACCUMULATOR_BITS, MAC_NOISE_SIGMA):
+        number_of_node = np.zeros(len(graph), np.int64)
+        names = [row for row in np.unique(extra.key).tolist() if graph.strings[row] == attribute]
+        for row in np.flatnonzero(np.isin(extra.key, names) & (extra.node >= 0)).tolist():
+            text = bytes(extra.value(row)).decode("utf-8", "replace")
+            if len(text) <= _MAX_TEXT and text.isprintable():
+                number_of_node[int(extra.node[row])] = text_numbers.setdefault(text, len(text_numbers))
+        stated.append(number_of_node[table.node])
     types = (table.lhs, table.rhs, table.accumulator)
     columns = [*(column.astype(np.int64) for column in types), table.products.astype(np.int64), *stated]
     keys, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
@@ -118,18 +125,6 @@ def product_rows(graph: OpGraph) -> tuple[ProductRow, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda row: -np.nan_to_num(row.flops)))
-
-
-def _stated_texts(graph: OpGraph, key: str, numbers: dict[str, int]) -> IntArray:
-    """Return for each node the number of its text for ``key``; new texts are added to ``numbers``."""
-    number_of_node = np.zeros(len(graph), np.int64)
-    extra = graph.extra
-    keys = [row for row in np.unique(extra.key).tolist() if graph.strings[row] == key]
-    for row in np.flatnonzero(np.isin(extra.key, keys) & (extra.node >= 0)).tolist():
-        text = bytes(extra.value(row)).decode("utf-8", "replace")
-        if len(text) <= _MAX_TEXT and text.isprintable():
-            number_of_node[int(extra.node[row])] = numbers.setdefault(text, len(numbers))
-    return number_of_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +280,24 @@ def view(
 def summarise(value: Value, format_name: str) -> Summary:
     """Return the summary of a workload or a profile. O(nodes + edges), vectorised."""
     if isinstance(value, Profile):
-        return Summary(value.name, format_name, dict(value.metadata), 0, (), _profile_summary(value))
+        ran_ns = np.maximum(value.duration_ns, 0.0)
+        total = float(ran_ns.sum())
+        linked = float(ran_ns[value.host_event >= 0].sum())
+        end_ns = value.start_ns + ran_ns
+        profile = ProfileSummary(
+            device=value.device,
+            events=len(value),
+            streams=len(np.unique(value.stream)),
+            ranks=len(np.unique(value.rank)),
+            span_ns=float(end_ns.max() - value.start_ns.min()) if len(value) else 0.0,
+            duration_ns=total,
+            linked_share=linked / total if total else 0.0,
+            host_ops=len(value.host),
+            negative_events=int((value.duration_ns < 0).sum()),
+            by_category=_event_rows(value, value.category_row),
+            by_op=_event_rows(value, np.where(value.op_row > 0, value.op_row, value.kernel_row)),
+        )
+        return Summary(value.name, format_name, dict(value.metadata), 0, (), profile)
     with np.errstate(over="ignore", invalid="ignore"):  # sums beyond the range of a float are infinite
         classes = tuple(_class_summary(value, index) for index in range(len(value.classes)))
     return Summary(value.name, format_name, dict(value.metadata), value.num_ranks, classes, None)
@@ -409,28 +421,6 @@ def _region_rows(graph: OpGraph) -> Iterator[RegionRow]:
         label = graph.strings[int(regions.label[region])]
         yield RegionRow(label, kind, depth[region], float(regions.trips[region]), int(inside[region]))
         stack += reversed(children.get(region, []))
-
-
-def _profile_summary(profile: Profile) -> ProfileSummary:
-    ran_ns = np.maximum(profile.duration_ns, 0.0)
-    total = float(ran_ns.sum())
-    linked = float(ran_ns[profile.host_event >= 0].sum())
-    end_ns = profile.start_ns + ran_ns
-    span = float(end_ns.max() - profile.start_ns.min()) if len(profile) else 0.0
-    key = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)
-    return ProfileSummary(
-        device=profile.device,
-        events=len(profile),
-        streams=len(np.unique(profile.stream)),
-        ranks=len(np.unique(profile.rank)),
-        span_ns=span,
-        duration_ns=total,
-        linked_share=linked / total if total else 0.0,
-        host_ops=len(profile.host),
-        negative_events=int((profile.duration_ns < 0).sum()),
-        by_category=_event_rows(profile, profile.category_row),
-        by_op=_event_rows(profile, key),
-    )
 
 
 def _event_rows(profile: Profile, key: NDArray[np.int32]) -> tuple[OpRow, ...]:

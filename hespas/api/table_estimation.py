@@ -179,7 +179,23 @@ class _TableJob:
             cycles[rows] = model.cycles(ops, device)
         self.rows += count
         self.assumed_dtype = batch.assumed_dtype
-        self._add_sums(batch.ops, prediction, cycles)
+        all_ops = batch.ops
+        key = all_ops.kind.row.astype(np.int64) * len(all_ops.scheme.names) + all_ops.scheme.row
+        _, first = np.unique(key, return_index=True)
+        for start in sorted(first.tolist()):
+            members = np.flatnonzero(key == key[start])
+            sums = self.sums.setdefault((all_ops.kind[start], all_ops.scheme[start]), _KindSums())
+            duration = prediction.duration_ns[members]
+            codes: list[int] = np.unique(prediction.estimator[members]).tolist()
+            sums.operations += len(members)
+            sums.unknown += int(np.isnan(duration).sum())
+            sums.estimators.update(
+                dict.fromkeys(prediction.models[number] for number in codes if number >= 0)
+            )
+            columns = (all_ops.flops[members], all_ops.bytes_moved[members], duration)
+            counted = np.nan if cycles is None else known_sum(cycles[members])
+            flops, moved, time = (known_sum(column) for column in columns)
+            sums.parts.append((flops, moved, time, counted))
         numbers = np.array(
             [self.models.setdefault(name, len(self.models)) for name in prediction.models], np.int8
         )
@@ -187,25 +203,6 @@ class _TableJob:
         self.times.append(replace(prediction, estimator=estimator))
         if cycles is not None:
             self.cycles.append(cycles)
-
-    def _add_sums(self, ops: Operations, prediction: Prediction, cycles: FloatArray | None) -> None:
-        """Add the rows of a batch to the sums of their kinds and element types."""
-        key = ops.kind.row.astype(np.int64) * len(ops.scheme.names) + ops.scheme.row
-        _, first = np.unique(key, return_index=True)
-        for start in sorted(first.tolist()):
-            rows = np.flatnonzero(key == key[start])
-            sums = self.sums.setdefault((ops.kind[start], ops.scheme[start]), _KindSums())
-            duration = prediction.duration_ns[rows]
-            numbers: list[int] = np.unique(prediction.estimator[rows]).tolist()
-            sums.operations += len(rows)
-            sums.unknown += int(np.isnan(duration).sum())
-            sums.estimators.update(
-                dict.fromkeys(prediction.models[number] for number in numbers if number >= 0)
-            )
-            columns = (ops.flops[rows], ops.bytes_moved[rows], duration)
-            counted = np.nan if cycles is None else known_sum(cycles[rows])
-            flops, moved, time = (known_sum(column) for column in columns)
-            sums.parts.append((flops, moved, time, counted))
 
     def result(self, device: Device, estimator: str, diagnostics: Diagnostics) -> TableEstimates:
         """Return the estimates of all rows."""
@@ -285,7 +282,17 @@ def write_table_estimates(
     renamed_columns: list[str] = []
 
     def fill(temporary: Path) -> None:
-        columns = _named_columns(done.path)
+        # a trailing comma makes empty columns without a name, which are left out
+        columns: list[str] = []
+        used: set[str] = set()
+        for frame in text_batches(done.path):
+            columns = [str(name) for name in frame.columns]
+            nameless = [name for name in columns if name.startswith("Unnamed:") and name not in used]
+            if not nameless or done.path.suffix == ".parquet":
+                used.update(columns)
+                break
+            used.update(name for name in nameless if bool((frame[name] != "").any()))
+        columns = [name for name in columns if not name.startswith("Unnamed:") or name in used]
         start = 0
         with temporary.open("w", encoding="utf-8", errors="replace", newline="") as stream:
             for frame in text_batches(done.path):
@@ -304,21 +311,6 @@ def write_table_estimates(
         listed = ", ".join(f"{name} as table_{name}" for name in renamed_columns)
         text = f"the table's own columns are written under other names: {listed}"
         diagnostics.warning("table.renamed-column", done.path.name, text, count=len(renamed_columns))
-
-
-def _named_columns(path: Path) -> list[str]:
-    """Return the columns of a table, without the empty nameless columns that a trailing comma makes."""
-    from hespas.measurements import text_batches
-
-    names: list[str] = []
-    used: set[str] = set()
-    for frame in text_batches(path):
-        names = [str(name) for name in frame.columns]
-        nameless = [name for name in names if name.startswith("Unnamed:") and name not in used]
-        if not nameless or path.suffix == ".parquet":
-            return names
-        used.update(name for name in nameless if bool((frame[name] != "").any()))
-    return [name for name in names if not name.startswith("Unnamed:") or name in used]
 
 
 def _estimate_columns(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float | str]]]:

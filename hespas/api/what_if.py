@@ -312,12 +312,36 @@ def _grid_page(headline: str, grid: Grid, rows: Sequence[GridRow]) -> str:
             )
             cells += [f"<td>{figure}</td>" for figure in figures]
         lines.append(f"<tr>{''.join(cells)}</tr>")
+    timed = [row for row in rows if isfinite(row.step_ns)][:_MAX_BARS]
+    longest = max(
+        (max(row.step_ns, row.step_high_ns if isfinite(row.step_high_ns) else 0.0) for row in timed),
+        default=0.0,
+    )
+    scale, bars = _BAR_WIDTH / (longest or 1.0), list[str]()
+    for index, row in enumerate(timed if longest else ()):
+        top = index * _BAR_HEIGHT
+        exposed = min(max(row.exposed_comm_ns, 0.0), row.step_ns) if isfinite(row.exposed_comm_ns) else 0.0
+        split, rest = (row.step_ns - exposed) * scale, exposed * scale
+        label = ", ".join(str(row.settings[axis]) for axis in grid.axes)
+        left = _LABEL_WIDTH
+        bars += [
+            f'<text x="0" y="{top + 15}">{escape(label[-60:])}</text>',
+            f'<rect class="compute" x="{left}" y="{top + 4}" width="{split:.2f}" height="14"/>',
+            f'<rect class="exposed" x="{left + split:.2f}" y="{top + 4}" width="{rest:.2f}" height="14"/>',
+            f'<text x="{left + _BAR_WIDTH + 8}" y="{top + 15}">{_ms(row.step_ns)} ms</text>',
+        ]
+        if isfinite(row.step_low_ns) and isfinite(row.step_high_ns):
+            low, high = left + row.step_low_ns * scale, left + row.step_high_ns * scale
+            bars.append(f'<path class="interval" d="M{low:.2f} {top + 11}H{high:.2f}"/>')
+    height, width = len(timed) * _BAR_HEIGHT, _LABEL_WIDTH + _BAR_WIDTH + 110
+    size = f'viewBox="0 0 {width} {height}"'
+    svg = f'<svg {size} role="img" aria-label="step by row">{"".join(bars)}</svg>' if longest else ""
     return "\n".join(
         (
             "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>What if</title>',
             f"<style>{_STYLE}</style></head><body>", "<h1>What if</h1>", f"<p>{escape(headline)}</p>",
             f'<p class="note">All rows: {escape(shared)}. {_LEGEND}</p>',
-            _bars(grid, rows), f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>",
+            svg, f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>",
             *lines, "</tbody></table>",
             f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
         )
@@ -326,35 +350,6 @@ def _grid_page(headline: str, grid: Grid, rows: Sequence[GridRow]) -> str:
 
 def _ms(value_ns: float) -> str:
     return "" if isnan(value_ns) else f"{value_ns / 1e6:,.3f}"
-
-
-def _bars(grid: Grid, rows: Sequence[GridRow]) -> str:
-    """Return the bars as SVG; an empty text if no row has a time."""
-    timed = [row for row in rows if isfinite(row.step_ns)][:_MAX_BARS]
-    longest = max(
-        (max(row.step_ns, row.step_high_ns if isfinite(row.step_high_ns) else 0.0) for row in timed),
-        default=0.0,
-    )
-    if not longest:
-        return ""
-    scale, parts = _BAR_WIDTH / longest, list[str]()
-    for index, row in enumerate(timed):
-        top = index * _BAR_HEIGHT
-        exposed = min(max(row.exposed_comm_ns, 0.0), row.step_ns) if isfinite(row.exposed_comm_ns) else 0.0
-        split, rest = (row.step_ns - exposed) * scale, exposed * scale
-        label = ", ".join(str(row.settings[axis]) for axis in grid.axes)
-        left = _LABEL_WIDTH
-        parts += [
-            f'<text x="0" y="{top + 15}">{escape(label[-60:])}</text>',
-            f'<rect class="compute" x="{left}" y="{top + 4}" width="{split:.2f}" height="14"/>',
-            f'<rect class="exposed" x="{left + split:.2f}" y="{top + 4}" width="{rest:.2f}" height="14"/>',
-            f'<text x="{left + _BAR_WIDTH + 8}" y="{top + 15}">{_ms(row.step_ns)} ms</text>',
-        ]
-        if isfinite(row.step_low_ns) and isfinite(row.step_high_ns):
-            low, high = left + row.step_low_ns * scale, left + row.step_high_ns * scale
-            parts.append(f'<path class="interval" d="M{low:.2f} {top + 11}H{high:.2f}"/>')
-    height, width = len(timed) * _BAR_HEIGHT, _LABEL_WIDTH + _BAR_WIDTH + 110
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="step by row">{"".join(parts)}</svg>'
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):

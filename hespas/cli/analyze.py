@@ -23,7 +23,7 @@ from hespas.cli.terminal import emit, print_info, progress_bar, report_diagnosti
 from hespas.cli.text import bytes_text, count_text, op_class_text, table_text, time_text
 
 if TYPE_CHECKING:
-    from hespas.analysis.difference import Difference
+    from hespas.analysis.difference import RecordingDifference
     from hespas.analysis.run import AnalysisTables
     from hespas.analysis.tree import TreeRow
 
@@ -130,7 +130,7 @@ def analyze(
             _print_analyses(done.tables, top)
 
 
-def _print_difference(changed: Difference, top: int) -> None:
+def _print_difference(changed: RecordingDifference, top: int) -> None:
     """Print the changes by part of the time, then by operation, shape and kernel."""
     emit(("", "difference by part of the step"))
     lines = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hespas
 from hespas.analysis.device_use import breakdown
-from hespas.analysis.recording import EventKind, Intervals, recordings_of
+from hespas.analysis.recording import DeviceEventKind, Intervals, recordings_of
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from tests.analysis.raw import DATA, Event, absent, covered, load, traces
 
@@ -57,20 +57,20 @@ def test_the_parts_add_up_to_the_span_exactly(path: Path) -> None:
 
 
 _SPANS = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(-2, 20), st.sampled_from(EventKind), st.integers(-1, 2)),
+    st.tuples(st.integers(0, 60), st.integers(-2, 20), st.sampled_from(DeviceEventKind), st.integers(-1, 2)),
     min_size=1,
 )
 
 
 @given(_SPANS)
-def test_any_events_add_up(spans: list[tuple[int, int, EventKind, int]]) -> None:
+def test_any_events_add_up(spans: list[tuple[int, int, DeviceEventKind, int]]) -> None:
     strings = StringTableBuilder()
     names = {
-        EventKind.COMPUTE: "gemm",
-        EventKind.COMMUNICATION: "ncclDevKernel_AllReduce",
-        EventKind.MEMORY: "Memcpy DtoD",
+        DeviceEventKind.COMPUTE: "gemm",
+        DeviceEventKind.COMMUNICATION: "ncclDevKernel_AllReduce",
+        DeviceEventKind.MEMORY: "Memcpy DtoD",
     }
-    for kind in EventKind:
+    for kind in DeviceEventKind:
         strings.add(names[kind])
     profile = Profile.of(
         "p",
