@@ -1,4 +1,4 @@
-"""The rooms of the house and the arrows between them; what every module owes its readers.
+"""Packages, the imports between them, and rules for every module.
 
 The rules are checked on the syntax tree, so a module need not be importable to be checked.
 """
@@ -56,7 +56,7 @@ MAY_IMPORT["analysis"] = MAY_IMPORT["validators"] | {"costs"}
 MAY_IMPORT["api"] = frozenset(MAY_IMPORT)
 MAY_IMPORT["cli"] = frozenset(MAY_IMPORT)
 MAY_IMPORT["__main__"] = frozenset({"cli"})
-"""Which room may import which, beside itself and the version in ``hespas``."""
+"""Packages that each package may import, besides itself and the version in ``hespas``."""
 
 SHARED_CONVERTERS = frozenset(
     {
@@ -88,7 +88,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(name: str) -> str:
+def package_of(name: str) -> str:
     """``graph`` for ``hespas.graph.columns``; nothing for the package itself."""
     return name.split(".")[1] if "." in name else ""
 
@@ -127,59 +127,47 @@ def ours(path: Path) -> Iterator[tuple[int, str]]:
     return ((line, name) for line, name in imports_of(path) if name.split(".")[0] == "hespas")
 
 
-def test_every_room_is_known() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert rooms <= set(MAY_IMPORT)
+def test_every_package_has_its_imports() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert packages <= set(MAY_IMPORT)
 
 
-def test_the_guide_to_the_house_names_the_same_arrows() -> None:
+def test_the_contributing_page_has_the_same_imports() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = dict(re.findall(r"^\| `hespas/(\w+)` \| .* \| ([^|]*) \|$", table, re.MULTILINE))
     assert named.pop("api") == "everything but cli"
     assert named.pop("cli") == "everything"
-    rooms = MAY_IMPORT.keys() - {"api", "cli", "__main__"}
-    assert named == {room: ", ".join(sorted(MAY_IMPORT[room])) or "nothing" for room in rooms}
+    packages = MAY_IMPORT.keys() - {"api", "cli", "__main__"}
+    assert named == {package: ", ".join(sorted(MAY_IMPORT[package])) or "nothing" for package in packages}
 
 
-def test_arrows_go_down_only() -> None:
+def test_imports_go_down_only() -> None:
     wrong: list[str] = []
     for path in MODULES:
-        room = room_of(name_of(path))
-        if not room:
+        package = package_of(name_of(path))
+        if not package:
             continue
         for line, imported in ours(path):
-            target = room_of(imported)
-            is_room = (PACKAGE / target).is_dir()
-            if is_room and target != room and target not in MAY_IMPORT[room]:
-                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {imported}")
+            target = package_of(imported)
+            is_package = (PACKAGE / target).is_dir()
+            if is_package and target != package and target not in MAY_IMPORT[package]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {package} imports {imported}")
     assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Of what is imported as a module is loaded: types alone, and what a function loads late, tie nothing."""
+    """Imports in functions and under TYPE_CHECKING count too."""
     known = {name_of(path) for path in MODULES}
     imported = {
-        name_of(path): {module_of(name, known) for name in loaded_by(path)} - {name_of(path), ""}
+        name_of(path): {module_of(name, known) for _, name in ours(path)} - {name_of(path), ""}
         for path in MODULES
         if path.name != "__init__.py"
     }
     assert circles(imported) == []
 
 
-def loaded_by(path: Path) -> Iterator[str]:
-    """Full names of everything that a module imports as it is loaded."""
-    late = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    within = {
-        line
-        for node in nodes_of(path)
-        if isinstance(node, late) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        for line in range(node.lineno, (node.end_lineno or 0) + 1)
-    }
-    return (name for line, name in ours(path) if line not in within)
-
-
 def module_of(name: str, known: Set[str]) -> str:
-    """The module that an imported name is or stands in; nothing for a package: its face imports its parts."""
+    """Return the module of an imported name; empty for a package, whose ``__init__`` imports its modules."""
     parts = name.split(".")
     found = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in known), "")
     return "" if (ROOT / found.replace(".", "/")).is_dir() else found
@@ -207,7 +195,7 @@ def reach(name: str, imported: Mapping[str, Set[str]]) -> set[str]:
     return seen
 
 
-def test_the_rule_about_circles_sees_them() -> None:
+def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
 
 
@@ -238,7 +226,7 @@ def test_shared_converter_modules_import_no_format() -> None:
     assert wrong == []
 
 
-def test_nobody_imports_tests_or_fixtures() -> None:
+def test_no_module_imports_tests_or_fixtures() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {imported}"
         for path in MODULES
@@ -246,9 +234,6 @@ def test_nobody_imports_tests_or_fixtures() -> None:
         if imported.split(".")[0] in {"tests", "fixtures", "benchmarks"}
     ]
     assert wrong == []
-
-
-# --- what every module owes its readers
 
 
 def declared_public(tree: ast.Module) -> list[str] | None:
@@ -338,7 +323,7 @@ def test_listed_names_exist() -> None:
 
 @cache
 def registered_commands() -> frozenset[str]:
-    """Functions that stand under ``@app.command(...)``, or are handed to one: ``app.command()(view)``."""
+    """Return the functions decorated by ``@app.command(...)`` or passed to it: ``app.command()(view)``."""
     found: set[str] = set()
     for path in (PACKAGE / "cli").glob("*.py"):
         for node in nodes_of(path):
@@ -363,7 +348,7 @@ def test_what_is_registered_as_a_command_is_known() -> None:
 
 def long_functions(path: Path) -> Iterator[str]:
     """The parameters of a registered command are the table of its options: they are not counted."""
-    commands = registered_commands() if room_of(name_of(path)) == "cli" else frozenset[str]()
+    commands = registered_commands() if package_of(name_of(path)) == "cli" else frozenset[str]()
     for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = (node.body[0] if node.name in commands else node).lineno
@@ -381,7 +366,7 @@ def test_modules_and_functions_are_small() -> None:
 def test_only_the_command_line_prints_or_exits() -> None:
     wrong: list[str] = []
     for path in MODULES:
-        if room_of(name_of(path)) == "cli":
+        if package_of(name_of(path)) == "cli":
             continue
         for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "sys.exit", "exit", "quit"}:
@@ -391,11 +376,8 @@ def test_only_the_command_line_prints_or_exits() -> None:
     assert wrong == []
 
 
-# --- what an import costs
-
-
 def heavy_modules_after(statement: str, heavy: Sequence[str] = HEAVY) -> list[str]:
-    """Which of these modules a fresh interpreter has loaded after ``statement``."""
+    """Return the modules of ``heavy`` that a fresh interpreter has loaded after ``statement``."""
     script = f"import sys\n{statement}\nprint([name for name in {tuple(heavy)!r} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -410,7 +392,7 @@ def heavy_modules_after(statement: str, heavy: Sequence[str] = HEAVY) -> list[st
 
 
 def test_importing_the_package_and_the_commands_is_cheap() -> None:
-    commands = [name_of(path) for path in MODULES if room_of(name_of(path)) == "cli"]
+    commands = [name_of(path) for path in MODULES if package_of(name_of(path)) == "cli"]
     assert heavy_modules_after(f"import {', '.join(['hespas', 'hespas.graph', *commands])}") == []
 
 
@@ -419,7 +401,7 @@ _OF_FEW = (
     "hespas.converters.chakra.reader",
     "hespas.converters.measured_ops",
 )
-"""What few commands need of the package itself, in whole rooms of modules."""
+"""Modules and packages that few commands need."""
 
 
 @pytest.mark.parametrize("command", ["convert", "main", "validate"])
@@ -437,7 +419,7 @@ def test_listing_the_formats_is_cheap() -> None:
 
 
 _POSSESSIVE = re.compile(r"(?<!\\)(?:[*?}]|\+)\+|\(\?>")
-"""A possessive quantifier or an atomic group, as it stands in a pattern."""
+"""A possessive quantifier or an atomic group of a regular expression."""
 
 
 def _is_pattern(text: str) -> bool:
@@ -468,13 +450,13 @@ _REFUSALS = {"FormatError", "UnsupportedError"}
 
 
 def _remedies(path: Path) -> Iterator[tuple[int, bool]]:
-    """The line of each refusal in a module, and whether it says what to do."""
+    """Yield the line of each refusal in a module, and True if it has a hint."""
     for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REFUSALS:
             yield node.lineno, any(keyword.arg in {"hint", None} for keyword in node.keywords)
 
 
-def test_every_refusal_of_a_converter_says_what_to_do() -> None:
+def test_every_refusal_of_a_converter_has_a_hint() -> None:
     found = [
         (path, line, has_remedy)
         for path in sorted((ROOT / "hespas" / "converters").rglob("*.py"))
