@@ -12,7 +12,9 @@ from math import nan, prod
 
 import msgspec
 
+from hespas.costs.arithmetic import quantize, top_k
 from hespas.costs.contraction import config_precision, contraction_cost, convolution_cost, dot
+from hespas.costs.linear_algebra import LAPACK_ROUTINES, lapack
 from hespas.costs.operation import (
     FREE,
     ConvAttributes,
@@ -26,7 +28,6 @@ from hespas.costs.operation import (
     move_cost,
     unknown_cost,
 )
-from hespas.costs.table import LAPACK_ROUTINES, lapack, quantize, top_k
 from hespas.graph import OpClass
 
 __all__ = ["custom_call", "is_known_target"]

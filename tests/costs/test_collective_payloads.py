@@ -6,7 +6,7 @@ from math import isnan
 
 import pytest
 
-from hespas.costs.table import payload
+from hespas.costs.payloads import payload
 from hespas.graph import CollectiveKind
 
 MIB = float(1 << 20)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program
 from hespas.converters.hlo.scan import unquote
-from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
+from hespas.costs.payloads import COLLECTIVE_KINDS
+from hespas.costs.table import canonical_name
 
 __all__ = ["carried_results", "hands_on", "keeps_a_slice"]
 

@@ -31,7 +31,8 @@ from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.hlo.scan import Source, is_text, module_bytes, proto_to_text, shown, unquote
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
-from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
+from hespas.costs.payloads import COLLECTIVE_KINDS
+from hespas.costs.table import canonical_name
 from hespas.files.streams import read_bytes
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError

@@ -31,7 +31,7 @@ from hespas.converters.stablehlo.mlir import (
     string_in,
 )
 from hespas.converters.stablehlo.types import TypeInfo
-from hespas.costs.table import COLLECTIVE_KINDS, payload
+from hespas.costs.payloads import COLLECTIVE_KINDS, payload
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
 
