@@ -220,7 +220,7 @@ _MAX_DECIMAL_ERROR = 1e4
 """Larger errors, of measured times near 0, are written with an exponent."""
 _MAX_SUMMARY_LINES = 6
 _MAX_SPEED_UPS = 20
-"""Comparisons of two devices; if there are more, those of the baselines are not printed."""
+"""Comparisons of two devices; if there are more, comparisons of baselines are not printed."""
 
 
 def print_accuracy(done: Accuracy) -> None:

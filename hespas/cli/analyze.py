@@ -126,8 +126,14 @@ def analyze(
         print_info(f"note: {text}" for text in done.tables.notes)
         if done.difference:
             _print_difference(done.difference, top)
-        else:
-            _print_analyses(done.tables, top)
+            return
+        _print_device_time(done.tables, top)
+        _print_collectives(done.tables, top)
+        if len(done.tables.operations):
+            _print_operations(done.tables, top)
+            _print_calls(done.tables, top)
+            _print_path_and_memory(done.tables, top)
+            _print_opportunities(done.tables, top)
 
 
 def _print_difference(changed: RecordingDifference, top: int) -> None:
@@ -205,17 +211,6 @@ def _shapes(text: str) -> str:
     except msgspec.DecodeError:
         return text or "-"
     return ",".join("x".join(map(str, shape)) for shape in shapes if shape) or "-"
-
-
-def _print_analyses(tables: AnalysisTables, top: int) -> None:
-    """Print all tables that have rows."""
-    _print_device_time(tables, top)
-    _print_collectives(tables, top)
-    if len(tables.operations):
-        _print_operations(tables, top)
-        _print_calls(tables, top)
-        _print_path_and_memory(tables, top)
-        _print_opportunities(tables, top)
 
 
 def _print_device_time(tables: AnalysisTables, top: int) -> None:

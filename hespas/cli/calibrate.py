@@ -77,7 +77,7 @@ _SuggestOption = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Write N shapes to measure next, besides those of --table, to --out FILE.csv; fit nothing.",
+        help="Write N shapes to measure next, not in --table, to --out FILE.csv; fit nothing.",
     ),
 ]
 _KindOption = Annotated[
@@ -259,7 +259,7 @@ class _CalibrationOptions:
 
     @property
     def first(self) -> str:
-        """Return the first file of measurements; empty if there is none."""
+        """Return the first file of measurements; empty without one."""
         return str(self.recorded[0]) if self.recorded else ""
 
     @property

@@ -7,7 +7,7 @@ the command ends.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,19 +157,14 @@ def _allow_programs(context: typer.Context, allowed: bool) -> None:
         context.with_resource(allowing_programs())
 
 
-def _assume_dtype(context: typer.Context, name: str) -> None:
-    if name:
-        context.with_resource(formats.assuming(default_dtype=name))
+def _assuming(name: str) -> Callable[[typer.Context, Any], None]:
+    """Return a callback that makes an assumption about inputs until the command ends."""
 
+    def assume(context: typer.Context, value: Any) -> None:
+        if value:
+            context.with_resource(formats.assuming(**{name: value}))
 
-def _assume_groups(context: typer.Context, path: Path | None) -> None:
-    if path is not None:
-        context.with_resource(formats.assuming(comm_groups=path))
-
-
-def _assume_unit(context: typer.Context, unit: formats.RunTimeUnit) -> None:
-    if unit:
-        context.with_resource(formats.assuming(run_time_unit=unit))
+    return assume
 
 
 def _assume_dims(context: typer.Context, values: list[str] | None) -> None:
@@ -285,7 +280,7 @@ DefaultDtype = Annotated[
     typer.Option(
         "--default-dtype",
         metavar="TYPE",
-        callback=_assume_dtype,
+        callback=_assuming("default_dtype"),
         expose_value=False,
         help="Set the element type of operations that state none: bf16, f32, ...",
         rich_help_panel=INPUT,
@@ -296,7 +291,7 @@ CommGroups = Annotated[
     typer.Option(
         "--comm-groups",
         metavar="FILE",
-        callback=_assume_groups,
+        callback=_assuming("comm_groups"),
         expose_value=False,
         help="Read process groups of a trace from FILE (default: comm_group.json in its folder).",
         rich_help_panel=INPUT,
@@ -316,7 +311,7 @@ RunTimeUnit = Annotated[
     typer.Option(
         "--run-time-unit",
         metavar="us|ns",
-        callback=_assume_unit,
+        callback=_assuming("run_time_unit"),
         expose_value=False,
         help="Set the unit of run times in traces of old schemas (default: us).",
         rich_help_panel=INPUT,

@@ -94,7 +94,7 @@ def redirect_commands(app: typer.Typer, program: str, commands: Mapping[str, str
         def refuse(context: typer.Context) -> None:
             with command_line(debug=False):
                 hint = " ".join((replacement, *context.args))
-                raise UsageError(f"there is no command '{program} {name}'", hint=hint)
+                raise UsageError(f"unknown command '{program} {name}'", hint=hint)
 
     for name, replacement in commands.items():
         add(name, replacement)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hespas.api import CaptureCheckReport
     from hespas.validators.capture import CaptureCheck
     from hespas.validators.checker import CheckResult
-    from hespas.validators.roundtrip import ColumnResult, MatrixCell, RoundTrips
+    from hespas.validators.roundtrip import RoundTrips
 
 __all__ = ["app", "capture", "check", "common", "main", "roundtrip"]
 
@@ -239,7 +239,11 @@ def _print_matrix(done: RoundTrips) -> None:
     for cell in done.cells:
         for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
             if part:
-                listed = ", ".join(_column_text(column, cell) for column in part)
+                listed = ", ".join(
+                    f"{column.column} ({count_text(column.changed)}/{count_text(column.known)})"
+                    + (" UNREPORTED" if column.column in cell.unreported else "")
+                    for column in part
+                )
                 emit(f"{cell.source} -> {cell.via} {word}: {listed}")
         for message, count in cell.refused.items():
             emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
@@ -252,11 +256,6 @@ def _print_matrix(done: RoundTrips) -> None:
         verdict = "all losses are reported" if done.valid else "some losses are UNREPORTED"
     skipped = f", {counted(len(done.skipped), 'profile')} skipped" if done.skipped else ""
     emit(f"{counted(len(done.inputs), 'file')}{skipped}: {verdict}")
-
-
-def _column_text(column: ColumnResult, cell: MatrixCell) -> str:
-    unreported = " UNREPORTED" if column.column in cell.unreported else ""
-    return f"{column.column} ({count_text(column.changed)}/{count_text(column.known)}){unreported}"
 
 
 @app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")

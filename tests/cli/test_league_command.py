@@ -376,11 +376,11 @@ def test_a_table_without_the_columns(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     done = run("league", "--table", path)
     assert done.exit_code == 3
-    assert "no column accelerator, global_batch, model, num_accelerators, seq_len" in done.stderr
+    assert "missing column accelerator, global_batch, model, num_accelerators, seq_len" in done.stderr
     table(tmp_path, columns=[each for each in ROW if each != "accelerator"])
     done = run("league", "--table", path)
     assert done.exit_code == 3
-    assert "header: no column accelerator\n" in done.stderr
+    assert "header: missing column accelerator\n" in done.stderr
 
 
 @pytest.mark.parametrize(

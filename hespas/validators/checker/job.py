@@ -28,11 +28,11 @@ __all__ = [
     "CheckDocument",
     "CheckFindings",
     "CheckResult",
+    "CheckRule",
     "CheckedInput",
     "CheckedJob",
     "Need",
     "Profile",
-    "Rule",
     "RuleReport",
     "Scope",
     "Violation",
@@ -165,7 +165,7 @@ class CheckDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["hespas.check/1"] = SCHEMA_ID
     hespas_version: str = __version__
-    profile: Annotated[Profile | None, Meta(description="Rule set that was asked for beyond soundness.")]
+    profile: Annotated[Profile | None, Meta(description="CheckRule set that was asked for beyond soundness.")]
     valid: Annotated[bool, Meta(description="Every input was read and no violation is an error.")]
     inputs: tuple[CheckedInput, ...]
     counts: Annotated[
@@ -264,7 +264,7 @@ class CheckedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CheckRule:
     """One rule, with its severity without a profile and under each profile.
 
     A severity of None omits the rule. ``check`` is None for rules that the reader of a format checks.

@@ -174,7 +174,7 @@ _Endpoint = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class _RankState:
+class _ReplayRank:
     """State of one rank: dependencies left per node, ready nodes and occupancy per slot."""
 
     task: ReplayTask
@@ -198,7 +198,7 @@ class _ReplayEngine:
     def __init__(
         self, tasks: Sequence[ReplayTask], needed: Sequence[int], comm_ns: int, use_durations: bool
     ) -> None:
-        self.states = [_RankState(task, task.program.num_deps.copy(), len(task.program)) for task in tasks]
+        self.states = [_ReplayRank(task, task.program.num_deps.copy(), len(task.program)) for task in tasks]
         self.needed = needed
         self.comm_ns = comm_ns
         self.use_durations = use_durations

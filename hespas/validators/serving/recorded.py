@@ -36,7 +36,7 @@ from hespas.simulator.serving import (
     step_times,
 )
 from hespas.validators.serving.predict import capacity_of, peak_concurrent
-from hespas.validators.serving.rows import TableRow, read_cells
+from hespas.validators.serving.rows import RunTableRow, read_cells
 
 __all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
 
@@ -115,7 +115,7 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
 
     Raises ``FormatError`` for other tables, invalid cells, and a run without requests.
     """
-    heads, by_trace = read_cells(runs, _RUN_COLUMNS), defaultdict[str, list[TableRow]](list)
+    heads, by_trace = read_cells(runs, _RUN_COLUMNS), defaultdict[str, list[RunTableRow]](list)
     for cells in read_cells(requests, _REQUEST_COLUMNS):
         by_trace[cells.required("trace")].append(cells)
     recorded: list[RecordedRun] = []
@@ -134,7 +134,7 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
     return recorded
 
 
-def _recorded_run(head: TableRow, rows: Sequence[TableRow]) -> RecordedRun:
+def _recorded_run(head: RunTableRow, rows: Sequence[RunTableRow]) -> RecordedRun:
     """Convert a run and its requests, in order of arrival."""
     times = np.array([_request_times(cells) for cells in rows], np.float64)
     order = np.argsort(times[:, 0], kind="stable")
@@ -161,7 +161,7 @@ def _recorded_run(head: TableRow, rows: Sequence[TableRow]) -> RecordedRun:
     )
 
 
-def _request_times(cells: TableRow) -> tuple[float, float, float]:
+def _request_times(cells: RunTableRow) -> tuple[float, float, float]:
     """Return the arrival, first token and last token of a request [s]."""
     queued, first, last = (
         cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")

@@ -22,8 +22,8 @@ from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
 __all__ = [
+    "RunTableRow",
     "ServingRow",
-    "TableRow",
     "deployment_of",
     "library_of",
     "read_cells",
@@ -37,7 +37,7 @@ _MAX_COUNT = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class TableRow:
+class RunTableRow:
     """ServingRow of a table, numbered from 0 after the header.
 
     Its methods raise ``FormatError`` with file, row and column for an invalid cell.
@@ -94,12 +94,12 @@ class TableRow:
         )  # fmt: skip
 
 
-def read_cells(path: Path, needed: Sequence[str]) -> list[TableRow]:
+def read_cells(path: Path, needed: Sequence[str]) -> list[RunTableRow]:
     """Read the rows of a CSV(.gz) or Parquet table, as they are written.
 
     Raises ``FormatError`` for another file, a table without rows, and a missing ``needed`` column.
     """
-    table: list[TableRow] = []
+    table: list[RunTableRow] = []
     for frame in text_batches(path):
         missing = [name for name in needed if name not in frame.columns]
         if missing:
@@ -110,7 +110,7 @@ def read_cells(path: Path, needed: Sequence[str]) -> list[TableRow]:
         names = [str(name) for name in frame.columns]
         rows = zip(*(frame[name].tolist() for name in names), strict=True)
         table += [
-            TableRow(path, number, dict(zip(names, row, strict=True)))
+            RunTableRow(path, number, dict(zip(names, row, strict=True)))
             for number, row in enumerate(rows, len(table))
         ]
     if not table:
@@ -200,7 +200,7 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
         raise UsageError(f"no row has the split {split!r}", hint=f"the table has {clipped(listed)}")
 
 
-def _serving_row(cells: TableRow) -> ServingRow:
+def _serving_row(cells: RunTableRow) -> ServingRow:
     """Convert a row of the table."""
     source, stack = cells.text("silicon_data_source"), cells.required("backend", "a serving engine")
     is_published = bool(_SPREAD_LENGTHS.match(source))
@@ -251,8 +251,8 @@ def _serving_row(cells: TableRow) -> ServingRow:
     return replace(row, launch=launch, step=replace(step, cache=launch.cache or step.cache))
 
 
-def _refusal(cells: TableRow, row: ServingRow, has_load: bool) -> str:
-    """Return the reason why a row is not predicted, whatever its model; empty if there is none."""
+def _refusal(cells: RunTableRow, row: ServingRow, has_load: bool) -> str:
+    """Return the reason why a row is not predicted, whatever its model; empty if it is."""
     mode, tp = cells.text("mode"), row.layout.tp
     if mode == _DISAGGREGATED:
         names = ("prefill_num_workers", "decode_num_workers")
@@ -284,7 +284,7 @@ compilation at the first prompts of each shape.
 """
 
 
-def _layout(cells: TableRow, *, shares_attention: bool) -> tuple[Layout, bool]:
+def _layout(cells: RunTableRow, *, shares_attention: bool) -> tuple[Layout, bool]:
     """Return the layout, and True if the source counts degrees twice: attention over tensor- or data-parallel
     ranks and experts over the same ranks, stated as the product of both.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hespas.graph import Severity
 from hespas.graph.errors import InvariantError
 from hespas.measurements.consistency import JOB_RULES, RECORDING_RULES
-from hespas.validators.checker.job import Check, Need, Rule, Scope
+from hespas.validators.checker.job import Check, CheckRule, Need, Scope
 from hespas.validators.checker.rules import collectives, messages, nodes, order
 from hespas.validators.checker.rules import configuration as conf
 
@@ -19,20 +19,22 @@ _FILE, _RANK, _SET = Scope.FILE, Scope.RANK, Scope.SET
 _LEVELS = {"E": Severity.ERROR, "W": Severity.WARNING, "-": None}
 
 
-def rule(code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need) -> Rule:
+def rule(
+    code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need
+) -> CheckRule:
     """Return a row. ``levels`` has a letter for each severity: without a profile, under chakra, astra-sim."""
     if len(levels) != 3 or not _LEVELS.keys() >= set(levels):
         raise InvariantError(f"rule {code} ({title}): severities {levels!r} are not three of E, W and -")
     plain, chakra, astra_sim = (_LEVELS[level] for level in levels)
-    return Rule(code, title, scope, plain, chakra, astra_sim, check, needs)
+    return CheckRule(code, title, scope, plain, chakra, astra_sim, check, needs)
 
 
-def _conf(code: str, title: str, levels: str, check: Check | None, *needs: Need) -> Rule:
+def _conf(code: str, title: str, levels: str, check: Check | None, *needs: Need) -> CheckRule:
     return rule(code, title, Scope.CONFIGURATION, levels, check, *needs)
 
 
 # In the order of checking: later rules depend on the outcome of earlier ones.
-RULES: tuple[Rule, ...] = (
+RULES: tuple[CheckRule, ...] = (
     rule("ET001", "frames decode to the exact end of the file", _FILE, "EEE"),
     rule("ET002", "the file has metadata first and at least one node", _FILE, "EEE"),
     rule("ET003", "the schema is recognised", _FILE, "EEE"),
@@ -53,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     rule("GR006", "loop trip counts are known", _RANK, "WWW", nodes.known_trips),
     rule("GR007", "tensor extents are not negative", _RANK, "EEE", nodes.tensor_types),
     rule("ET014", "a message states peer, tag, size", _RANK, "WEE", messages.messages_described),
-    rule("ET016", "communication is no CPU operation", _RANK, "-EE", nodes.communication_on_host),
+    rule("ET016", "communication is not a CPU operation", _RANK, "-EE", nodes.communication_on_host),
     rule("ET017", "no compute node on the CPU", _RANK, "--E", nodes.compute_on_host),
     rule("ET018", "process groups are named by integers", _SET, "-WE", collectives.group_names_known),
     rule("ET019", "groups are legal, issuers are members", _SET, "EEE", collectives.groups_legal),
@@ -64,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     rule("ET020", "a group issues one sequence", _SET, "EEE", order.same_sequence),
     rule("ET021", "orders do not deadlock", _SET, "EEE", order.no_deadlock),
     rule("ET029", "equal streams before world collectives", _SET, "--E", order.same_streams),
-    rule("ET028", "group ids can be told apart", _SET, "--W", collectives.group_ids_distinct),
+    rule("ET028", "group ids are distinct", _SET, "--W", collectives.group_ids_distinct),
     _conf("ET022", "one trace per rank of the job and network", "--E", conf.as_many_ranks_as_network),
     _conf("ET013", "collectives are not smaller than their splits", "--E", conf.chunks_not_empty, "system"),
     _conf("ET024", "roofline mode has FLOPs and bytes", "--E", conf.roofline_costs, "system"),
@@ -82,6 +84,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def find_rule(code: str) -> Rule | None:
+def find_rule(code: str) -> CheckRule | None:
     """Return the rule with a code, or None."""
     return next((rule for rule in RULES if rule.code == code), None)
