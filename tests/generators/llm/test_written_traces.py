@@ -124,7 +124,7 @@ def test_a_collective_in_a_loop_is_written_as_often_as_it_runs(form: str, tmp_pa
 @pytest.mark.parametrize(
     ("trips", "more", "message"),
     [
-        ("null", "", "trip count known at run time only: steps"),
+        ("null", "", "trip count that is only known at run time: steps"),
         ("4", ', "multiplicity": 3', "runs 3 times, its loops 4 times"),
         ("9e6", "", "unrolling all loops makes 9,000,000 operations"),
     ],
